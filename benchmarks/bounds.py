@@ -54,7 +54,6 @@ def bytes_needed(
     layers: Sequence[Exchanged],
     *,
     kept: bool = False,
-    cached: bool = False,
     item_bytes: int = 4,
 ) -> int:
     """Bytes that a worker has to send in one epoch.
@@ -66,14 +65,13 @@ def bytes_needed(
         rank: the worker.
         layers: of the model.
         kept: fetched rows are kept for the backward (modes 2 and 3).
-        cached: what was made of constant rows is kept from earlier epochs.
         item_bytes: of one number on the wire.
     """
     read_by_others = sum(halo_counts[rank])
     read_of_others = sum(row[rank] for row in halo_counts)
     total = 0
     for layer in layers:
-        fetches = (not (cached and layer.constant)) + (layer.values_read and not kept)
+        fetches = 1 + (layer.values_read and not kept)
         rows = fetches * read_by_others + (not layer.constant) * read_of_others
         total += rows * layer.columns * item_bytes
     return total

@@ -41,7 +41,6 @@ def add_common(parser: argparse.ArgumentParser, *, workers: Sequence[int], modes
         default="least",
         help="Config.allocator of the workers; DGL's process has the system's (%(default)s)",
     )
-    parser.add_argument("--cache", action="store_true", help="Config.cache_constant_inputs")
     parser.add_argument("--wire", choices=("bfloat16", "float16"), help="Config.wire_dtype_features and _gradients")
     parser.add_argument("--time-limit", type=float, default=600, metavar="S", help="for one run (%(default)s)")
 
@@ -67,7 +66,7 @@ def graphs_of(given: Sequence[str] | None, generated: Sequence[str], real: Seque
 def plan_of(arguments: argparse.Namespace) -> Plan:
     """The plan that the options describe."""
     job = Job("", 0, arguments.warm_up, arguments.epochs, 0.01, arguments.seed)
-    job = replace(job, cache=arguments.cache, wire=arguments.wire, allocator=arguments.allocator)
+    job = replace(job, wire=arguments.wire, allocator=arguments.allocator)
     return Plan(
         arguments.models,
         arguments.workers,

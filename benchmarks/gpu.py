@@ -1,7 +1,6 @@
 """Epochs of four models on one GPU beside PyTorch Geometric's, and single kernels: `python -m benchmarks.gpu`.
 
-All in one process, but for a graph that is trained with partitions in turns (`gpu_turns.py`). The tables go into
-docs/gpus.md. `--device cpu` tries the benchmark where there is no GPU.
+All in one process. The tables go into docs/gpus.md. `--device cpu` tries the benchmark if there is no GPU.
 """
 
 import argparse
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 import sar
-from benchmarks import command, gpu_turns
+from benchmarks import command
 from benchmarks.graphs import NUM_CLASSES, rmat_graph, with_fields
 from benchmarks.measure import FIELDS
 from benchmarks.models import HEAD_WIDTH, HEADS, HIDDEN, MODELS
@@ -228,9 +227,6 @@ def main(argv: Sequence[str]) -> None:
     add("--features", type=int, default=128, metavar="F", help="(%(default)s)")
     add("--epochs", type=int, default=5, metavar="N", help="that are timed, and runs of each kernel (%(default)s)")
     add("--warm-up", type=int, default=2, metavar="N", help="epochs before them (%(default)s)")
-    add("--turns-edges", type=int, default=10**7, metavar="E", help="of the graph in turns (%(default)s); 0: none")
-    add("--parts", type=int, default=16, metavar="P", help="of that graph (%(default)s)")
-    add("--work", type=Path, metavar="DIR", help="keep and reuse that graph here")
     add("--docs", type=Path, metavar="DIR", help="gets gpus.md; default: docs/ of this repository, for a GPU")
     arguments = parser.parse_args(argv)
     if arguments.device.startswith("cuda") and (reason := why_no_cuda()) is not None:
@@ -243,8 +239,6 @@ def main(argv: Sequence[str]) -> None:
         tables[0] += epochs(graph, arguments)
         tables[1] += measure_kernels(graph, arguments.epochs)
         del graph
-    if arguments.turns_edges:
-        tables.append([gpu_turns.HEADER, *gpu_turns.turns(arguments)])
     for rows in tables:
         print(f"\n{as_text(rows)}")
     docs = arguments.docs or (command.DOCS if device.type == "cuda" else None)

@@ -32,7 +32,6 @@ class Job:
 
     warm_up: first epochs, whose time and bytes do not count; their memory does.
     mode: 1, 2 or 3 (README.md, "Three modes").
-    cache: `Config.cache_constant_inputs`.
     wire: name of the dtype on the wire; None is exact.
     allocator: `Config.allocator`.
     """
@@ -44,7 +43,6 @@ class Job:
     learning_rate: float
     seed: int
     mode: int = 1
-    cache: bool = False
     wire: str | None = None
     allocator: str = "least"
 
@@ -127,7 +125,6 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measurement:
 def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurement:
     """Train on this worker's part with sar."""
     sar.Config.disable_sr = job.mode == 2
-    sar.Config.cache_constant_inputs = job.cache
     sar.Config.allocator = job.allocator
     if job.wire is not None:
         sar.Config.wire_dtype_features = sar.Config.wire_dtype_gradients = getattr(torch, job.wire)
@@ -223,7 +220,6 @@ def _traffic(model: Model, task: _Task, job: Job, moved: list[sar.comm.Statistic
         sar.rank(),
         layers,
         kept=job.mode != 1,
-        cached=job.cache,
         item_bytes=4 if job.wire is None else getattr(torch, job.wire).itemsize,
     )
     _meet()

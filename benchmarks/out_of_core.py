@@ -45,7 +45,6 @@ class Run(NamedTuple):
     parts: 1 for the whole graph in memory.
     megabytes: in training, and at any time after the imports; above `base`.
     seconds: of the median epoch after the first; written and read are megabytes to and from the disk in the mean one.
-    on_device: megabytes of tensors on a CUDA device, at the peak.
     """
 
     model: str
@@ -56,7 +55,6 @@ class Run(NamedTuple):
     seconds: float
     written: float
     read: float
-    on_device: float = 0.0
 
 
 def measure(
@@ -81,7 +79,7 @@ def measure(
     memory = _Memory()
     losses: list[float] = []
     seconds: list[float] = []
-    whole = on_device = 0
+    whole = 0
     io: list[tuple[int, int]] = []  # at the end of every epoch
     try:
         assert process.stdout is not None
@@ -95,7 +93,6 @@ def measure(
             elif words[0] == EPOCH and words[2] == "took":
                 losses.append(float(words[5]))
                 seconds.append(float(words[3]))
-                on_device = int(words[-1])
                 io.append(_io(process.pid))
         if process.wait() != 0:
             raise RuntimeError(f"{command} ended with {process.returncode}")
@@ -106,7 +103,7 @@ def measure(
     training, any_time = memory.peak - base, max(memory.peak, whole) - base
     later = max(len(io) - 1, 1)
     moved = [(end - begin) / later for begin, end in zip(io[0] if io[1:] else (0, 0), io[-1], strict=True)]
-    in_training, at_any_time, *others = (number / 2**20 for number in (training, any_time, *moved, on_device))
+    in_training, at_any_time, *others = (number / 2**20 for number in (training, any_time, *moved))
     return Run(model, parts, losses, in_training, at_any_time, median(seconds[1:] or seconds), *others)
 
 

@@ -62,17 +62,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--limit", type=int, metavar="MB", help="RLIMIT_DATA beside code")
     parser.add_argument("--group", type=Path, help="control group to join once all code is loaded")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--device-memory", type=float, metavar="MB", help="what a CUDA device may be used of")
     parser.add_argument("--cold", action="store_true", help="drop the page cache of spilled tensors at every turn")
     arguments = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    device = torch.device(arguments.device)
-    if device.type == "cpu":
-        load_kernels()
-    elif arguments.device_memory is not None:
-        share = arguments.device_memory * 2**20 / torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(share, torch.cuda.current_device())
+    load_kernels()
     if not sar.comm.is_initialized():
         load_code(arguments.model)
         print(IMPORTED, os.getpid(), flush=True)
@@ -86,13 +79,12 @@ def main() -> None:
             setattr(Residency, "leave", leave_coldly)  # noqa: B010  a method, to type checkers
     sar.initialize_comms()
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
-    graph = sar.construct_full_graph(data).to(device)
-    fields = (sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label", "train_mask"))
-    x, labels, train = (field.to(device) for field in fields)
+    graph = sar.construct_full_graph(data)
+    x, labels, train = (sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label", "train_mask"))
     del data
     n_train = sar.all_sum(train.sum().item())
     torch.manual_seed(0)
-    model = Model(arguments.model, x.shape[1], arguments.classes).to(device)
+    model = Model(arguments.model, x.shape[1], arguments.classes)
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(arguments.epochs):
@@ -108,8 +100,7 @@ def main() -> None:
         total = sar.all_sum(loss.item())
         if sar.rank() == 0:
             seconds = time.perf_counter() - forgetting() - began
-            on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-            print(EPOCH, epoch, "took", seconds, "loss", total, "on the device", on_device, flush=True)
+            print(EPOCH, epoch, "took", seconds, "loss", total, flush=True)
 
 
 def _data() -> int:

@@ -24,7 +24,6 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_collective_size": _integer_from(0),
     "comm_buffer_bytes": _integer_from(1),
     "allocator": (lambda value: value in ("auto", "least", "kept", "system"), "'auto', 'least', 'kept' or 'system'"),
-    "cache_constant_inputs": _SWITCH,
     "wire_dtype_features": _WIRE,
     "wire_dtype_gradients": _WIRE,
     "check_replicas": _SWITCH,
@@ -81,10 +80,6 @@ class Config(metaclass=_Checked):
             keeps it, which is faster for mini-batches, "auto", the default, keeps it from the first `DataLoader` on,
             "system" changes nothing. The environment variable SAR_ALLOCATOR sets another default. Ignored where
             GLIBC_TUNABLES or a MALLOC_ variable is set, or another allocator is loaded.
-        cache_constant_inputs: Keep the results of built-in `update_all`s that read sources and need no gradient, such
-            as those on input features, and take them again as long as all workers pass tensors of the same content,
-            whatever tensors these are. Costs the memory of these results, of which each call gets a copy, and of a copy
-            of their operands, which each call is compared with; for at most 8 contents a relation.
         wire_dtype_features: Round features to this on their way between workers; sums are kept in float32. float16 is
             scaled by the greatest number of each message, so that neither large nor small ones leave its range. None is
             exact.
@@ -103,7 +98,6 @@ class Config(metaclass=_Checked):
     max_collective_size: ClassVar[int] = 0
     comm_buffer_bytes: ClassVar[int] = 32 * 2**20
     allocator: ClassVar[str] = os.environ.get("SAR_ALLOCATOR", "auto")
-    cache_constant_inputs: ClassVar[bool] = False
     wire_dtype_features: ClassVar[torch.dtype | None] = None
     wire_dtype_gradients: ClassVar[torch.dtype | None] = None
     check_replicas: ClassVar[bool] = True

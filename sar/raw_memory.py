@@ -34,13 +34,10 @@ class TensorFile(Protocol):
         """A tensor in the file, contents undefined."""
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """A tensor that stays as it is, with what this one has: in the file, or on a GPU, from which it leaves."""
+        """A tensor in the file that stays as it is, with what this one has."""
 
     def use(self, tensor: Tensor) -> object:
         """Have a tensor at hand that is used now."""
-
-    def snapshot(self, tensor: Tensor) -> Tensor | None:
-        """What a tensor has now, whatever becomes of it, without a copy; None where it is not in the file."""
 
 
 tensor_file: Final = PerThread[TensorFile | None](None)
@@ -122,13 +119,6 @@ def moved_to_file(tensor: Tensor) -> Tensor:
     """The tensor, which will stay for long and as it is, in this thread's file where there is one."""
     file = tensor_file.value
     return tensor if file is None or tensor.is_meta != (file.device == "meta") else file.moved(tensor)
-
-
-def snapshot(tensor: Tensor) -> Tensor:
-    """What a tensor has now, whatever becomes of it; no copy where it lies in a file."""
-    file = _file_for(tensor.device)
-    found = None if file is None else file.snapshot(tensor.detach())
-    return tensor.clone() if found is None else found
 
 
 def _file_for(device: torch.device | str) -> TensorFile | None:

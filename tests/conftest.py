@@ -10,7 +10,7 @@ import torch
 
 import sar  # noqa: F401  before anything imports dgl
 from sar.host.cuda import why_no_cuda
-from tests import durations, leftovers
+from tests import durations, filled_memory, leftovers
 from tests.gpu.places import Place
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import WorkerPool, close_shared_pools, end_helper_processes, shared_pool
@@ -27,6 +27,7 @@ for name, examples in (("all", 100), ("sar", 20), ("fast", 10)):
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
         suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
     )
+filled_memory.install(everywhere=True)
 hypothesis.settings.load_profile("sar")  # `--hypothesis-profile` chooses another
 
 

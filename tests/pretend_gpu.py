@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+import sar
 
 NAME = "gpu"
 CPU = torch.device("cpu")
@@ -35,6 +38,7 @@ SIZES = {
 """Operations whose result has a size that the host has to know first."""
 ADDS = {aten.index_add.default, aten.index_add_.default}
 """Operations in which CUDA adds atomically, so in any order where an index comes twice."""
+_SAR = f"{Path(sar.__file__).parent}/"
 _waits: Counter[str] | None = None
 _queued: list[tuple[Tensor, Tensor]] = []  # copies to the CPU that have not been waited for: places and values
 _storages: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
@@ -164,12 +168,12 @@ def _note_wait(what: str) -> None:
     if _waits is None:
         return
     frame = sys._getframe(1)
-    while frame is not None and "/sar/" not in frame.f_code.co_filename:
+    while frame is not None and not frame.f_code.co_filename.startswith(_SAR):
         frame = frame.f_back  # type: ignore[assignment]
     code = None if frame is None else frame.f_code
-    if code is not None and code.co_filename.endswith("/sar/kernels/torch.py"):
+    if code is not None and code.co_filename == f"{_SAR}kernels/torch.py":
         return  # which run where Triton is not
-    place = "the script" if code is None else f"{code.co_filename.rpartition('/sar/')[2]} {code.co_name}"
+    place = "the script" if code is None else f"{code.co_filename.removeprefix(_SAR)} {code.co_name}"
     _waits[f"{place}: {what}"] += 1
 
 

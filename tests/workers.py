@@ -38,6 +38,9 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from tests import filled_memory
+
+filled_memory.install()  # in the server from which workers are forked, too
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 START_LIMIT = 120.0

@@ -307,34 +307,6 @@ MUTANTS = [
         "pass",
         "tests/comm/test_transports.py::test_nccl_is_made_anew_and_aborted_in_each_generation",
     ),
-    Mutant(
-        "rows that change while others read them, GPU",
-        "sar/outofcore/gpu.py",
-        "if self.copy is None or self.published or",
-        "if self.copy is None or",
-        "tests/virtual/test_gpu.py::test_changes",
-    ),
-    Mutant(
-        "a tensor that has changed since it was copied, GPU",
-        "sar/outofcore/gpu.py",
-        "self.away = self.copied = False",
-        "self.away = False",
-        "tests/virtual/test_gpu.py::test_changes",
-    ),
-    Mutant(
-        "a structure that is copied in each turn, GPU",
-        "sar/outofcore/gpu.py",
-        "known.fixed = True",
-        "known.fixed = False",
-        "tests/virtual/test_gpu.py::test_structure_is_written_once",
-    ),
-    Mutant(
-        "all that waits stays on a full GPU",
-        "sar/outofcore/gpu.py",
-        "if known.copied or storage.nbytes() > room:",
-        "if known.copied:",
-        "tests/virtual/test_gpu.py::test_what_has_been_there_the_longest_stays",
-    ),
 ]
 
 

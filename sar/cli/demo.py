@@ -141,7 +141,6 @@ def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, traine
     graph, x, task, ids = _load(source, device)
     make_model = partial(MODELS[name], x.shape[1], task.num_classes)
     make_model().to(device)(graph, x).sum().backward()  # loads code, which is not to count
-    sar.Config.cache_constant_inputs = True
     torch.manual_seed(arguments.seed)
     model = make_model().to(device)
     sar.sync_params(model)
@@ -201,7 +200,6 @@ def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Te
 CAPTION = """\
 Workers: {workers} on this host, 1 thread each; the one process has {workers} threads. Same graph, \
 seeds, initial parameters and epochs, no dropout; rounding alone makes the two drift apart while training.
-Features, which do not change, travel once (Config.cache_constant_inputs).
 Seconds are the median epoch of the slowest worker. MB sent and peak memory are the largest of any worker.
 Peak memory is the highest resident memory during training, minus that just before the first epoch, when \
 graph, features, model and code are loaded.

@@ -24,8 +24,7 @@ Gradients are added by whoever has the turn, beginning with the first worker: in
 last bit. A second meeting ends an exchange that returns gradients, because only then a total is complete.
 
 A caller that can (`local`) reads the rows where they lie, and adds to totals itself. Otherwise rows are copied tile by
-tile, and rounded as those that leave the process are, so that the results are those of as many processes. So they are
-brought to a GPU; gradients are added where the owner's total waits, on the GPU or on the host.
+tile, and rounded as those that leave the process are, so that the results are those of as many processes.
 
 [Note: reading ahead]
 Where memory is left to a file, shared rows are mapped, and the first use of a page that the system has dropped would
@@ -178,7 +177,7 @@ class Exchange:
         several = len(self.group.local_peers) > 1
         if several:
             self._count(rows, totals)
-            if local is not None and (device.type != "cpu" or self._changes_on_its_way(rows, totals, keep=keep)):
+            if local is not None and self._changes_on_its_way(rows, totals, keep=keep):
                 local = None
             if local is not None:
                 rows += local.fields if fields is not None else ()
@@ -193,7 +192,7 @@ class Exchange:
         if local is not None and several:
             here = self._read_in_place(fields is not None)
         elif several:
-            here = self._copied(device, fields is not None, keep, returns)
+            here = self._copied(fields is not None, keep, returns)
         travelling = self._walk(outward, backward, own_after=-1 if own_first else self.depth + 1)
         return self._walk_all(own_first, here, travelling, meets=several and returns is not None)
 
@@ -260,17 +259,12 @@ class Exchange:
             rows, totals = ([one.rows for one in shared] for shared in owner)
             yield Tile(halo, rows if fetch else None, totals or None, index)
 
-    def _copied(self, device: torch.device, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[Tile]:
-        """Tiles of the other workers of this process, on the device that computes, and rounded."""
+    def _copied(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[Tile]:
+        """Tiles of the other workers of this process, rounded, in buffers that tiles take turns in."""
         out, back = (RowFormat.of([one.rows for one in shared]) for shared in self.shared[self.group.rank])
         for halo, index, owner in self._asked_ahead(self.plan.local_slices(self._local_rows)):
-            parcels: list[_Parcel] = []
-            places: Sequence[Tensor | None] = [None] * len(out.fields)
-            if device.type == "cpu":  # in buffers that tiles take turns in
-                parcels = [self.parcel(halo, back), self.parcel(halo, out, from_pool=not keep)]
-                grads, places = ([one.values for one in parcel.fields] for parcel in parcels)
-            else:
-                grads = [torch.empty((halo.rows, *one.shape), dtype=one.dtype, device=device) for one in back.fields]
+            parcels = [self.parcel(halo, back), self.parcel(halo, out, from_pool=not keep)]
+            grads, places = ([one.values for one in parcel.fields] for parcel in parcels)
             rows = [one.read(index, place) for one, place in zip(owner.read, places, strict=True)]
             out.narrowed(self.settings.wire_features).round(rows)
             if returns is not None:
@@ -280,8 +274,7 @@ class Exchange:
             if returns is not None:
                 back.narrowed(self.settings.wire_gradients).round(grads)
                 for one, grad in zip(owner.added_to, grads, strict=True):
-                    total = one.current()
-                    returns.add(index.to(total.device), grad.to(total.device), total)
+                    returns.add(index, grad, one.rows)
             for parcel in parcels[: 1 if keep else 2]:
                 self.give(parcel)
 
@@ -431,7 +424,7 @@ class _Backward:
             if inbound is not None:
                 index = self.exchange.plan.rows_of(inbound.halo)
                 owned = self.exchange.shared[inbound.halo.owner].added_to[: len(self.returns.totals)]
-                for total, rows in zip([one.current() for one in owned], inbound.fields, strict=True):
+                for total, rows in zip([one.rows for one in owned], inbound.fields, strict=True):
                     self.returns.add(index.to(total.device), rows.read(total.device, total.dtype), total)
             self.exchange.wait(outbound)
             self.exchange.give(outbound)

@@ -23,7 +23,6 @@ class Settings(NamedTuple):
     one_shot: bool  # post the whole exchange at once (mode 3)
     wire_features: torch.dtype | None
     wire_gradients: torch.dtype | None
-    cache: bool  # of results on constant operands
 
     @classmethod
     def current(cls, *, one_shot: bool = False) -> "Settings":
@@ -36,7 +35,6 @@ class Settings(NamedTuple):
             one_shot,
             Config.wire_dtype_features,
             Config.wire_dtype_gradients,
-            Config.cache_constant_inputs,
         )
 
     def tile_rows(self, row: RowFormat, mean_rows: int, *, both_ways: bool) -> int:

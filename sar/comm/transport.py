@@ -63,10 +63,7 @@ class Member(Protocol):
 
 
 class SharedTensor:
-    """A tensor of one worker that others of the same process read where it lies, in memory or in a file.
-
-    Of a tensor on a GPU they read a copy, there or on the host.
-    """
+    """A tensor of one worker that others of the same process read where it lies, in memory or in a file."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
@@ -77,10 +74,6 @@ class SharedTensor:
     def read(self, rows: Tensor, place: Tensor | None = None) -> Tensor:
         """The rows that `will_need` has been given first since; in `place`, on the CPU, where that is given."""
         return torch.index_select(self.rows, 0, rows.to(self.rows.device), out=place)
-
-    def current(self) -> Tensor:
-        """The tensor where it is now, to be changed at once."""
-        return self.rows
 
 
 class Spilled(NamedTuple):

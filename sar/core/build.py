@@ -243,6 +243,7 @@ def build_structure(
             relations.append(_build_relation(graph, etype, shards, num_edges_global, message_order(features[-1])))
         check_edge_ids(list(graph.shards.values()), group)
         ranges, nodes, original = list(data.node_ranges), graph.nodes, data.node_features.get(ORIG_ID)
+        original = None if original is None else original.clone()
         structure = Structure(
             group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph, original
         )

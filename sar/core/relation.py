@@ -1,19 +1,7 @@
-"""The structure of a distributed graph on one worker: edges from every partition into this one, and who reads what.
-
-[Note: hits are joint]
-A worker may take a kept result only if all do, because the others need its rows otherwise; and only if all results were
-made in one call, because they were made of the others' operands of then. So the agreement's flags say which call this
-worker's result is from. A result is kept from the second call on the same operands: most operands are seen once.
-
-[Note: equal operands]
-Operands are known by their content, not by the tensor that they are: numpy, `.data` and shared memory change a tensor
-and leave no trace, and a layer such as `GraphConv` scales its input anew on every call. They are looked up by a sample
-of their rows. Where it is seen again, a copy of them is kept, and the result is that of operands whose bits are all the
-copy's. What changes with every call, as after dropout, has another sample each time, and costs next to nothing.
-"""
+"""The structure of a distributed graph on one worker: edges from every partition into this one, and who reads what."""
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,79 +11,19 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.errors import GraphError
 from sar.id_slices import to_offsets
 from sar.kernels import EdgeBlock
-from sar.raw_memory import moved_to_file, snapshot
 
 TILE_SIZES = 4
 """For so many tile sizes, the latest used, a relation keeps the edges of each tile: one more copy of the edges from
 other workers for each size."""
 
-SAMPLED_ROWS = 16
-SAMPLES = 8
-"""Samples of a relation, the latest ones; so no more copies are kept."""
 
-
-class Constant:
-    """One call on certain operands, which come for the second time; made of copies of them."""
-
-    def __init__(self, operands: Sequence[Tensor]) -> None:
-        self.call_id = 0  # `Group.call_id` of the call that made the kept result; 0 where there is none
-        self._copies = [_kept(operand) for operand in operands]
-        self._result: Tensor | None = None
-
-    def is_of(self, operands: Sequence[Tensor]) -> bool:
-        """Whether operands of the same shapes and dtypes have the same bits."""
-        return all(
-            torch.equal(_bits(copy), _bits(operand)) for copy, operand in zip(self._copies, operands, strict=True)
-        )
-
-    @property
-    def result(self) -> Tensor | None:
-        """A copy of the kept result, (N_dst, ...), as changes through numpy or `.data` leave no trace."""
-        return None if self._result is None else snapshot(self._result)
-
-    def keep(self, result: Tensor, call_id: int) -> None:
-        """Keep a copy of a result that was made at `call_id`."""
-        self._result, self.call_id = _kept(result.detach()), call_id
-
-
-class Constants:
-    """The constants of one relation."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, Constant | None] = {}  # by sample, the latest last; None until there is a copy
-
-    def find(self, call: Hashable, operands: Sequence[Tensor]) -> Constant | None:
-        """What is known about a call on these operands, which need no gradient; None where they are new."""
-        key = (call, *map(_sample, operands))
-        seen, known = key in self._known, self._known.pop(key, None)
-        if known is None:
-            known = Constant(operands) if seen else None
-        elif not known.is_of(operands):
-            known = None
-        self._known[key] = known
-        if len(self._known) > SAMPLES:
-            del self._known[next(iter(self._known))]
-        return known
-
-
-def _sample(operand: Tensor) -> Hashable:
-    """Shape, dtype, and the bits of some rows."""
-    rows = operand[:: max(len(operand) // SAMPLED_ROWS, 1)]
-    return operand.shape, operand.dtype, _bits(rows).cpu().contiguous().numpy().tobytes()
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    """A copy that stays, out of memory where there is a place for such."""
-    return snapshot(moved_to_file(tensor))
-
-
-def _bits(values: Tensor) -> Tensor:
-    """Floating-point numbers as integers, in which 0 is not -0, and NaN is NaN."""
-    return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; not known of those of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 @dataclass(frozen=True)
@@ -115,14 +43,27 @@ class Relation:
     in_degrees: Tensor  # (num_dst,) int64
     out_degrees: Tensor  # (num_src,) int64; they count the edges into all workers
     # (E,) integer, ascending in the order in which a node's messages come to Python reduce functions: the edges'
-    # original IDs, or else their IDs.
+    # original IDs, or else their IDs. This is a field of the graph, so `unchanged_order` checks that it is as it was.
     message_order: Tensor
     # Caches are no arguments, so that `dataclasses.replace` makes new ones: what is kept here is of this relation.
-    constants: Constants = field(init=False, default_factory=Constants)
+    _order_version: int = field(init=False)
     # By size, the latest used last.
     _tiles: dict[int, dict[HaloSlice, EdgeBlock]] = field(init=False, default_factory=dict)
     _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
     _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_order_version", _version(self.message_order))
+
+    @property
+    def unchanged_order(self) -> Tensor:
+        """`message_order`; a GraphError if it was changed in place since the graph was made."""
+        if _version(self.message_order) != self._order_version:
+            raise GraphError(
+                f"The edge IDs of {self.etype}, in edata['{ORIG_ID}'] or edata['{EID}'], were changed in place, so the "
+                "order in which messages come to Python reduce functions is lost. Set a changed copy instead."
+            )
+        return self.message_order
 
     @property
     def num_edges(self) -> int:
@@ -164,7 +105,7 @@ class Relation:
     def in_edges(self) -> tuple[Tensor, Tensor]:
         """In-edges by destination: (N_dst + 1,) offsets, and (E,) edge IDs, int64, each node's by `message_order`."""
         destinations = self.in_edge_order([block.destinations(0, block.num_edges) for block in self.blocks])
-        edges = torch.argsort(self.message_order, stable=True)
+        edges = torch.argsort(self.unchanged_order, stable=True)
         edges = edges[torch.argsort(destinations[edges], stable=True)]
         return to_offsets(self.in_degrees), edges
 
@@ -196,7 +137,7 @@ class Relation:
             plan=self.plan.to(device),
             in_degrees=self.in_degrees.to(device),
             out_degrees=self.out_degrees.to(device),
-            message_order=self.message_order.to(device),
+            message_order=self.unchanged_order.to(device),
         )
 
 

@@ -85,10 +85,9 @@ class DistEmbedding(nn.Module):
             if not isinstance(embedding_dim, int) or embedding_dim < 1:
                 raise ConfigError(f"embedding_dim is {embedding_dim!r}; expected an integer of at least 1.")
             self._owners = RowOwners(graph, ntype)
-            self.node_ids = self._owners.node_ids
             self.num_embeddings = graph.num_nodes_global(ntype)
             self.embedding_dim = embedding_dim
-            rows = _initial_rows(init_func, (len(self.node_ids), embedding_dim), dtype, group.rank)
+            rows = _initial_rows(init_func, (len(self._owners.node_ids), embedding_dim), dtype, group.rank)
             self._what = f"{self.num_embeddings} {ntype or 'nodes'}"
             self.original_ids = graph.original_ids(ntype)
             self._partitioning = graph._structure.signature
@@ -96,6 +95,10 @@ class DistEmbedding(nn.Module):
             group.agree(f"making a {self._call}")
         self.weight = rows.to(graph.device).requires_grad_()
         self._lookups: dict[int, _Lookup] = {}  # that a backward has reached, by id of the rows
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self._owners.node_ids.clone()
 
     @uncompiled
     def forward(self, node_ids: Tensor | None = None) -> Tensor:
@@ -137,7 +140,7 @@ class DistEmbedding(nn.Module):
                 return None
             grad, device = self.weight.grad, self.weight.device
             if grad is None:
-                used, grads = [self.node_ids[:0]], [self.weight.detach()[:0]]
+                used, grads = [self._owners.node_ids[:0]], [self.weight.detach()[:0]]
             elif grad.is_sparse:  # summed before, with others'
                 used, grads = [grad.indices()[0]], [grad.values()]
             else:
@@ -239,7 +242,7 @@ class DistEmbedding(nn.Module):
         """Move the rows along with the parameters of a model, in `to`, `double` and so on."""
         super()._apply(fn, *args, **kwargs)
         self.weight.data = fn(self.weight.data)
-        self.node_ids = fn(self.node_ids)
+        self._owners.node_ids = fn(self._owners.node_ids)
         return self
 
     def _remember(self, ids: Tensor, rows: Tensor) -> None:

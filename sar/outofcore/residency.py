@@ -17,7 +17,7 @@ What a worker reads of its partition's files, such as features, goes slice by sl
 mapped from there: the system keeps as much of it in memory as there is room for. The partition's own files could not be
 mapped: an array of DGL's begins right after its name, and code for numbers needs aligned addresses. The structure of
 graphs goes there, too, and totals of gradients, to which other workers add; small pieces, such as the edges between
-each two of p partitions, share a slot. Such a tensor is published, and kept for later, without a copy: it is frozen,
+each two of p partitions, share a slot. Such a tensor is published without a copy: it is frozen,
 and what it becomes goes to another slot, while others read on what was published.
 """
 
@@ -25,8 +25,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
 from math import prod
 from resource import RUSAGE_SELF, getrusage
 from typing import Any, Final
@@ -39,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sar import raw_memory
 from sar.comm.transport import SharedTensor
-from sar.outofcore.gpu import Addresses, GpuMemory, OnGpu
+from sar.errors import ConfigError
 from sar.outofcore.spill import Mapping, Pages, Published, SpillFile, has_its_own_pages
 
 FIRST_PURGE: Final = 4096
@@ -83,16 +82,15 @@ class _Known:
 class Residency(TorchDispatchMode):
     """What a worker has in memory, and a `TensorFile`: see [Note: leaving memory] and [Note: tensors in files].
 
-    The file is the worker's own, what is on a GPU that of the process. `left` counts bytes that were out of memory when
-    the turn last passed; `at_hand` is as of `TensorFile`.
+    The file is the worker's own. `left` counts bytes that were out of memory when the turn last passed; `at_hand` is as
+    of `TensorFile`.
     """
 
     device = "cpu"
 
-    def __init__(self, file: SpillFile, gpu: GpuMemory, at_hand: float) -> None:
+    def __init__(self, file: SpillFile, at_hand: float) -> None:
         super().__init__()
         self.file = file
-        self.gpu = gpu
         self.at_hand = at_hand
         self.left = 0
         self._reads = 0  # of this process from disks, as of this worker's last turn
@@ -108,8 +106,7 @@ class Residency(TorchDispatchMode):
         """Look after this thread's tensors inside."""
         _all.add(self)
         try:
-            addresses = Addresses(self.gpu) if torch.cuda.is_available() else nullcontext()
-            with raw_memory.tensor_file.set_to(self), addresses, self:
+            with raw_memory.tensor_file.set_to(self), self:
                 yield
         finally:
             _all.discard(self)  # its file is closed, whoever still has a tensor of it
@@ -126,12 +123,7 @@ class Residency(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = {self.use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
-        try:
-            result = func(*args, **kwargs)
-        except torch.cuda.OutOfMemoryError:
-            if func._schema.is_mutable:  # it may have changed something
-                raise
-            result = self.gpu.fitting(partial(func, *args, **kwargs))
+        result = func(*args, **kwargs)
         if args and isinstance(args[0], list) and func._schema.is_mutable:
             # Operations on lists of tensors leave that to others that they consist of, which do not do it under a mode.
             increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
@@ -143,8 +135,8 @@ class Residency(TorchDispatchMode):
         """As `TensorFile.use`; return what tells its storage from others."""
         storage = tensor.untyped_storage()
         key: int = storage._cdata
-        known: _Known | OnGpu | Mapping | None = (self._storages if tensor.is_cpu else self.gpu.known).get(key)
-        if known is None and tensor.is_cpu:
+        known: _Known | Mapping | None = self._storages.get(key)
+        if known is None:
             known = self._in_file.get(storage.data_ptr())
         if known is not None and known.away:
             known.come_back()
@@ -160,8 +152,11 @@ class Residency(TorchDispatchMode):
         if key in given or storage.nbytes() < max(raw_memory.LEAST_BYTES, 1) or not storage.resizable():
             return
         if not tensor.is_cpu:
-            self.gpu.know(storage)
-        elif key not in self._storages:
+            raise ConfigError(
+                f"A worker that shares its process (SAR_RESIDENT) has made a tensor on {tensor.device}. Partitions "
+                "that take turns stay on the CPU; start a process for each of them to use GPUs."
+            )
+        if key not in self._storages:
             self._storages[key] = _Known(storage)
             if len(self._storages) > self._purge_at:
                 self._storages = {key: one for key, one in self._storages.items() if one.storage() is not None}
@@ -188,7 +183,6 @@ class Residency(TorchDispatchMode):
         usage, before = getrusage(RUSAGE_SELF), self._reads
         self._reads = usage.ru_inblock + usage.ru_majflt  # the latter where a file system does not count blocks
         self.file.quiet = self.file.quiet + 1 if self._reads - before < QUIET_BLOCKS else 0
-        self.left += self.gpu.leave(self.file)
 
     def _put_away(self, known: _Known, storage: torch.UntypedStorage) -> Pages | None:
         """Have the file's pages in place of a storage's, with what is there now; None where that is not possible."""
@@ -214,8 +208,6 @@ class Residency(TorchDispatchMode):
 
     def publish(self, tensor: Tensor) -> SharedTensor:
         """Rows for other workers to read; contents as they are now."""
-        if not tensor.is_cpu and tensor.nbytes >= max(raw_memory.LEAST_BYTES, 1):
-            return self.gpu.publish(tensor, self.file)
         tensor = tensor.detach()
         if tensor.nbytes < max(raw_memory.LEAST_BYTES, 1):
             return SharedTensor(tensor.clone(memory_format=torch.contiguous_format))
@@ -236,8 +228,6 @@ class Residency(TorchDispatchMode):
 
     def open_to_others(self, total: Tensor) -> SharedTensor:
         """Let other workers add to a tensor, which therefore has to stay where it is."""
-        if not total.is_cpu:
-            return self.gpu.open_to_others(total)
         assert total.untyped_storage()._cdata not in self._storages, "a total that `empty_spillable` has not made"
         if (mapping := self._in_file.get(_address(total))) is None:
             return SharedTensor(total)
@@ -251,8 +241,6 @@ class Residency(TorchDispatchMode):
 
     def moved(self, tensor: Tensor) -> Tensor:
         """As `TensorFile.moved`; small tensors share a slot."""
-        if not tensor.is_cpu:
-            return self.gpu.fixed(tensor)
         nbytes = tensor.nbytes
         if not nbytes or _address(tensor) in self._in_file:
             return tensor
@@ -263,13 +251,6 @@ class Residency(TorchDispatchMode):
         place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # changed by itself, says autograd
         self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
         return place.copy_(tensor)
-
-    def snapshot(self, tensor: Tensor) -> Tensor | None:
-        if (mapping := self._frozen(tensor)) is None:
-            return None
-        copy = Mapping(mapping.slot, _begin(tensor, mapping))
-        copy.freeze()
-        return self._tensor(copy, tensor.shape, tensor.dtype)
 
     def _tensor(self, mapping: Mapping, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self._in_file[mapping.address + mapping.begin] = mapping

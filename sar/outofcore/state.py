@@ -59,21 +59,8 @@ def _put_listeners(those: list[Listener]) -> None:
     listeners[:] = those
 
 
-def _take_numbers_of_gpu() -> torch.Tensor | None:
-    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-
-
-def _put_numbers_of_gpu(state: torch.Tensor | None) -> None:
-    """Follows the CPU's: a process that has not used its GPU yet has the same seed for both."""
-    if state is not None:
-        torch.cuda.set_rng_state(state)
-    elif torch.cuda.is_initialized():
-        torch.cuda.manual_seed(torch.initial_seed())
-
-
 STATE: Final = (
     Swapped(torch.get_rng_state, torch.set_rng_state),
-    Swapped(_take_numbers_of_gpu, _put_numbers_of_gpu),
     Swapped(mtrand.get_bit_generator, mtrand.set_bit_generator, _put_copy),  # its state takes 0.2 ms to swap
     Swapped(random.getstate, random.setstate),
     Swapped(torch.get_default_dtype, torch.set_default_dtype),

@@ -40,7 +40,6 @@ from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, PeerError
 from sar.host.memory import available_memory
 from sar.logging_setup import logger
-from sar.outofcore.gpu import GpuMemory, pinned_limit
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import SpillFile
 from sar.outofcore.state import STATE, exits_of_its_own, refusals
@@ -139,27 +138,21 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     process = session.current()
     if process.group.device.type != "cpu":
         raise ConfigError(
-            "Rows of workers that share a process (SAR_RESIDENT) travel from CPU memory; use the backend gloo. "
-            "Graphs and models may be on a GPU."
+            "Workers that share a process (SAR_RESIDENT) compute and communicate on the CPU; use the backend gloo."
         )
     turns = Turns(size, process.group.rank * size, (*STATE, Swapped(session.current, session.set_current)))
     files: list[SpillFile] = []
     of_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpu = GpuMemory(pinned_limit(of_host), of_host)
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     with process.group.guard():
         mine = torch.tensor(max(AT_HAND * available_memory() / of_host, 1), dtype=torch.float64, device="cpu")
         at_hand = float(torch.stack(process.group.all_gather(mine, "memory that is available")).min())
 
     def run(place: int) -> Any:
-        residency = Residency(files[place], gpu, at_hand) if files else None
+        residency = Residency(files[place], at_hand) if files else None
         group = Group(InProcessTransport(process.group, turns, place, residency))
         group.replicas = Replicas(of_thread=True)
         session.set_current(process._replace(group=group, pool=BufferPool(group.device)))
         torch.set_autocast_cache_enabled(False)  # it is one for all threads, so what is in it would depend on the turns
-        torch.autograd.set_multithreading_enabled(False)  # a GPU's one thread would wait for the turn of one worker
-        if device is not None:
-            torch.cuda.set_device(device)  # of this thread
         try:
             with nullcontext() if residency is None else residency.in_thread():
                 return work(place)

@@ -143,8 +143,6 @@ class ResidentPlan:
     written: int  # to the file in an epoch: activations, gradients and the optimiser's state
     read: int  # of these, from the file in an epoch
     rows: int  # that partitions read of each other in an epoch, and gradients that return
-    gpu: int  # where tensors are on a GPU: what it has of the partition that computes
-    waiting_gpu: int  # and what all V have of it between calls: there as far as it fits, else on the host
 
     @property
     def memory(self) -> MemoryPlan:
@@ -186,8 +184,6 @@ def plan_resident(counts: GraphCounts, processes: int, make_model: MakeModel, pr
         written=of_all(lambda trial: trial.turns.written),
         read=of_all(lambda trial: trial.turns.read),
         rows=of_all(lambda trial: sum(call.messages for call in trial.calls)),
-        gpu=max(trial.structure + trial.turns.used for trial in trials),
-        waiting_gpu=of_all(lambda trial: trial.structure + trial.turns.waiting),
     )
 
 
@@ -215,10 +211,10 @@ class ResidentSearch:
     def as_text(self) -> str:
         """A table for people, and what to do."""
         shares = "features", "structure", "written", "read", "rows"
-        rows: list[tuple[str, ...]] = [("partitions", "in memory at peak", *shares, "on a GPU", "waiting for it")]
-        rows.append((str(self.processes), mega(self.together), *["0.0"] * len(shares), "", ""))
+        rows: list[tuple[str, ...]] = [("partitions", "in memory at peak", *shares)]
+        rows.append((str(self.processes), mega(self.together), *["0.0"] * len(shares)))
         for plan in self.plans:
-            sizes = (plan.memory.total, *(getattr(plan, share) for share in shares), plan.gpu, plan.waiting_gpu)
+            sizes = (plan.memory.total, *(getattr(plan, share) for share in shares))
             rows.append((str(plan.parts), *map(mega, sizes)))
         who = "one process" if self.processes == 1 else f"each of {self.processes} processes"
         title = f"one partition in memory at a time, the others in a file; MB, and MB an epoch, of {who}"

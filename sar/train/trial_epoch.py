@@ -13,7 +13,7 @@ the optimiser's state.
 With one partition in memory at a time, tensors leave memory at distributed calls. So for each worker it is enough to
 note at which calls a tensor is there, and between which it is used: what is made between two calls and lives on is
 written, what is used after a later call is read again. Tensors that lie in the file from the first (features, the
-structure of the graph, totals of gradients) are neither, and never in memory as a whole. A GPU has what a turn uses.
+structure of the graph, totals of gradients) are neither, and never in memory as a whole.
 
 [Note: sums of gradients]
 Where a tensor is read twice, autograd adds the second gradient to the first in place, but not while a dispatch mode is
@@ -56,8 +56,6 @@ class TurnBytes:
     peak: int = 0  # the most that is made between two calls and there at once
     written: int = 0  # made between two calls, and there at the second one
     read: int = 0  # made before a call and used after it
-    used: int = 0  # the most that is used or made between two calls and there at once
-    waiting: int = 0  # the most that is there at a call
 
 
 @dataclass(frozen=True)
@@ -177,8 +175,6 @@ class MetaMemory(TorchDispatchMode):
         self._new_live = 0
         self._left: dict[int, int] = {}  # of those that have left memory
         self._back: set[int] = set()  # of which this turn has used
-        self._used: dict[int, int] = {}  # of all that this turn has used or made
-        self._used_live = 0
 
     def restart(self) -> None:
         """Forget the peak, and what has left memory."""
@@ -190,10 +186,8 @@ class MetaMemory(TorchDispatchMode):
         self.turns.written += sum(leaving.values())
         self._left.update(leaving)
         self._new.clear()
-        self._used.clear()
-        self._new_live = self._used_live = 0
+        self._new_live = 0
         self._back.clear()
-        self.turns.waiting = max(self.turns.waiting, self.live - self.buffers)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -211,7 +205,6 @@ class MetaMemory(TorchDispatchMode):
             return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="cpu")
         for storage in _storages_on_meta((args, kwargs)):
             key = storage._cdata
-            self._use(key, self._sizes.get(key, 0))
             if key in self._left and key not in self._back:
                 self._back.add(key)
                 self.turns.read += self._left[key]
@@ -237,19 +230,12 @@ class MetaMemory(TorchDispatchMode):
             self._new[key] = size
             self._new_live += size - before
             self.turns.peak = max(self.turns.peak, self._new_live)
-        self._use(key, size)
-
-    def _use(self, key: int, size: int) -> None:
-        self._used_live += size - self._used.get(key, 0)
-        self._used[key] = size
-        self.turns.used = max(self.turns.used, self._used_live)
 
     def _forget(self, key: int, in_buffers: bool) -> None:
         size = self._sizes.pop(key)
         self.live -= size
         self.buffers -= size if in_buffers else 0
         self._new_live -= self._new.pop(key, 0)
-        self._used_live -= self._used.pop(key, 0)
         self._left.pop(key, None)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -263,10 +249,6 @@ class MetaMemory(TorchDispatchMode):
 
     def use(self, tensor: Tensor) -> None:
         """As `TensorFile.use`: kernels have nothing to do on this device."""
-
-    def snapshot(self, tensor: Tensor) -> Tensor:
-        """As `TensorFile.snapshot`."""
-        return tensor.detach()
 
 
 class _CountedPool(BufferPool):

@@ -56,7 +56,7 @@ CASES = {
         setting("mode", 2),
         "ConfigError",
         "There is no Config.mode; expected one of disable_sr, pipeline_depth, max_collective_size, "
-        "comm_buffer_bytes, allocator, cache_constant_inputs, wire_dtype_features, wire_dtype_gradients, "
+        "comm_buffer_bytes, allocator, wire_dtype_features, wire_dtype_gradients, "
         "check_replicas, patch_dgl, timeout.",
     ),
     "a time that is no number": Case(

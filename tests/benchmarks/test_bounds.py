@@ -22,7 +22,6 @@ def test_bytes_needed_count_every_row_once_each_way():
     # Worker 0 sends 11 rows to readers, and the gradients of 60 home.
     assert bytes_needed(COUNTS, 0, [Exchanged(100)]) == 100 * 4 * (11 + 60)
     assert bytes_needed(COUNTS, 0, [Exchanged(100, constant=True)]) == 100 * 4 * 11
-    assert bytes_needed(COUNTS, 0, [Exchanged(100, constant=True)], cached=True) == 0
     assert bytes_needed(COUNTS, 0, [Exchanged(100, values_read=True)]) == 100 * 4 * (11 + 11 + 60)
     assert bytes_needed(COUNTS, 0, [Exchanged(100, values_read=True)], kept=True) == 100 * 4 * (11 + 60)
     assert bytes_needed(COUNTS, 1, [Exchanged(3), Exchanged(1)], item_bytes=2) == 4 * 2 * (22 + 15)
@@ -90,8 +89,8 @@ def epoch_bytes(mine: Mine, mode: int, settings: dict[str, object]) -> dict[str,
             start = sar.comm.statistics()
             model(graph, x).sum().backward()
             moved = sar.comm.statistics() - start
-        counts, cached = graph.call_context().relation.plan.halo_counts, "cache_constant_inputs" in settings
-        needed = bytes_needed(counts, sar.rank(), model.exchanged(), kept=mode != 1, cached=cached)
+        counts = graph.call_context().relation.plan.halo_counts
+        needed = bytes_needed(counts, sar.rank(), model.exchanged(), kept=mode != 1)
         found[name] = moved.bytes_sent, needed
     sar.unpatch_dgl()
     return found
@@ -108,14 +107,5 @@ def rmat_in_parts(workers: int) -> PartitionedGraph:
 def test_the_models_exchange_what_they_need(pool, world_size, mode):
     parts = rmat_in_parts(world_size)
     for found in pool.run(epoch_bytes, mode, {}, per_rank=deal(parts, random_data(parts))):
-        for name, (sent, needed) in found.items():
-            assert needed <= sent <= (1 + SLACK) * needed, name
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_kept_results_of_constants_are_not_counted_as_needed(pool, world_size):
-    parts = rmat_in_parts(world_size)
-    settings = {"cache_constant_inputs": True}
-    for found in pool.run(epoch_bytes, 1, settings, per_rank=deal(parts, random_data(parts))):
         for name, (sent, needed) in found.items():
             assert needed <= sent <= (1 + SLACK) * needed, name

@@ -23,7 +23,6 @@ SETTINGS = {
     "tiny tiles": {"comm_buffer_bytes": 512},
     "no pipeline": {"pipeline_depth": 0},
     "small messages": {"max_collective_size": 16, "pipeline_depth": 3},
-    "constants kept": {"cache_constant_inputs": True},
     "bfloat16 on the wire": {"wire_dtype_features": torch.bfloat16},
     "float16 gradients on the wire": {"wire_dtype_gradients": torch.float16},
 }

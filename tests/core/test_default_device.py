@@ -15,7 +15,6 @@ def a_round_of_all(mine: Mine, default: str, folder: str) -> list[torch.Tensor]:
     """What is trained, sampled and saved with a default device; tensors made there by mistake meet those of the CPU."""
     partition, data = mine
     data.partition = partition
-    sar.Config.cache_constant_inputs = True
     model = nn.Sequential(nn.Linear(6, 4), sar.DistributedBN1D(4))
     sar.seed(3)
     torch.set_default_device(default)

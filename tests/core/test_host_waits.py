@@ -32,11 +32,10 @@ MEANT = {
     "the script: _local_scalar_dense": 1,  # loss.item()
     "comm/replicas.py take_checksum: to the CPU": 1,  # once a step, for all parameters
     "nn/embedding.py _summed: _unique2": 1,  # how many rows of an embedding were used, once a step
-    "core/relation.py _sample: to the CPU": 1,  # whether a call's operands are known, and the same: on request only
-    "core/relation.py <genexpr>: equal": 1,
+    "core/passing/captured.py equals: _local_scalar_dense": 1,  # whether a Python function made the same messages again
 }
 THROUGH_THE_CPU = {
-    "comm/exchange.py post: synchronize": 10,  # tiles, before they are sent
+    "comm/exchange.py post: synchronize": 11,  # tiles, before they are sent
     "nn/statistics.py from_all: to the CPU": 7,  # statistics and readout, forward and backward
     "comm/collectives.py _combine: to the CPU": 2,  # the maxima of the readout
     "comm/collectives.py _sum_gradients: to the CPU": 1,  # all gradients in one piece
@@ -111,7 +110,6 @@ def train(
             here = data.to(device)
             graph = build(partition if backend == "gloo" else here.partition, mode).to(device)
             model = Model(graph).to(device)
-            sar.Config.cache_constant_inputs = True
             sar.Config.wire_dtype_features = sar.Config.wire_dtype_gradients = wire
             sar.sync_params(model)
             optimizers = [torch.optim.Adam(model.parameters(), 0.01), sar.nn.SparseAdam([model.embedding], 0.01)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_turns
+from benchmarks import gpu
 from benchmarks.pyg import INDEX, Job
 from sar.cli.demo import add_arguments, community_graph, train
 from sar.host.cuda import why_no_cuda
@@ -19,12 +19,11 @@ from tests.python_process import run
 from tests.workers import WorkerPool
 
 SMALL = ("--nodes", "200", "--edges", "2000", "--epochs", "1", "--warm-up", "1", "--features", "8")
-IN_TURNS = ("--turns-edges", "2000", "--parts", "4")
 
 
 @pytest.mark.parametrize("device", [corner("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_tables(device: str, tmp_path: Path) -> None:
-    options = "--device", device, *SMALL, "--turns-edges", "0", "--docs", str(tmp_path)
+    options = "--device", device, *SMALL, "--docs", str(tmp_path)
     done = run("-m", "benchmarks.gpu", *options, timeout=250)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "gpus.md").read_text()
@@ -32,17 +31,6 @@ def test_tables(device: str, tmp_path: Path) -> None:
     kernels = 1 + 8 + 4  # the copy, those of float32, and of bfloat16
     assert len(rows) == 3 + 3 + 3 + 2 + kernels  # GAT has no sparse tensors
     assert "out of memory" not in page
-
-
-@pytest.mark.slow
-def test_table_of_turns(tmp_path: Path) -> None:
-    """On the CPU, where nothing limits memory; each training is a process of its own."""
-    options = "--device", "cpu", *SMALL, *IN_TURNS, "--models", "GAT", "--docs", str(tmp_path)
-    done = run("-m", "benchmarks.gpu", *options, timeout=250)
-    assert done.returncode == 0, done.stderr
-    table = (tmp_path / "gpus.md").read_text().partition(gpu_turns.HEADER[5])[2].splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[2:5]] for line in table if line.startswith("| 2,200 ")]
-    assert rows == [["GAT", "1", ""], ["GAT", "4", "0"]]
 
 
 @pytest.mark.skipif(why_no_cuda() is None, reason="there is a GPU")

@@ -36,7 +36,6 @@ class Model(nn.Module):
 def many_epochs(partition):
     """Usage after a tenth of the epochs and after all."""
     sar.patch_dgl()
-    sar.Config.cache_constant_inputs = True
     sar.Config.max_collective_size = 40 * WIDTH
     graph = sar.construct_full_graph(partition)
     x = torch.randn(graph.num_nodes(), WIDTH)

@@ -73,7 +73,7 @@ def test_gin_adds_own_rows_in_place(pool, world_size):
         (gin_layers, case)
         for case in (("sum", 0, False), ("max", 0.3, False), ("mean", -0.4, False), ("sum", 0.3, True))
     ]
-    check(pool, parts, random_data(parts, torch.float64), cases, settings={"cache_constant_inputs": True})
+    check(pool, parts, random_data(parts, torch.float64), cases)
 
 
 def gin_of_unlike_ends(graph, data):

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sar
 from sar.comm import liveness, session
 from sar.errors import ConfigError
 from sar.outofcore import workers
+from sar.outofcore.residency import Residency
 from sar.outofcore.spill import SpillFile
 from sar.outofcore.turns import Turns
 from sar.outofcore.workers import WorkerThreads
@@ -216,6 +218,18 @@ def test_a_full_disk():
     for outcome in outcomes:
         assert "There is no room in" in outcome.message
         assert "more bytes of spilled tensors (File too large)" in outcome.message
+
+
+def test_a_gpu_is_refused(tmp_path):
+    file = SpillFile(tmp_path)
+    residency = Residency(file, 1.0)
+    with (
+        FakeTensorMode(),
+        pytest.raises(ConfigError, match="has made a tensor on cuda:0"),
+        residency,
+    ):
+        torch.ones(20_000, device="cuda") + 1
+    file.close()
 
 
 def test_memory_is_no_disk():

@@ -5,7 +5,6 @@ import torch
 
 import sar
 from sar.comm import session
-from sar.core.relation import Constant
 from sar.outofcore.residency import Residency
 from tests.adapters.dgl.directories import homogeneous_graph
 from tests.virtual.virtual_pool import VirtualPool
@@ -56,38 +55,18 @@ def is_published_as_it_is(file):
     written = here.file.written
     published = [here.publish(rows) for rows in (features, features[2:5], features[:, :2].t())]
     assert here.file.written == written + published[2].rows.nbytes  # which does not lie so anywhere
-    constant = Constant([features])
     here.leave()
     assert here.file.written == written + published[2].rows.nbytes
     assert torch.equal(published[1].rows, features[2:5])
     assert torch.equal(published[2].rows, features[:, :2].t())
     before = features.clone()
-    assert constant.is_of([before])
     features.mul_(2)
     features.mul_(2)  # which has a slot of its own by now
     here.leave()
     assert torch.equal(published[0].rows, before)
-    assert constant.is_of([before])
-    assert not constant.is_of([features])
     assert torch.equal(features, 4 * before)
     assert torch.equal(here.publish(features).rows, 4 * before)
     assert torch.equal(features_of(file), before)
-
-
-def is_kept_as_a_constant(file):
-    features, here = features_of(file), residency()
-    constant = Constant([features * 3])
-    constant.keep(features * 2, 5)
-    written, expected = here.file.written, features * 2
-    first, second = constant.result, constant.result
-    here.leave()
-    assert not in_memory(first)
-    assert here.file.written == written
-    first += 1
-    assert torch.equal(second, expected)
-    second *= 0
-    assert torch.equal(constant.result, expected)
-    assert constant.is_of([features * 3])
 
 
 def is_changed_unseen(file):
@@ -117,9 +96,7 @@ def ordinary_ones_change_unseen():
     assert all(one[0] == rank + 1 for rank, one in enumerate(sar.comm.exchange_tensors([mine] * PLACES)))
 
 
-@pytest.mark.parametrize(
-    "case", [is_published_as_it_is, is_kept_as_a_constant, is_changed_unseen, is_changed_while_others_read]
-)
+@pytest.mark.parametrize("case", [is_published_as_it_is, is_changed_unseen, is_changed_while_others_read])
 def test_in_place(tmp_path, case):
     sar.partition_graph(homogeneous_graph(), "graph", PLACES, tmp_path / "parts")
     VirtualPool(1, PLACES).run(case, tmp_path / "parts" / "graph.json")

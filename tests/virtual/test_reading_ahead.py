@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sar.outofcore.gpu import GpuMemory, pinned_limit
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import PAGE, QUIET_TURNS, Published, SpillFile
 from sar.raw_memory import empty_spillable, flat
@@ -76,7 +75,7 @@ def test_turns_are_counted_in_which_no_disk_is_read(published):
     if resident(published):
         pytest.skip("this file system keeps what it is told to drop")
     file = published.slot.file
-    residency = Residency(file, GpuMemory(pinned_limit(1), 1), 1.0)
+    residency = Residency(file, 1.0)
     residency.leave()
     assert file.quiet == 0  # what this process has read so far is new
     for _ in range(20):  # another test's thread may read
@@ -88,7 +87,7 @@ def test_turns_are_counted_in_which_no_disk_is_read(published):
 
 
 def test_compiled_code_has_its_operands_at_hand(published):
-    residency = Residency(published.slot.file, GpuMemory(pinned_limit(1), 1), 1.0)
+    residency = Residency(published.slot.file, 1.0)
     with residency.in_thread():
         mine = empty_spillable((100, 100), torch.float32, zeros=True)
         (mapping,) = residency._in_file.values()
@@ -99,7 +98,7 @@ def test_compiled_code_has_its_operands_at_hand(published):
 
 
 def test_few_faults_do_not_count(published, monkeypatch):
-    residency = Residency(published.slot.file, GpuMemory(pinned_limit(1), 1), 1.0)
+    residency = Residency(published.slot.file, 1.0)
     for faults, quiet in ((100, 0), (101, 1), (160, 2), (224, 0), (224, 1)):
         usage = SimpleNamespace(ru_inblock=0, ru_majflt=faults)
         monkeypatch.setattr("sar.outofcore.residency.getrusage", lambda _, usage=usage: usage)

@@ -100,7 +100,7 @@ def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: E
     )
     for ntype, ids in nodes.items():
         block.srcnodes[ntype].data[NID] = ids
-        block.dstnodes[ntype].data[NID] = ids[: num_dst[ntype]]
+        block.dstnodes[ntype].data[NID] = ids[: num_dst[ntype]].clone()
     for etype, (_, _, fields) in edges.items():
         block.edges[etype].data.update(fields)
     return block
@@ -137,8 +137,8 @@ def make_local_graph(
     structure = Structure(_alone(), device, [(0, total)], src, dst, relations, "of one worker")
     graph = make_graph(structure, features, None)
     for ntype in nodes:
-        graph.srcnodes[ntype].data[NID] = src.ids[ntype]
-        graph.dstnodes[ntype].data[NID] = dst.ids[ntype]
+        graph._frames.src[ntype][NID] = src.ids[ntype].clone()
+        graph._frames.dst[ntype][NID] = dst.ids[ntype].clone()
     return graph
 
 

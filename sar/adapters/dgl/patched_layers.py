@@ -27,7 +27,7 @@ from sar.comm.group import Group
 from sar.config import Config
 from sar.core.collective import meanwhile
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.queries import ALL, INSTEAD
+from sar.core.graph.queries import ALL, INSTEAD, asked_by_dgl
 from sar.core.passing.builtin import COPY_SOURCE, aggregate, copy_to_edges
 from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import GraphError
@@ -308,7 +308,7 @@ def unpatch_dgl() -> None:
         setattr(owner, name, original)
 
 
-def patched_edge_softmax(graph: Any, logits: Tensor, eids: Any = ALL, norm_by: str = "dst") -> Tensor:
+def patched_edge_softmax(graph: Any, logits: Any, eids: Any = ALL, norm_by: str = "dst") -> Any:
     """`sar.edge_softmax` on distributed graphs, DGL's own on all others."""
     if isinstance(graph, GraphShardManager):
         return edge_softmax(graph, logits, eids, norm_by)
@@ -335,7 +335,7 @@ def _on_either_graph(original: Forward, distributed: Forward) -> Forward:
 
 def _refuse(original: Forward, graph: GraphShardManager, *args: Any, **kwargs: Any) -> Any:
     name = original.__name__
-    raise GraphError(f"dgl.{name} takes no distributed graph: {INSTEAD[name]}.")
+    raise GraphError(f"{asked_by_dgl()[0] or f'dgl.{name}'} takes no distributed graph: {INSTEAD[name]}.")
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:

@@ -132,10 +132,7 @@ def _with_own_edges(
     edges = edges[torch.argsort(edges.dst, stable=True)]
     own = EdgeBlock.from_coo(edges.cols, edges.dst, old.num_src, old.num_dst, edge_offset=old.edge_offset)
     growth = own.num_edges - old.num_edges
-    later = [
-        EdgeBlock(b.rows, b.indptr, b.cols, b.num_src, b.num_dst, edge_offset=b.edge_offset + growth)
-        for b in relation.blocks[part + 1 :]
-    ]
+    later = [block.shifted(growth) for block in relation.blocks[part + 1 :]]
     group.agree("counting edges after a change of self-loops")
     total_growth = sum(group.gather_numbers(growth, "edge counts"))
     before = _OwnEdges.of(old)
@@ -145,13 +142,14 @@ def _with_own_edges(
     everything = torch.arange(relation.num_edges, device=edges.dst.device)
     end = old.edge_offset + old.num_edges
     positions = torch.cat([everything[: old.edge_offset], edges.positions, everything[end:]])
+    order = relation.unchanged_order
     changed = replace(
         relation,
         blocks=[*relation.blocks[:part], own, *later],
         num_edges_global=relation.num_edges_global + total_growth,
         in_degrees=relation.in_degrees + in_growth,
         out_degrees=relation.out_degrees + out_growth,
-        message_order=_moved(relation.message_order, positions, torch.iinfo(torch.int64).max),  # new ones come last
+        message_order=_moved(order, positions, torch.iinfo(order.dtype).max),  # new ones come last
     )
     new_ids = edges.dst[edges.positions == NEW] + first_id
     return changed, {name: _moved(column, positions, new_ids if name == EID else 1) for name, column in columns.items()}

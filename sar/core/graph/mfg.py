@@ -101,7 +101,7 @@ def checked_nodes(
     device: torch.device,
     whole: str = "this worker's partition",
 ) -> Tensor:
-    """The nodes as int64, after a check that they are distinct integers of one dimension in the range `allowed`.
+    """A copy of the nodes as int64, after a check that they are distinct integers, (S,), in the range `allowed`.
 
     For errors: `what` argument they are, which `kind` of numbers, such as "global IDs", and of which `whole`.
     """
@@ -111,7 +111,7 @@ def checked_nodes(
         raise GraphError(
             f"{what} are {nodes.dtype} of shape {tuple(nodes.shape)}; expected integer {kind}, (S,).{hint}"
         )
-    nodes = nodes.long()
+    nodes = nodes.to(torch.int64, copy=True)
     foreign = nodes[(nodes < allowed[0]) | (nodes >= allowed[1])]
     if len(foreign):
         raise GraphError(

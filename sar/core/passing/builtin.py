@@ -23,7 +23,6 @@ from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.core.passing.reductions import Reduction
-from sar.core.relation import Constant
 from sar.errors import GraphError
 from sar.kernels import (
     EdgeMessage,
@@ -41,9 +40,6 @@ from sar.kernels import (
 from sar.raw_memory import empty_spillable
 
 SIDES = ("lhs", "rhs")
-ALL_SIDES = 0b11
-CALL_ID_BIT = 2  # from this bit on: when a result at hand was made, see [Note: hits are joint]
-ALONE = 1  # in its place, where one worker has nobody to agree with
 
 Values = Sequence[Tensor | None]
 """Operands or their gradients: of the left one, and of the right one where there is one."""
@@ -51,6 +47,7 @@ Values = Sequence[Tensor | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 REDUCERS = ("sum", "mean", "max", "min")
+REAL_ONLY = "built-in arithmetic takes floating point. Call .float() or, on complex numbers, torch.view_as_real first."
 
 
 @dataclass(frozen=True)
@@ -146,12 +143,7 @@ def aggregate(
 
 
 def _aggregate(context: CallContext, message: Message, reducer: str | None, *operands: Tensor) -> Tensor:
-    call = BuiltinCall(context, message, reducer, operands)
-    needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    # Where no sources are read, comparing operands would cost as much as computing.
-    if context.settings.cache and call.source is not None and reducer is not None and not needs_gradient:
-        call.constant = context.relation.constants.find((call.message, reducer, context.settings), operands)
-    return call.apply(*operands)[0]
+    return BuiltinCall(context, message, reducer, operands).apply(*operands)[0]
 
 
 def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
@@ -179,19 +171,14 @@ class BuiltinCall(Collective):
         super().__init__(context.group, signature, distributed=self.source is not None)
         self.context = context
         self.relation = context.relation
-        self.reducer = reducer
         self.dtype = operands[0].dtype
         self.sum_dtype = accumulation_dtype(self.dtype)
         self.reduction = Reduction(self.relation, reducer, self.dtype, self.message.shape)
-        self.constant: Constant | None = None  # what is known of a call on the same operands
+        self.reducer = self.reduction.reducer
         self.kept: list[HaloSlice | None] = []
 
     def can_hide_wire(self, *operands: Any) -> bool:
         return self.source is not None and self.context.can_hide_wire(operands[self.source])
-
-    def flags(self) -> int:
-        call_id = 0 if self.constant is None else self.constant.call_id
-        return super().flags() | call_id << CALL_ID_BIT
 
     def values_needed(self) -> list[bool]:
         """Whether the backward reads the values of each operand."""
@@ -228,12 +215,6 @@ class BuiltinCall(Collective):
     # -- forward
 
     def forward(self, *operands: Any) -> ForwardOutput:
-        # All workers hold the result of one earlier call: see [Note: hits are joint].
-        hit = self.all_flags[0] >> CALL_ID_BIT > 0 and all(theirs == self.all_flags[0] for theirs in self.all_flags)
-        self.needed &= ALL_SIDES
-        known = self.constant.result if hit and self.constant is not None else None
-        if known is not None:
-            return ForwardOutput((known,))
         received = None
         own = None if self.source is None else operands[self.source]
         kept: dict[HaloSlice | None, Tensor] = {}
@@ -254,8 +235,6 @@ class BuiltinCall(Collective):
             else:
                 aggregate_cmp(block, message, combined.total, combined.argmax, self.reducer == "max")
         out = self.reduction.finish(combined)
-        if self.constant is not None and not self.needed and self.group is not None:
-            self.constant.keep(out, self.group.call_id or ALONE)
         self.kept = list(kept)
         values = [operand if read else None for operand, read in zip(operands, self.values_needed(), strict=True)]
         return ForwardOutput((out,), [*values, combined.argmax, *kept.values()])
@@ -341,4 +320,4 @@ def _check(message: Message, reducer: str | None, operands: Sequence[Tensor]) ->
         raise GraphError(f"The operands of {message} have dtypes {lhs} and {rhs[0]}; convert one of them.")
     copied = message.op is Op.COPY and reducer is None
     if not lhs.is_floating_point and not copied:
-        raise GraphError(f"{message} is {lhs}; built-in arithmetic takes floating point. Call .float() on it first.")
+        raise GraphError(f"{message} is {lhs}; {REAL_ONLY}")
