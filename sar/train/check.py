@@ -113,13 +113,12 @@ class _Check:
             torch.set_default_dtype(self.dtype)
             try:
                 loss = self.loss_of(model, on_device(data, next((p.device for p in model.parameters()), cpu)))
-                results = dict(found)  # as the backward may call modules again
                 if all_max(not isinstance(loss, Tensor) or not loss.requires_grad):
                     raise ConfigError("loss_of has to return a loss with a gradient, on every worker.")
+                results: Results = {**found, ("", "loss"): loss.detach()}  # before modules are called in the backward
                 loss.backward()
             finally:
                 torch.set_default_dtype(default)
-        results["", "loss"] = loss.detach()
         for name, p in model.named_parameters():
             results[name, "gradient"] = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
         return results

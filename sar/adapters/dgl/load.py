@@ -134,6 +134,7 @@ def _chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tu
 
 
 def on_device(data: PartitionData, device: torch.device) -> PartitionData:
+    """The data with all tensors on a device."""
     shards = [
         ShardEdgesAndFeatures(
             (src.to(device), dst.to(device)), {name: values.to(device) for name, values in features.items()}
