@@ -87,7 +87,7 @@ def test_gather_grads_sums(pool, world_size, bucket_elements):
 
 
 class Training:
-    """A model, its optimizers, and what a loop does between two sums: as on one machine, where `gather` does nothing."""
+    """A model, its optimizers, and the steps of a loop between two sums; on one machine `gather` does nothing."""
 
     def __init__(self, gather, rows):
         torch.manual_seed(0)
