@@ -105,14 +105,6 @@ def twice_of(forward, x):
     return 2 * forward(x)
 
 
-ATTENTION = ("GATConv", "GATv2Conv")
-
-
-class Steep(nn.LeakyReLU):
-    def forward(self, x):
-        return 3 * super().forward(x)
-
-
 CHANGES = {
     "forward hook": lambda module: module.register_forward_hook(lambda layer, given, made: made.sin()),
     "forward pre-hook": lambda module: module.register_forward_pre_hook(lambda layer, given: given[0].cos()),
@@ -130,25 +122,56 @@ OTHER_LINEAR = {
     "parametrization": torch.nn.utils.parametrizations.weight_norm,
 }
 
-OTHER_LAYERS = {
-    "dropout in evaluation": lambda layer: layer.attn_drop.__dict__.update(p=0.5, training=False),
-    "dropout of all": lambda layer: setattr(layer.attn_drop, "p", 1.0),
-    "no dropout": lambda layer: setattr(layer, "attn_drop", nn.Threshold(0.1, 0.0)),
-    "no leaky_relu": lambda layer: setattr(layer, "leaky_relu", nn.ELU()),
-    "subclass": lambda layer: setattr(layer, "leaky_relu", Steep(0.1)),
-    "other slope": lambda layer: setattr(layer.leaky_relu, "negative_slope", 0.7),
-    "centred messages": lambda layer: layer.linears[0].register_forward_hook(
-        lambda *given: given[2] - given[2].mean(0)
-    ),
-    "one projection, not shared": lambda layer: setattr(layer, "fc_dst", nn.Linear(IN, 6).double()),
-}
 
-NORMS_IN_EVALUATION = {
-    "converted": lambda layer: dist.is_initialized() and sar.convert_batchnorm(layer),
-    "hook": lambda layer: [
-        tower.batchnorm.register_forward_hook(lambda *given: 2 * given[2]) for tower in layer.towers
-    ],
+class Steep(nn.LeakyReLU):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class NamedNorm(nn.BatchNorm1d):
+    pass
+
+
+class ScaledNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+def converted_norms(layer):
+    layer.eval()
+    if dist.is_initialized():
+        sar.convert_batchnorm(layer)
+
+
+def hook_of_norms(layer):
+    for tower in layer.eval().towers:
+        tower.batchnorm.register_forward_hook(lambda norm, given, made: 2 * made)
+
+
+def hook_of_all_messages(layer):
+    layer.linears[0].register_forward_hook(lambda linear, given, made: made - made.mean(0))
+
+
+ATTENTION, TOWERS, NORMALISING = ("GATConv", "GATv2Conv"), ("PNAConv", "DGNConv"), ("EdgeConv batch_norm",)
+OTHER_LAYERS = {
+    "dropout in evaluation": (ATTENTION, lambda layer: layer.attn_drop.__dict__.update(p=0.5, training=False)),
+    "dropout of all": (ATTENTION, lambda layer: setattr(layer.attn_drop, "p", 1.0)),
+    "no dropout": (ATTENTION, lambda layer: setattr(layer, "attn_drop", nn.Threshold(0.1, 0.0))),
+    "no leaky_relu": (ATTENTION, lambda layer: setattr(layer, "leaky_relu", nn.ELU())),
+    "steep": (ATTENTION, lambda layer: setattr(layer, "leaky_relu", Steep(0.1))),
+    "other slope": (ATTENTION, lambda layer: setattr(layer.leaky_relu, "negative_slope", 0.7)),
+    "not shared": (
+        ("GATv2Conv residual, share_weights",),
+        lambda layer: setattr(layer, "fc_dst", nn.Linear(IN, 6).double()),
+    ),
+    "converted": (TOWERS, converted_norms),
+    "hook": (TOWERS, hook_of_norms),
+    "lazy": (NORMALISING, lambda layer: setattr(layer, "bn", nn.LazyBatchNorm1d(dtype=torch.float64))),
+    "inherited": (NORMALISING, lambda layer: setattr(layer, "bn", NamedNorm(OUT).double())),
+    "scaled": (NORMALISING, lambda layer: setattr(layer, "bn", ScaledNorm(OUT).double().eval())),
+    "messages centred": (("GatedGraphConv etypes",), hook_of_all_messages),
 }
+"""Layers, and what is changed in them."""
 
 
 def with_change(graph, data, name, how, module=None):
@@ -158,10 +181,10 @@ def with_change(graph, data, name, how, module=None):
     layer, x = CONVS[name].make().double(), data.leaf("x")
     if module == "fc" and not hasattr(layer, "fc"):
         module = "fc_src"
-    changed = layer if module is None else getattr(layer, module)
-    handle = (CHANGES | OTHER_LINEAR | OTHER_LAYERS | NORMS_IN_EVALUATION)[how](changed)
-    if how in NORMS_IN_EVALUATION:
-        layer.eval()
+    if module is None:
+        OTHER_LAYERS[how][1](layer)
+    else:
+        handle = (CHANGES | OTHER_LINEAR)[how](getattr(layer, module))
     out = CONVS[name].call(layer, graph, x, data.edges["w"], data)
     weighted_sum(out, data.nodes["cotangent"]).backward()
     if how == "global hook":
@@ -185,14 +208,25 @@ def test_layers_whose_modules_have_changed(pool, world_size):
     of_modules = [
         *[(name, how, "fc") for name in ("GATConv", "GATv2Conv", "DotGatConv") for how in CHANGES | OTHER_LINEAR],
         *[(name, how, each) for name in ATTENTION for each in ("attn_drop", "leaky_relu") for how in CHANGES],
-        *[(name, how) for name in ATTENTION for how in [*OTHER_LAYERS][:6]],
-        ("GATv2Conv residual, share_weights", "one projection, not shared"),
-        *[(name, how) for name in ("PNAConv", "DGNConv") for how in NORMS_IN_EVALUATION],
+        *[(name, how) for how, (names, _) in OTHER_LAYERS.items() for name in names],
     ]
-    if world_size == 1:  # this hook looks at all edges
-        of_modules.append(("GatedGraphConv etypes", "centred messages"))
+    if world_size > 1:
+        of_modules.remove(("GatedGraphConv etypes", "messages centred"))  # whose hook looks at all edges
     cases = [(with_change, case) for case in of_modules] + [(calls_differ, (name,)) for name in ATTENTION]
     check(pool, parts, random_data(parts, torch.float64), cases, (1, 3), timeout=200)
+
+
+def with_scaled_norm(mine):
+    sar.patch_dgl()
+    graph, layer = sar.construct_full_graph(mine), CONVS["EdgeConv batch_norm"].make()
+    layer.bn = ScaledNorm(OUT)
+    layer(graph, torch.ones(graph.num_nodes(), IN))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_norm_with_a_forward_of_its_own_is_refused_in_training(pool, world_size):
+    for failure in pool.outcomes(with_scaled_norm, per_rank=with_in_edges(world_size).partitions):
+        assert (failure.kind, failure.message[:13]) == ("GraphError", "ScaledNorm(4,")
 
 
 def with_state(graph, data, state):
