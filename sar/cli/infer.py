@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--hops", type=int, metavar="K", help="how far an output looks; default: as many as there are distributed calls"
     )
+    check = "compare N of the nodes with outputs on the whole graph, which has to fit into memory"
+    add("--check", type=int, default=0, metavar="N", help=check)
     add("--allow-outside", action="store_true", help="read files outside of the directory, too")
 
 
@@ -48,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         hops=arguments.hops,
         num_classes=arguments.classes,
         allow_outside=arguments.allow_outside,
+        check=arguments.check,
     )
     np.save(content := io.BytesIO(), found)  # straight into the file it says nothing of a disk that its end fills
     try:

@@ -102,10 +102,13 @@ class GraphSampler:
         """Seeds as users give them, as IDs, (S,) int64, which this worker may use; inside `group.guard()`."""
         return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign)
 
-    def prepare(self, graph: GraphShardManager, *, contents: bool = False) -> SamplingSource:
-        """What batches are sampled from; made by all workers together, anew where fields of the graph have changed.
+    def prepare(
+        self, graph: GraphShardManager, call: str = "comparing fields", *, contents: bool = False
+    ) -> SamplingSource:
+        """What batches are sampled from; made by all workers together, anew if fields have changed on any of them.
 
-        With `contents`, their contents are looked at, too, which numpy and `.data` change without a trace.
+        `call` is what the workers agree on. With `contents`, the contents of fields are looked at, too, which numpy and
+        `.data` change without a trace.
         """
         with session.current_group().guard() as group:
             edge_frames = [graph.edges[etype].data for etype in graph.canonical_etypes]
@@ -120,7 +123,7 @@ class GraphSampler:
             if contents:
                 checksums = [_checksum(field) for field in fields]
                 changed = changed or (known is not None and known.checksums != checksums)
-                changed = any(group.agree("comparing the contents of fields", changed))
+            changed = any(group.agree(call, changed))
             if changed or known is None:
                 local, method = self._plan(graph)
                 cache = fill_cache(group, local, self.feature_cache_bytes) if self.feature_cache_bytes else None

@@ -1,23 +1,28 @@
-"""What a trained model says of some nodes of a partition directory, computed on their neighbourhood alone.
+"""A trained model's outputs for some nodes of a partition directory, computed on their neighborhood alone.
 
 [Note: closed neighborhoods] A model of K message passing steps needs the nodes up to K hops away, against the direction
 of the edges, and all edges into those nearer than that. Layers also read degrees of the farthest nodes, and some raise
-where a node has no in-edges. So the in-edges of the farthest are there too, but from a stand-in: a last node of each
-type, with zeros for features, and an edge of each edge type from one to another. What is computed there reaches no node
-that was asked for. Out-degrees are counted over the whole directory. So outputs are those of the whole graph, unless a
-model asks for something else of all nodes, such as their mean.
+if a node has no in-edges. So the in-edges of the farthest are there too, but from stand-ins: made-up nodes, which have
+edges from one another. Out-degrees and the numbers of nodes and edges are those of the whole directory.
+
+[Note: two surroundings] A model may still use something that the neighborhood does not tell: the mean of all nodes,
+sums over out-edges, row numbers, one hop more. So it runs twice: with few stand-ins, whose features are like those of
+the nodes, and with many, whose features and degrees are others, and to which nodes have edges if they have edges that
+leave the neighborhood. Outputs that differ depend on the surroundings, and are refused.
 """
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from sar.adapters.dgl.graphs import construct_full_graph
 from sar.comm.rows import BufferPool
@@ -26,7 +31,7 @@ from sar.comm.statistics import listeners
 from sar.common_tuples import EID, ETYPE, GIVEN_ID, NTYPE, CanonicalEtype, PartitionData, ShardEdgesAndFeatures, StrPath
 from sar.core.graph.graph import GraphShardManager
 from sar.core.regroup import WorkerShare
-from sar.errors import ConfigError, PartitionError
+from sar.errors import ConfigError, GraphError, PartitionError
 from sar.id_slices import distinct, find_sorted
 from sar.partition.inspect.inspection import largest_value
 from sar.partition.original_order import original_nodes
@@ -37,6 +42,8 @@ from sar.storage.partition_json import PartitionJson, graph_path, read_partition
 from sar.train.graph_counts import FEATURE, LABEL, GraphInfo
 
 _INPUTS = (FEATURE, "x")
+_ROUND_OFF = {torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the largest output; 1e-5 in other dtypes
+_WHOLE = "evaluate on the whole graph, as docs/howto/infer.md says"
 
 
 def infer(
@@ -49,94 +56,143 @@ def infer(
     hops: int | None = None,
     num_classes: int | None = None,
     allow_outside: bool = False,
+    check: int = 0,
 ) -> Array:
     """Compute a trained model's outputs for some nodes, on one worker, from no more than these depend on.
 
     Args:
         directory: a partition directory, or its JSON file; the graph may be another one than the model was trained on.
-        make_model: makes the model, as for `sar plan`; it is called as `model(graph, x)`, where x are the nodes' `feat`
-            or `x`, (N, F), by node type where there are several.
+        make_model: makes the model, as for `sar plan`, anew for each run; the model is called as `model(graph, x)`,
+            where x are the nodes' `feat` or `x`, (N, F), by node type if there are several.
         weights: a state dict, as `sar.save_model` writes it.
         nodes: (S,) the nodes, by their IDs in the input: 0 to N - 1, or those that `--ids map` has kept.
-        ntype: their type; may be left out where there is one.
+        ntype: their type; may be left out if there is one.
         hops: K: how far an output looks. None: as many hops as the model makes distributed calls, which is never too
-            few, and too many where a layer makes several, as with several edge types.
+            few, and too many if a layer makes several, as with several edge types.
         num_classes: for `make_model`; None: one more than the greatest `label`, 0 without labels.
         allow_outside: as in `load_dgl_partition_data`.
+        check: compare so many of the nodes, drawn at random, with outputs of the model on the whole graph, which has
+            to fit into memory.
 
     Returns:
-        (S, ...), in the order of `nodes`.
+        (S, ...), in the order of `nodes`; bfloat16 as float32, because numpy lacks it.
 
     Raises:
         ConfigError: there is no such node or type, or the weights do not fit the model.
+        GraphError: the outputs depend on more than K hops of in-edges, or the model raised an error on these.
         PartitionError: the directory is damaged, or has no input features.
     """
     spec = read_partition_json(directory, allow_outside=allow_outside)
     kind, wanted = _find_nodes(spec, ntype, nodes)
-    stand_ins = _read(spec, wanted[:0], 0)
-    widths = {kind_of: x.shape[-1] for kind_of, x in stand_ins.inputs.items()}
+    nothing = _read(spec, wanted[:0], 0)
+    widths = {key.partition("/")[0]: x.shape[-1] for key, x in nothing.node_features.items()}
+    if not widths:
+        raise PartitionError(f"no node type has a feature {' or '.join(_INPUTS)}, which models start from.")
     if num_classes is None:
         with suppress(PartitionError):  # without labels
             num_classes = int(largest_value(spec.path, LABEL)) + 1
-    counts = (spec.node_ranges[..., 1] - spec.node_ranges[..., 0]).sum(0).tolist()
-    by_type = dict(zip(spec.node_types, counts, strict=True))
-    model = make_model(GraphInfo(spec.node_types, stand_ins.data.edge_type_names, by_type, widths, num_classes or 0))
+    counts = dict(zip(spec.node_types, np.diff(spec.node_ranges).sum((0, 2)).tolist(), strict=True))
+    info = GraphInfo(spec.node_types, nothing.etypes, counts, widths, num_classes or 0)
+    load = partial(_load, make_model, info, weights)  # anew for each run: layers may keep something of a graph
+    group = group_of_processes(torch.distributed.HashStore(), 0, 1)
+    with closing(group), torch.no_grad(), standing_in(group, BufferPool(group.device)):
+        if hops is None:
+            alone = _surround(nothing, 2)
+            listeners.append(calls := _Calls())
+            try:
+                alone.outputs(load(), kind, wanted[:0])
+            finally:
+                listeners.remove(calls)
+        near = _read(spec, wanted.unique(), len(calls) if hops is None else hops)
+        few = partial(_surround, near, 2)
+        out = few().outputs(load(), kind, wanted)
+        others = [("with other surroundings", partial(_surround, near, 8, crowded=True), torch.arange(len(out)))]
+        if check:
+            every = _read(spec, torch.arange(sum(counts.values())), 0)
+            others.append(("on the whole graph", partial(_surround, every, 0), torch.randperm(len(out))[:check]))
+        for where, other, sample in others:  # see [Note: two surroundings]
+            gaps = _gaps(out[sample], other().outputs(load(), kind, wanted[sample]))
+            if gaps.any():
+                worst = sample[gaps.argmax()]
+                traces = (_trace(load(), make(), kind, wanted[worst].view(1)) for make in (few, other))
+                raise GraphError(
+                    f"{_first_to_differ(traces)}, or code before it, uses more of the graph than {near.hops} hops of "
+                    f"in-edges: outputs of node {nodes[worst]} differ by {gaps.max():.2g} {where}. Pass more hops if "
+                    f"layers look farther; if they use all nodes, out-edges, row or random numbers, {_WHOLE}."
+                )
+    return (out.float() if out.dtype == torch.bfloat16 else out).numpy()
+
+
+def _load(make_model: Callable[[GraphInfo], nn.Module], info: GraphInfo, weights: StrPath) -> nn.Module:
+    model = make_model(info)
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
-        dtype = next((value.dtype for value in state.values() if value.is_floating_point()), torch.float32)
-        model.to(dtype).eval().load_state_dict(state)
+        model.to(_first_dtype(state.values())).eval().load_state_dict(state, assign=True)  # tensors in their own dtypes
     except (OSError, pickle.UnpicklingError, RuntimeError, AttributeError) as error:
         raise ConfigError(
             f"'{weights}' does not fit the model: {error} Expected a state dict of the same model, as sar.save_model "
-            "writes it; num_classes (--classes) says how wide outputs are where there are no labels."
+            "writes it; num_classes (--classes) says how wide outputs are if there are no labels."
         ) from error
-    group = group_of_processes(torch.distributed.HashStore(), 0, 1)
-    with torch.no_grad(), standing_in(group, BufferPool(group.device)):
-        if hops is None:
-            graph = construct_full_graph(stand_ins.data)
-            listeners.append(calls := _Calls())
-            try:
-                stand_ins.run(model, graph, dtype)
-            finally:
-                listeners.remove(calls)
-        found = _read(spec, wanted.unique(), calls.count if hops is None else hops)
-        out = found.run(model, _with_true_degrees(spec, construct_full_graph(found.data), found), dtype)
-    group.close()
-    out = out[spec.node_types[kind]] if isinstance(out, Mapping) else out
-    of_type = found.nodes[found.types[: len(found.nodes)] == kind]
-    return out[find_sorted(of_type, wanted)[0]].numpy()
+    return model
+
+
+def _first_dtype(tensors: Iterable[Tensor]) -> torch.dtype | None:
+    return next((x.dtype for x in tensors if x.is_floating_point()), None)
 
 
 class _Neighborhood(NamedTuple):
-    """Nodes with all that their outputs depend on."""
+    """Nodes with the edges that their outputs depend on; see [Note: closed neighborhoods]."""
 
-    nodes: Tensor  # global IDs, ascending, (n,) int64; a stand-in of each type comes after them
-    types: Tensor  # (n + T,)
-    data: PartitionData  # of one worker
-
-    @property
-    def inputs(self) -> dict[str, Tensor]:
-        """What a model starts from, by node type."""
-        found = self.data.node_features.items()
-        return {key.partition("/")[0]: x for key, x in found if key != NTYPE}
-
-    def run(self, model: nn.Module, graph: GraphShardManager, dtype: torch.dtype) -> Any:
-        x = {ntype: x.to(dtype) if x.is_floating_point() else x for ntype, x in self.inputs.items()}
-        if not x:
-            raise PartitionError(f"no node type has a feature {' or '.join(_INPUTS)}, which models start from.")
-        return model(graph, x if len(graph.ntypes) > 1 else next(iter(x.values())))
+    spec: PartitionJson
+    hops: int
+    nodes: Tensor  # global IDs, ascending, (n,) int64
+    types: Tensor  # (n,) int32
+    edges: Tensor  # sources, destinations and IDs, all global, (3, E) int64
+    etypes: list[CanonicalEtype]
+    node_features: dict[str, Tensor]  # what models start from, by `type/name`
+    edge_features: dict[str, Tensor]  # all, likewise
+    out_degrees: Tensor  # in the whole graph, by edge type, (n, number of edge types) int64
 
 
-class _Calls:
-    """Counts distributed calls."""
+class _Surrounded(NamedTuple):
+    """A neighborhood as a graph, with stand-ins for the rest."""
 
-    count = 0
+    near: _Neighborhood
+    graph: GraphShardManager
+    inputs: dict[str, Tensor]  # by node type
+    before: list[int]  # how many stand-ins of each type have rows before the nodes
 
-    def begins(self, call: str) -> None:
-        self.count += 1
+    def rows(self, kind: int, nodes: Tensor) -> Tensor:
+        """The rows of nodes of one type, given by global ID."""
+        return self.before[kind] + find_sorted(self.near.nodes[self.near.types == kind], nodes)[0]
 
-    def ends(self, call: str) -> None:
-        pass
+    def outputs(self, model: nn.Module, kind: int, nodes: Tensor) -> Tensor:
+        """The outputs of nodes of one type, given by global ID."""
+        dtype = _first_dtype(model.state_dict().values())
+        x = {ntype: x.to(dtype) if dtype and x.is_floating_point() else x for ntype, x in self.inputs.items()}
+        try:
+            out = model(self.graph, x if len(self.graph.ntypes) > 1 else next(iter(x.values())))
+        except Exception as error:  # of the user's model
+            raise GraphError(
+                f"The model raised an error on {self.graph.num_nodes()} nodes in place of the whole graph "
+                f"({type(error).__name__}: {error}). If it needs all nodes, {_WHOLE}."
+            ) from error
+        ntype = self.near.spec.node_types[kind]
+        out, count = out.get(ntype) if isinstance(out, Mapping) else out, self.graph.num_nodes(ntype)
+        if not isinstance(out, Tensor) or out.shape[:1] != (count,):
+            raise GraphError(
+                f"The model returns {getattr(out, 'shape', type(out))}; expected {count} rows, one for each node "
+                f"of type {ntype!r}. For an output of the whole graph, {_WHOLE}."
+            )
+        return out[self.rows(kind, nodes)]
+
+
+class _Calls(list[str]):
+    """Distributed calls, as those who follow them are told."""
+
+    begins = list.append
+
+    def ends(self, call: str) -> None: ...
 
 
 def _find_nodes(spec: PartitionJson, ntype: str | None, nodes: Array) -> tuple[int, Tensor]:
@@ -167,7 +223,7 @@ def _find_nodes(spec: PartitionJson, ntype: str | None, nodes: Array) -> tuple[i
 
 
 def _read(spec: PartitionJson, nodes: Tensor, hops: int) -> _Neighborhood:
-    """The neighbourhood of some nodes, ascending global IDs; see [Note: closed neighborhoods]."""
+    """The neighborhood of some nodes, ascending global IDs."""
     etypes = canonical_edge_types(spec, PartFile(graph_path(spec, 0)).read(), 0)
     known = new = nodes
     edges: list[tuple[int, Tensor]] = []  # by part
@@ -177,23 +233,17 @@ def _read(spec: PartitionJson, nodes: Tensor, hops: int) -> _Neighborhood:
         sources = distinct(torch.cat([new[:0], *(found[0] for _, found in into)]))
         new = sources[~find_sorted(known, sources)[1]] if hop < hops else new[:0]
         known = torch.cat([known, new]).sort().values
-    src, dst, ids = torch.cat([torch.empty((3, 0), dtype=torch.int64), *(found for _, found in edges)], 1)
-    kinds, every = types_of(ids, spec.edge_ranges).long(), torch.arange(len(etypes))
-    number = {ntype: len(known) + i for i, ntype in enumerate(spec.node_types)}
-    ends = torch.tensor([[number[etype[0]], number[etype[2]]] for etype in etypes]).T  # stand-ins
-    place, there = find_sorted(known, src)
-    src = torch.cat([torch.where(there, place, ends[0, kinds]), ends[0]])
-    dst = torch.cat([find_sorted(known, dst)[0], ends[1]])
-    types = torch.cat([types_of(known, spec.node_ranges).long(), torch.arange(len(number))])
+    out_degrees = torch.zeros(len(known) * len(etypes), dtype=torch.int64)
+    for part in range(spec.num_parts if len(known) else 0):
+        src, _, ids = _edges_of(spec, part)
+        place, there = find_sorted(known, src)
+        slot = place * len(etypes) + types_of(ids, spec.edge_ranges)
+        out_degrees += torch.bincount(slot[there], minlength=len(out_degrees))
     of_nodes = _features(spec, "nodes", _by_part(spec, known), etypes)
     of_edges = _features(spec, "edges", [(part, found[2]) for part, found in edges], etypes)
-    if len(etypes) == 1:
-        of_edges = {key.rpartition("/")[2]: rows for key, rows in of_edges.items()}
-    shard = ShardEdgesAndFeatures((src, dst), {**of_edges, ETYPE: torch.cat([kinds, every])})
-    ranges = [(0, len(types))]
-    return _Neighborhood(
-        known, types, PartitionData([shard], ranges, {NTYPE: types, **of_nodes}, spec.node_types, etypes)
-    )
+    all_edges = torch.cat([torch.empty((3, 0), dtype=torch.int64), *(found for _, found in edges)], 1)
+    types, degrees = types_of(known, spec.node_ranges), out_degrees.view(-1, len(etypes))
+    return _Neighborhood(spec, hops, known, types, all_edges, etypes, of_nodes, of_edges, degrees)
 
 
 def _by_part(spec: PartitionJson, nodes: Tensor) -> list[tuple[int, Tensor]]:
@@ -223,35 +273,125 @@ def _edges_into(spec: PartitionJson, part: int, nodes: Tensor) -> Tensor:
 def _features(
     spec: PartitionJson, what: Any, parts: Iterable[tuple[int, Tensor]], etypes: list[CanonicalEtype]
 ) -> dict[str, Tensor]:
-    """What models start from, or all of edges, by `type/name`: rows of ascending global IDs, and 0 for stand-ins."""
+    """What models start from, or all of edges, by `type/name`: rows of ascending global IDs."""
     ranges = spec.node_ranges if what == "nodes" else spec.edge_ranges
     names = spec.node_types if what == "nodes" else [":".join(etype) for etype in etypes]
     rows: dict[str, list[Tensor]] = {}
-    nothing = torch.empty(0, dtype=torch.int64)
-    stand_ins: dict[str, Tensor] = {}
-    for part, ids in [(0, nothing), *parts]:
+    for part, ids in [(0, torch.empty(0, dtype=torch.int64)), *parts]:
         files = FeatureFiles(spec, part, what, etypes)
         kinds = types_of(ids, ranges)
         with verifying(graph_path(spec, part).parent):
             for one in [*files.features(), *(files.original_ids() if what == "edges" else [])]:
                 if what == "edges" or one.name in _INPUTS:
                     own = ids[kinds == one.type_id] - int(ranges[part, one.type_id, 0])
-                    found, key = one.take(own), f"{names[one.type_id]}/{one.name}"
-                    rows.setdefault(key, []).append(found)
-                    stand_ins[key] = found.new_zeros((1, *found.shape[1:]))
-    return {key: torch.cat([*found, stand_ins[key]]) for key, found in rows.items()}
+                    rows.setdefault(f"{names[one.type_id]}/{one.name}", []).append(one.take(own))
+    return {key: torch.cat(found) for key, found in rows.items()}
 
 
-def _with_true_degrees(spec: PartitionJson, graph: GraphShardManager, found: _Neighborhood) -> GraphShardManager:
-    """The graph with the out-degrees that nodes have in the whole directory."""
-    count = len(found.data.edge_type_names)
-    degrees = torch.zeros(len(found.types) * count, dtype=torch.int64)
-    for part in range(spec.num_parts):
-        src, _, ids = _edges_of(spec, part)
-        place, there = find_sorted(found.nodes, src)
-        degrees += torch.bincount((place * count + types_of(ids, spec.edge_ranges))[there], minlength=len(degrees))
-    relations = [
-        replace(relation, out_degrees=column[found.types == spec.node_types.index(relation.etype[0])])
-        for relation, column in zip(graph._structure.relations, degrees.view(-1, count).T, strict=True)
-    ]
-    return graph._with(structure=replace(graph._structure, relations=relations), relations=relations)
+def _surround(near: _Neighborhood, stand_ins: int, crowded: bool = False) -> _Surrounded:
+    """A neighborhood with so many stand-ins of each node type, which come first; see [Note: two surroundings].
+
+    If `crowded`, they come last, with one more for every four nodes; the first has more in-edges than any node.
+    """
+    node_types, random, n = near.spec.node_types, torch.Generator().manual_seed(stand_ins), len(near.nodes)
+    counts = [stand_ins + crowded * int((near.types == kind).sum() // 4) for kind in range(len(node_types))]
+    *first, end = accumulate(counts, initial=n * crowded)
+    start = 0 if crowded else end  # of the nodes
+
+    def draw(kind: int, count: int) -> Tensor:
+        return first[kind] + torch.randint(max(counts[kind], 1), (count,), generator=random)
+
+    def join(made_up: Tensor, rows: Tensor) -> Tensor:
+        return torch.cat([rows, made_up] if crowded else [made_up, rows])
+
+    inputs, ends, features = {}, [], {}
+    for key, rows in near.node_features.items():
+        ntype = key.partition("/")[0]
+        inputs[ntype] = join(_made_up(rows, counts[node_types.index(ntype)], random, crowded), rows)
+    of_type = types_of(near.edges[2], near.spec.edge_ranges)
+    for number, (source, relation, target) in enumerate(near.etypes):
+        u, v = node_types.index(source), node_types.index(target)
+        src, dst, _ = near.edges[:, of_type == number]
+        (src, there), (dst, _) = find_sorted(near.nodes, src), find_sorted(near.nodes, dst)
+        sent = torch.bincount(src[there], minlength=n)
+        leaving = torch.repeat_interleave(crowded * torch.minimum(near.out_degrees[:, number] - sent, sent + 1))
+        busy = torch.zeros(crowded * (int(torch.bincount(dst, minlength=1).max()) + 1), dtype=torch.int64)
+        into = first[v] + torch.cat([torch.arange(counts[v]), busy])
+        src = torch.cat([torch.where(there, start + src, draw(u, len(src))), draw(u, len(into)), start + leaving])
+        ends.append(torch.stack([src, torch.cat([start + dst, into, draw(v, len(leaving))])]))
+        for key, rows in near.edge_features.items():
+            if key.startswith(f"{source}:{relation}:{target}/"):
+                features[key] = torch.cat([rows, _made_up(rows, len(src) - len(rows), random, crowded)])
+    features[ETYPE] = torch.repeat_interleave(torch.tensor([found.shape[1] for found in ends]))
+    types = join(torch.repeat_interleave(torch.tensor(counts)), near.types)
+    src, dst = torch.cat(ends, 1)
+    shard = ShardEdgesAndFeatures((src, dst), features)
+    data = PartitionData([shard], [(0, len(types))], {NTYPE: types}, node_types, near.etypes)
+    before = [0] * len(counts) if crowded else counts
+    return _Surrounded(near, _with_true_counts(construct_full_graph(data), near, before), inputs, before)
+
+
+def _made_up(rows: Tensor, count: int, random: torch.Generator, beyond: bool) -> Tensor:
+    """Rows for stand-ins: some of `rows`, or numbers of the same sign that are greater or less than these."""
+    rows = rows if len(rows) else rows.new_full((1, *rows.shape[1:]), rows.is_floating_point())
+    if not (beyond and rows.is_floating_point()):
+        return rows[torch.randint(len(rows), (count,), generator=random)]
+    low, high = rows.amin(0), rows.amax(0)
+    size, coin = torch.rand((2, count, *rows.shape[1:]), generator=random)
+    above = high + size * torch.where(high < 0, -high / 2, 3 * high + (high == 0))
+    below = low - size * torch.where(low > 0, low / 2, -3 * low)
+    return torch.where(coin < 0.5, above, below).to(rows.dtype)
+
+
+def _with_true_counts(graph: GraphShardManager, near: _Neighborhood, before: list[int]) -> GraphShardManager:
+    """The graph with out-degrees, and numbers of nodes and edges on all workers, as in the directory."""
+    spec, old, relations = near.spec, graph._structure, []
+    num_nodes, num_edges = (np.diff(ranges).sum((0, 2)).tolist() for ranges in (spec.node_ranges, spec.edge_ranges))
+    for relation, total, column in zip(old.relations, num_edges, near.out_degrees.T, strict=True):
+        kind = spec.node_types.index(relation.etype[0])
+        degrees, own = relation.out_degrees + column.sum() * (before[kind] == 0), column[near.types == kind]
+        degrees[before[kind] :][: len(own)] = own  # stand-ins keep more than any node if they come last
+        relations.append(replace(relation, out_degrees=degrees, num_edges_global=total))
+    nodes = replace(old.src, counts_global=dict(zip(spec.node_types, num_nodes, strict=True)))
+    return graph._with(structure=replace(old, src=nodes, dst=nodes, relations=relations), relations=relations)
+
+
+def _gaps(out: Tensor, other: Tensor) -> Tensor:
+    """How far apart two outputs of each node are, (S,); 0 if no farther than round-off."""
+    if out.shape != other.shape or not out.numel():
+        return torch.full((len(out),), 0.0 if out.shape == other.shape else torch.inf)
+    a, b = (x.double().reshape(len(x), -1) for x in (out, other))
+    gaps = (a - b).abs().masked_fill((a == b) | (a.isnan() & b.isnan()), 0).nan_to_num(nan=torch.inf).amax(1)
+    return gaps.masked_fill(gaps <= _ROUND_OFF.get(out.dtype, 1e-5) * a.nan_to_num(0, 0, 0).abs().max(), 0)
+
+
+def _first_to_differ(traces: Iterable[list[list[Any]]]) -> str:
+    """The first module that returns something else though it is given the same."""
+    for (name, *one), (_, *other) in zip(*traces, strict=False):
+        given, returned = (a.shape == b.shape and not _gaps(a, b).any() for a, b in zip(one, other, strict=True))
+        if len(one[0]) and given and not returned:
+            return str(name)
+    return "The model"
+
+
+def _trace(model: nn.Module, surrounded: _Surrounded, kind: int, node: Tensor) -> list[list[Any]]:
+    """The modules in the order in which they end, each with what it is given and returns of a node and its in-edges."""
+    graph, ntype, trace = surrounded.graph, surrounded.near.spec.node_types[kind], []
+    row = surrounded.rows(kind, node)
+    rows = {graph.num_nodes(ntype): row}  # by the length of a tensor that has them
+    for relation in graph._structure.relations:
+        if relation.etype[2] == ntype:
+            indptr, edges = relation.in_edges
+            rows[relation.num_edges] = edges[indptr[row] : indptr[row + 1]]
+
+    def see(name: str, module: nn.Module, *values: Any) -> None:
+        seen: list[Any] = [f"{type(module).__name__} {name}".strip()]
+        for tensors in (values[:2], values[2]):
+            plain = [x for x in tree_leaves(tensors) if type(x) is Tensor and x.dim() and len(x) in rows]
+            seen.append(torch.cat([torch.empty(0), *(x[rows[len(x)]].flatten() for x in plain)]))
+        trace.append(seen)
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(partial(see, name), with_kwargs=True)
+    surrounded.outputs(model, kind, node)
+    return trace

@@ -9,6 +9,7 @@ import dgl.nn.pytorch as dglnn
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import sar
@@ -104,43 +105,94 @@ def twice_of(forward, x):
     return 2 * forward(x)
 
 
+ATTENTION = ("GATConv", "GATv2Conv")
+
+
+class Steep(nn.LeakyReLU):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
 CHANGES = {
-    "forward hook": lambda linear: linear.register_forward_hook(lambda layer, given, made: made.sin()),
-    "forward pre-hook": lambda linear: linear.register_forward_pre_hook(lambda layer, given: given[0].cos()),
-    "backward hook": lambda linear: linear.register_full_backward_hook(lambda layer, into, out: (2 * into[0],)),
-    "backward pre-hook": lambda linear: linear.register_full_backward_pre_hook(lambda layer, out: (2 * out[0],)),
-    "global hook": lambda linear: register_module_forward_hook(
-        lambda layer, given, made: made.sin() if layer is linear else None
+    "forward hook": lambda module: module.register_forward_hook(lambda layer, given, made: made.sin()),
+    "forward pre-hook": lambda module: module.register_forward_pre_hook(lambda layer, given: given[0].cos()),
+    "backward hook": lambda module: module.register_full_backward_hook(lambda layer, into, out: (2 * into[0],)),
+    "backward pre-hook": lambda module: module.register_full_backward_pre_hook(lambda layer, out: (2 * out[0],)),
+    "global hook": lambda module: register_module_forward_hook(
+        lambda layer, given, made: made.sin() if layer is module else None
     ),
-    "replaced forward": lambda linear: setattr(linear, "forward", partial(twice_of, linear.forward)),
+    "replaced forward": lambda module: setattr(module, "forward", partial(twice_of, module.forward)),
+}
+"""Of a module, which then is not what its attributes say."""
+
+OTHER_LINEAR = {
     "spectral_norm": torch.nn.utils.spectral_norm,
     "parametrization": torch.nn.utils.parametrizations.weight_norm,
 }
-"""Of a linear layer, which then is no function of its weight alone."""
+
+OTHER_LAYERS = {
+    "dropout in evaluation": lambda layer: layer.attn_drop.__dict__.update(p=0.5, training=False),
+    "dropout of all": lambda layer: setattr(layer.attn_drop, "p", 1.0),
+    "no dropout": lambda layer: setattr(layer, "attn_drop", nn.Threshold(0.1, 0.0)),
+    "no leaky_relu": lambda layer: setattr(layer, "leaky_relu", nn.ELU()),
+    "subclass": lambda layer: setattr(layer, "leaky_relu", Steep(0.1)),
+    "other slope": lambda layer: setattr(layer.leaky_relu, "negative_slope", 0.7),
+    "centred messages": lambda layer: layer.linears[0].register_forward_hook(
+        lambda *given: given[2] - given[2].mean(0)
+    ),
+    "one projection, not shared": lambda layer: setattr(layer, "fc_dst", nn.Linear(IN, 6).double()),
+}
+
+NORMS_IN_EVALUATION = {
+    "converted": lambda layer: dist.is_initialized() and sar.convert_batchnorm(layer),
+    "hook": lambda layer: [
+        tower.batchnorm.register_forward_hook(lambda *given: 2 * given[2]) for tower in layer.towers
+    ],
+}
 
 
-def with_changed_projection(graph, data, name, change):
-    """An attention layer whose projection of the sources does something more."""
+def with_change(graph, data, name, how, module=None):
+    """A layer that does something more than its attributes say, or whose attributes have changed."""
     if dist.is_initialized():
         sar.patch_dgl()
     layer, x = CONVS[name].make().double(), data.leaf("x")
-    linear = layer.fc_src if hasattr(layer, "fc_src") else layer.fc
-    handle = CHANGES[change](linear)
-    out = layer(graph, x)
+    if module == "fc" and not hasattr(layer, "fc"):
+        module = "fc_src"
+    changed = layer if module is None else getattr(layer, module)
+    handle = (CHANGES | OTHER_LINEAR | OTHER_LAYERS | NORMS_IN_EVALUATION)[how](changed)
+    if how in NORMS_IN_EVALUATION:
+        layer.eval()
+    out = CONVS[name].call(layer, graph, x, data.edges["w"], data)
     weighted_sum(out, data.nodes["cotangent"]).backward()
-    if change == "global hook":
+    if how == "global hook":
         handle.remove()
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 
 
-@pytest.mark.parametrize("world_size", [2])
-def test_attention_with_a_changed_projection(pool, world_size):
-    """Attention projects again in the backward only where that is sure to give the same."""
+def calls_differ(graph, data, name):
+    """Whether two calls of a layer in evaluation differ whose dropout is in training, as for Monte-Carlo dropout."""
+    if dist.is_initialized():
+        sar.patch_dgl()
+    layer, x = CONVS[name].make().double().eval(), data.nodes["x"]
+    layer.attn_drop.train().p = 0.5
+    return {"same differ": ((layer(graph, x) - layer(graph, x)).abs().max() > 0.01).double()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_layers_whose_modules_have_changed(pool, world_size):
+    """Only where a module is sure to be a known function is it computed elsewhere, or once more in the backward."""
     parts = with_in_edges(world_size)
-    cases = [
-        (with_changed_projection, (name, how)) for name in ("GATConv", "GATv2Conv", "DotGatConv") for how in CHANGES
+    of_modules = [
+        *[(name, how, "fc") for name in ("GATConv", "GATv2Conv", "DotGatConv") for how in CHANGES | OTHER_LINEAR],
+        *[(name, how, each) for name in ATTENTION for each in ("attn_drop", "leaky_relu") for how in CHANGES],
+        *[(name, how) for name in ATTENTION for how in [*OTHER_LAYERS][:6]],
+        ("GATv2Conv residual, share_weights", "one projection, not shared"),
+        *[(name, how) for name in ("PNAConv", "DGNConv") for how in NORMS_IN_EVALUATION],
     ]
-    check(pool, parts, random_data(parts, torch.float64), cases, (1, 3))
+    if world_size == 1:  # this hook looks at all edges
+        of_modules.append(("GatedGraphConv etypes", "centred messages"))
+    cases = [(with_change, case) for case in of_modules] + [(calls_differ, (name,)) for name in ATTENTION]
+    check(pool, parts, random_data(parts, torch.float64), cases, (1, 3), timeout=200)
 
 
 def with_state(graph, data, state):

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import sar  # isort: skip  (before dgl)
 import dgl
+import dgl.function as fn
 import numpy as np
 import pytest
 import torch
-from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
+import torch_geometric.nn as gnn
+from dgl.nn import EdgeWeightNorm, GATConv, GraphConv, HeteroGraphConv, PNAConv, SAGEConv, SGConv
 from torch import nn
 
 from sar.cli import main
-from sar.errors import ConfigError, PartitionError
+from sar.errors import ConfigError, GraphError, PartitionError
 from sar.storage.partition_json import read_partition_json
 from sar.train import inference
 from sar.train.inference import infer
@@ -98,7 +100,8 @@ def test_as_on_the_whole_graph(name, whole, folder, tmp_path, monkeypatch):
         found = infer(folder, lambda info: MODELS[name](), weights, NODES, hops=hops)
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
     assert asked == [0, 2, 0, 2]  # of stand-ins, and as many hops as there are layers
-    assert np.abs(infer(folder, lambda info: MODELS[name](), weights, NODES, hops=1) - expected).max() > 1e-6
+    with pytest.raises(GraphError, match=r"layers\.1, or code before it, uses more of the graph than 1 hops"):
+        infer(folder, lambda info: MODELS[name](), weights, NODES, hops=1)
     assert infer(folder, lambda info: MODELS[name](), weights, NODES[:0]).shape == (0, 3)
 
 
@@ -108,13 +111,11 @@ def test_no_more_is_read_than_outputs_depend_on(whole, folder):
     found = inference._read(spec, nodes.unique(), 2)
     expected, _ = dgl.khop_in_subgraph(whole, np.unique(NODES), k=2)
     assert len(found.nodes) == expected.num_nodes() < 100
-    assert found.inputs["_N"].shape == (expected.num_nodes() + 1, 5)
+    assert found.node_features["_N/feat"].shape == (expected.num_nodes(), 5)
 
 
 @pytest.mark.parametrize("layer", ["GCNConv", "GATConv", "SAGEConv"])
 def test_layers_of_pyg(layer, whole, folder, tmp_path):
-    import torch_geometric.nn as gnn
-
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -131,6 +132,139 @@ def test_layers_of_pyg(layer, whole, folder, tmp_path):
     for hops in (None, 2):
         found = infer(folder, lambda info: Model(), weights, NODES, hops=hops)
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
+class Lone(nn.Module):
+    """A module, and a function of it, the graph and the features."""
+
+    def __init__(self, module, function):
+        super().__init__()
+        self.layer, self.function = module, function
+
+    def forward(self, graph, x):
+        return self.function(self.layer, graph, x)
+
+
+def lone(make, function=lambda layer, graph, x: layer(graph, x)):
+    return lambda: Lone(make(), function)
+
+
+def sage():
+    return SAGEConv(5, 3, "mean")
+
+
+def after(change):
+    """A layer whose output is changed, by a function of it, the graph and the features."""
+    return lone(sage, lambda layer, graph, x: change(layer(graph, x), graph, x))
+
+
+def on_edges(layer, graph, x):
+    return layer(x, torch.stack(graph.edges()) if isinstance(graph, dgl.DGLGraph) else sar.pyg.edge_index(graph))
+
+
+def size(graph):
+    """Nodes and edges of the whole graph."""
+    if isinstance(graph, dgl.DGLGraph):
+        return graph.num_nodes() / graph.num_edges()
+    return graph.num_nodes_global() / graph.num_edges_global()
+
+
+def by_source(layer, graph, x):
+    with graph.local_scope():
+        graph.edata["a"] = dgl.nn.functional.edge_softmax(graph, graph.edata["w"].unsqueeze(1), norm_by="src")
+        graph.srcdata["h"] = layer(x)
+        graph.update_all(fn.u_mul_e("h", "a", "m"), fn.sum("m", "h"))
+        return graph.dstdata["h"]
+
+
+def normed(layers, graph, x):
+    return layers[1](graph, x, edge_weight=layers[0](graph, graph.edata["w"]))
+
+
+EXACT = {
+    "counts": after(lambda out, graph, x: out * size(graph)),
+    "out-degrees": lone(sage, lambda layer, graph, x: layer(graph, x * graph.out_degrees().unsqueeze(1))),
+    "self-loops": lone(sage, lambda layer, graph, x: layer(graph.remove_self_loop().add_self_loop(), x)),
+    "PNAConv": lone(lambda: PNAConv(5, 3, ["mean", "max"], ["identity", "amplification"], 2.5)),  # by all nodes' number
+    "SGConv, cached": lone(lambda: SGConv(5, 3, 2, cached=True)),
+    "GCNConv, cached": lone(lambda: gnn.GCNConv(5, 3, cached=True), on_edges),
+    "without parameters": lone(lambda: gnn.APPNP(2, 0.1), on_edges),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_needs_the_whole_graph_and_is_known_of_it(name, whole, folder, tmp_path):
+    model = EXACT[name]()
+    weights = saved(model, tmp_path / "model.pt")
+    with torch.no_grad():
+        expected = model(whole, whole.ndata["feat"])[NODES].numpy()
+    np.testing.assert_allclose(infer(folder, lambda info: EXACT[name](), weights, NODES, check=9), expected, rtol=1e-10)
+
+
+REFUSED = {  # by what the error says
+    "EdgeWeightNorm layer.0,": lone(lambda: nn.ModuleList([EdgeWeightNorm("both"), GraphConv(5, 3, "none")]), normed),
+    "Lone,": lone(lambda: nn.Linear(5, 3), by_source),
+    "ChebConv layer,": lone(lambda: gnn.ChebConv(5, 3, 3), on_edges),
+    "SAGEConv layer.conv_out,": lone(lambda: gnn.DirGNNConv(gnn.SAGEConv(5, 3)), on_edges),
+    "HypergraphConv layer,": lone(lambda: gnn.HypergraphConv(5, 3), on_edges),
+    "GraphNorm layer,": lone(lambda: gnn.GraphNorm(5), lambda layer, graph, x: layer(x)),
+    "Dropout layer,": lone(lambda: nn.Dropout(), lambda layer, graph, x: layer.train()(x)),
+    r"raised an error on 2 nodes .*\(RuntimeError: ": lone(
+        lambda: nn.Embedding(300, 5), lambda layer, graph, x: layer.weight + x
+    ),
+    r"returns .*3\]\); expected 2 rows": after(lambda out, graph, x: out[:1]),
+    "returns <class 'tuple'>": after(lambda out, graph, x: (out, x)),
+}
+CHANGED = {
+    "mean": lambda out, graph, x: out - out.mean(0),
+    "greatest": lambda out, graph, x: out / out.sigmoid().max(),
+    "least weight": lambda out, graph, x: out / graph.edata["w"].min(),
+    "in-degrees": lambda out, graph, x: out / graph.in_degrees().max(),
+    "out-degrees": lambda out, graph, x: out / graph.out_degrees().max(),
+    "nodes here": lambda out, graph, x: out / graph.num_nodes(),
+    "rows": lambda out, graph, x: out + torch.arange(len(x)).unsqueeze(1),
+    "rows from the last": lambda out, graph, x: out + torch.arange(len(x)).flip(0).unsqueeze(1),
+    "IDs": lambda out, graph, x: out + graph.node_ids().unsqueeze(1),
+    "random": lambda out, graph, x: out + torch.rand_like(out),
+    "width": lambda out, graph, x: out @ out.T,
+}
+ALL_REFUSED = [*REFUSED.items(), *(("Lone, or code before it,", after(change)) for change in CHANGED.values())]
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("said, make", ALL_REFUSED, ids=[*REFUSED, *CHANGED])
+def test_more_than_the_neighborhood_is_refused(said, make, folder, tmp_path):
+    weights = saved(make(), tmp_path / "model.pt")
+    with pytest.raises(GraphError, match=said):
+        infer(folder, lambda info: make(), weights, NODES)
+
+
+def test_check_compares_with_the_whole_graph(folder, tmp_path):
+    """A model that tells small graphs from large ones looks alike under all surroundings."""
+    make = after(lambda out, graph, x: out * (1 + (graph.num_nodes() > 250)))
+    weights = saved(make(), tmp_path / "model.pt")
+    infer(folder, lambda info: make(), weights, NODES)
+    with pytest.raises(GraphError, match=r"Lone, or .* on the whole graph"):
+        infer(folder, lambda info: make(), weights, NODES, check=2)
+
+
+def test_tensors_keep_their_dtypes(whole, folder, tmp_path):
+    make = lone(
+        lambda: nn.ModuleList([sage(), nn.BatchNorm1d(3)]),
+        lambda layers, graph, x: layers[1](layers[0](graph, x).to(layers[1].bias.dtype)),
+    )
+    model = make()
+    saved(model, tmp_path / "model.pt")
+    model.layer[1].bias.data += 1000.3  # 1000 in bfloat16
+    with torch.no_grad():
+        expected = model(whole, whole.ndata["feat"])[NODES].numpy()
+    model.layer[0].bfloat16(), model.layer[1].float()
+    for tolerance in 0.05, 4:
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        found = infer(folder, lambda info: make(), tmp_path / "model.pt", NODES)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, atol=tolerance)
+        model.bfloat16()
 
 
 def typed_graph(seed: int) -> dgl.DGLGraph:
@@ -222,7 +356,19 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     assert main([*command, "--out", "out.npy"]) == 0
     assert "wrote out.npy, float32 (2, 3)" in capsys.readouterr().out
     np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-5)
-    options = ["--hops", "1", "--ntype", "_N", "--classes", "3", "--allow-outside", "--out", "again.npy"]
+    options = [
+        "--hops",
+        "1",
+        "--check",
+        "2",
+        "--ntype",
+        "_N",
+        "--classes",
+        "3",
+        "--allow-outside",
+        "--out",
+        "again.npy",
+    ]
     assert main([*command, *options]) == 0
     np.testing.assert_array_equal(np.load("again.npy"), np.load("out.npy"))
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm.ddp import refuse_averaging
 from sar.comm.settings import Settings
 from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.collective import CallContext
@@ -18,7 +17,7 @@ from sar.core.graph.edges import with_self_loops, without_self_loops
 from sar.core.graph.frames import Frame, Frames
 from sar.core.graph.queries import ALL, GraphQueries
 from sar.core.passing.batches import EdgeFields, NodeFunction, apply_nodes
-from sar.core.passing.message_passing import compute_on_edges, reduce_across, send_and_reduce
+from sar.core.passing.message_passing import compute_on_edges, fill_infinities, reduce_across, send_and_reduce
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 
@@ -54,7 +53,8 @@ class GraphShardManager(GraphQueries):
                 dictionary of new fields; with the latter the worker holds the messages of all its edges. Nodes without
                 messages get 0. Infinite maxima and minima become 0 and NaN is ignored by both, as in DGL; of equal
                 messages the last in the visible order gets the gradient.
-            apply_node_func: a Python function of a `NodeBatch` of all destinations, called with the result.
+            apply_node_func: a Python function of a `NodeBatch` of all destinations. It sees the result, with infinite
+                maxima and minima, and its own are set instead; infinities become 0 in the first, as in DGL.
             etype: edge type; may be left out where there is one.
 
         Raises:
@@ -64,8 +64,13 @@ class GraphShardManager(GraphQueries):
         """
         with self._structure.group.guard():
             context = self.call_context(etype)
-            results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func)
-            self._set_results(context.relation.etype[2], results, apply_node_func)
+            frame, fill = self._frames.dst[context.relation.etype[2]], apply_node_func is None
+            results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func, fill=fill)
+            if apply_node_func is not None:
+                results = apply_nodes(apply_node_func, results, frame, context.relation.etype[2])
+                for first in [*results][:1]:
+                    results[first] = fill_infinities(results[first], reduce_func)
+            frame.update(results)
 
     @uncompiled
     def multi_update_all(
@@ -76,26 +81,30 @@ class GraphShardManager(GraphQueries):
     ) -> None:
         """`update_all` along several edge types, and a reduction across those that share a destination type.
 
-        It raises what `update_all` raises.
+        It raises what `update_all` raises. As in DGL, relations are combined before maxima and minima of no messages
+        become 0, and infinities become 0 only if the reducer of the last edge type is max or min.
 
         Args:
             etype_dict: (message function, reduce function[, apply function]) for every edge type to use.
             cross_reducer: sum, mean, max, min, stack, or a function of a list of tensors.
-            apply_node_func: as in `update_all`, called once for every destination type.
+            apply_node_func: called once for every destination type, when the results are set; its own are set, too.
         """
         with self._structure.group.guard():
             made: dict[CanonicalEtype, dict[str, Tensor]] = {}
             for etype, (message_func, reduce_func, *apply_func) in etype_dict.items():
                 context = self.call_context(etype)
-                results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func)
+                results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func, fill=False)
                 _, _, ntype = context.relation.etype
                 if apply_func and apply_func[0] is not None:
                     results = apply_nodes(apply_func[0], results, self._frames.dst[ntype], ntype)
                 made[context.relation.etype] = results
-            ordered = [etype for etype in self._relations if etype in made]
-            for ntype in dict.fromkeys(etype[2] for etype in ordered):
+            ordered = [etype for etype in self._relations if etype in made] if cross_reducer == "stack" else list(made)
+            for ntype in dict.fromkeys(etype[2] for etype in made):
                 results = reduce_across([made[etype] for etype in ordered if etype[2] == ntype], cross_reducer)
-                self._set_results(ntype, results, apply_node_func)
+                frame = self._frames.dst[ntype]  # and the reducer is that of the last edge type, as in DGL
+                frame.update({name: fill_infinities(column, reduce_func) for name, column in results.items()})
+                if apply_node_func is not None:
+                    frame.update(apply_nodes(apply_node_func, {}, frame, ntype))
 
     @uncompiled
     def apply_edges(self, func: Any, edges: Any = ALL, etype: AnyEtype = None, inplace: bool = False) -> None:
@@ -127,18 +136,11 @@ class GraphShardManager(GraphQueries):
 
     def call_context(self, etype: AnyEtype = None) -> CallContext:
         """Where calls along one edge type take place; for layers that need more than `update_all`."""
-        refuse_averaging()
         return CallContext(self._structure, self._relation(etype), Settings.current(one_shot=self.one_shot))
 
     def _edge_fields(self, context: CallContext) -> EdgeFields:
         source, _, destination = etype = context.relation.etype
         return EdgeFields(self._frames.src[source], self._frames.dst[destination], self._frames.edge[etype])
-
-    def _set_results(self, ntype: str, results: dict[str, Tensor], apply_func: NodeFunction | None) -> None:
-        frame = self._frames.dst[ntype]
-        if apply_func is not None:
-            results = apply_nodes(apply_func, results, frame, ntype)
-        frame.update(results)
 
     # -- other views of the same graph
 

@@ -311,10 +311,9 @@ class GraphQueries:
         An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
         """
         frames = self._frames
-        fewest = min(self.num_src_nodes(), self.num_dst_nodes(), self.num_edges())
         self._frames = frames.clone()
         try:
-            with self._structure.group.guard(), views_of_nothing(fewest):
+            with self._structure.group.guard(), views_of_nothing(self.num_edges()):
                 yield
         finally:
             self._frames = frames
