@@ -25,7 +25,7 @@ STEP = u64(0x9E3779B97F4A7C15)
 FACTOR_1, FACTOR_2 = u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
 SHIFT_1, SHIFT_2, SHIFT_3, TO_DOUBLE = u64(30), u64(27), u64(31), u64(11)
 UNIT = 2.0**-53
-SCALE = 2.0**300  # Weights are multiplied by it, which is exact, because quotients by 2**-1074, the least, overflow.
+SCALE = np.float64(2.0**300)  # Weights are multiplied by it, exactly, as quotients by the least, 2**-1074, overflow.
 
 
 @inline
