@@ -87,7 +87,7 @@ def test_gather_grads_sums(pool, world_size, bucket_elements):
 
 
 class Training:
-    """A model, its optimizers, and the steps of a loop between two sums; on one machine `gather` does nothing."""
+    """A model, its optimizers, and the calls of a loop around the sums; on one machine `gather` does nothing."""
 
     def __init__(self, gather, rows):
         torch.manual_seed(0)
@@ -161,10 +161,10 @@ class Training:
 
 def run_training(calls, rows=None):
     """The gradients after these calls; on one machine, if `rows` are all."""
-    alone = rows is not None
-    training = Training(
-        (lambda model: None) if alone else sar.gather_grads, rows if alone else rows_of_training(sar.rank())
-    )
+    if rows is None:
+        training = Training(sar.gather_grads, rows_of_training(sar.rank()))
+    else:
+        training = Training(lambda model: None, rows)
     for call in calls.split():
         getattr(training, call)()
     return [p.grad for p in training.model.parameters()]
@@ -174,24 +174,30 @@ def rows_of_training(rank):
     return torch.randn(3 + rank, 3, generator=torch.Generator().manual_seed(rank))
 
 
-@pytest.mark.parametrize(
-    "calls",
-    [
-        *("backward sum clear backward sum", "backward sum step clear backward sum", "backward sum zero backward sum"),
-        *("backward sum step zero backward sum", "backward sum step_by_hand zero backward sum"),
-        *("backward sum step_by_hand zero_data backward sum", "backward sum zero zero backward backward sum"),
-        *("overflow sum skipped_step zero backward sum", "backward backward sum clip step", "backward sum look"),
-        *("backward sum clip step clear backward sum clip", "backward sum unscale step zero backward sum"),
-        "backward sum step write sum",
-        # Some are sums, and begin with what they are.
-        *("backward sum_first sum", "backward sum_first shrink backward sum", "backward sum_head sum"),
-        *(
-            "backward sum step_of_head backward sum",
-            "backward sum step_of_head backward sum step_of_head backward sum clip",
-        ),
-        "backward sum step_of_head backward backward sum",
-    ],
-)
+CALLS = """
+backward sum clear backward sum
+backward sum step clear backward sum
+backward sum zero backward sum
+backward sum step zero backward sum
+backward sum step_by_hand zero backward sum
+backward sum step_by_hand zero_data backward sum
+backward sum zero zero backward backward sum
+overflow sum skipped_step zero backward sum
+backward backward sum clip step
+backward sum look
+backward sum clip step clear backward sum clip
+backward sum unscale step zero backward sum
+backward sum step write sum
+backward sum_first sum
+backward sum_first shrink backward sum
+backward sum_head sum
+backward sum step_of_head backward sum
+backward sum step_of_head backward sum step_of_head backward sum clip
+backward sum step_of_head backward backward sum
+"""
+
+
+@pytest.mark.parametrize("calls", CALLS.strip().splitlines())
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_sums_are_those_of_one_machine(pool, world_size, calls):
     expected = run_training(calls, torch.cat([rows_of_training(rank) for rank in range(world_size)]))
@@ -204,21 +210,10 @@ def failed_training(calls):
     return catch_and_recover(run_training, calls)
 
 
-@pytest.mark.parametrize(
-    "between",
-    [
-        "",
-        "backward",
-        "clip",
-        "shrink",
-        "unscale",
-        "backward clip",
-        "clip backward",
-        "step",
-        "step backward",
-        "clip step backward",
-    ],
-)
+BETWEEN = ",backward,clip,shrink,unscale,backward clip,clip backward,step,step backward,clip step backward"
+
+
+@pytest.mark.parametrize("between", BETWEEN.split(","))
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_sums_are_not_summed(pool, world_size, between):
     for said in pool.run(failed_training, f"backward sum {between} sum"):
