@@ -303,7 +303,7 @@ MUTANTS = [
     Mutant(
         "another message function in the backward",
         "sar/core/passing/python_messages.py",
-        "if not sums.fingerprint.equals(self.fingerprint, self.eps):",
+        "if not sums.fingerprint.equals(self.fingerprint):",
         "if False:",
         "tests/core/test_second_run.py::test_other_messages_than_in_the_forward_are_an_error",
     ),
