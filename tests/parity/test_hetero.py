@@ -131,7 +131,7 @@ def run_on_partition(data, mode, names):
     if mode == 3:
         graph = graph.get_full_partition_graph()
     rows = {key: {t: data.node_features[f"{t}/{key}"] for t in COUNTS} for key in ("x", "cotangent")}
-    return [run(graph, rows["x"], rows["cotangent"], name) for name in names]
+    return [run(graph.local_var(), rows["x"], rows["cotangent"], name) for name in names]
 
 
 @pytest.fixture(scope="module", params=["metis", "random"])
