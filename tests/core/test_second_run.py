@@ -147,7 +147,7 @@ OWN = ("a generator of torch", "a generator of numpy", "state", "an attribute")
         (attention_changed, ("TransformerConv",)),
         (attention_changed, ("HEATConv",)),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 @pytest.mark.parametrize("world_size, mode", [(1, 1), (2, 1), (2, 2), (3, 3)])
 def test_other_messages_than_in_the_forward_are_an_error(pool, world_size, mode, program, args):
