@@ -104,6 +104,8 @@ class _Check:
                     found[event] = _power_sums(x) + found.get(event, 0)
 
         for name, module in model.named_modules() if traced else [("", model)]:
+            if name.endswith("aggr_module"):  # hooks there keep layers of PyTorch Geometric from going tile by tile
+                continue
             module.register_forward_pre_hook(partial(note, (name, "input")), with_kwargs=True)
             module.register_forward_hook(partial(note, (name, "output")))
         cpu, default = torch.device("cpu"), torch.get_default_dtype()

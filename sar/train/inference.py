@@ -392,6 +392,7 @@ def _trace(model: nn.Module, surrounded: _Surrounded, kind: int, node: Tensor) -
         trace.append(seen)
 
     for name, module in model.named_modules():
-        module.register_forward_hook(partial(see, name), with_kwargs=True)
+        if not name.endswith("aggr_module"):  # hooks there keep layers of PyTorch Geometric from going tile by tile
+            module.register_forward_hook(partial(see, name), with_kwargs=True)
     surrounded.outputs(model, kind, node)
     return trace
