@@ -59,14 +59,14 @@ if TYPE_CHECKING:
     from sar.partition.ingest.open import open_graph
     from sar.partition.original_order import to_original_order
     from sar.partition.write.write import write_partitions
-    from sar.train.check import check_loss
+    from sar.train.check import check_model
     from sar.train.checkpoint import load_checkpoint, save_checkpoint, save_model
     from sar.train.profile import profile
 
     RelGraphConv: Any
 else:
     _WHEN_USED = {
-        "check_loss": "train.check",
+        "check_model": "train.check",
         "clean_up": "partition.ingest.cleanup",
         "load_checkpoint": "train.checkpoint",
         "open_graph": "partition.ingest.open",
@@ -113,7 +113,7 @@ __all__ = [
     "Task",
     "all_max",
     "all_sum",
-    "check_loss",
+    "check_model",
     "clean_up",
     "comm",
     "comm_device",

@@ -175,20 +175,6 @@ MUTANTS = [
         "tests/core/test_gradient_rules.py::test_an_edge_gradient_wanted_on_one_rank_only",
     ),
     Mutant(
-        "a kept result on one worker only",
-        "sar/core/passing/builtin.py",
-        "all(theirs == self.all_flags[0] for theirs in self.all_flags)",
-        "self.constant is not None",
-        "tests/core/test_constants.py::test_constant_inputs",
-    ),
-    Mutant(
-        "a kept result that its caller can change",
-        "sar/core/relation.py",
-        "snapshot(self._result)",
-        "self._result",
-        "tests/core/test_constants.py::test_constant_inputs",
-    ),
-    Mutant(
         "degrees without clamp",
         "sar/core/relation.py",
         "return self.in_degrees.clamp(min=1).to(values.dtype)",
@@ -306,6 +292,20 @@ MUTANTS = [
         "self._nccl.abort()",
         "pass",
         "tests/comm/test_transports.py::test_nccl_is_made_anew_and_aborted_in_each_generation",
+    ),
+    Mutant(
+        "degrees that their reader can change",
+        "sar/core/graph/queries.py",
+        "        return degrees.clone()",
+        "        return degrees",
+        "tests/core/graph/test_answers.py::test_answers_are_the_callers",
+    ),
+    Mutant(
+        "another message function in the backward",
+        "sar/core/passing/python_messages.py",
+        "if not sums.fingerprint.equals(self.fingerprint):",
+        "if False:",
+        "tests/core/test_second_run.py::test_other_messages_than_in_the_forward_are_an_error",
     ),
 ]
 

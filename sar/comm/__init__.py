@@ -8,7 +8,7 @@ from sar.comm.collectives import (
     gather_grads,
     sync_params,
 )
-from sar.comm.ddp import ddp_sum_hook
+from sar.comm.gradients import ddp_sum_hook
 from sar.comm.rendezvous import nfs_ip_init
 from sar.comm.session import (
     backend,

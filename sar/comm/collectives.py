@@ -6,7 +6,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
 from numbers import Integral, Real
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter, is_lazy
-from torch.utils.weak import WeakIdKeyDictionary
 
-from sar.comm.ddp import refuse_second_sum
+from sar.comm.gradients import begin_sum, end_sum
 from sar.comm.group import Group
 from sar.comm.replicas import all_gather_json, described
 from sar.comm.session import current_group
@@ -25,8 +24,6 @@ from sar.raw_memory import accumulation_dtype, resolved, to_device
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
-_summed: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
-"""Gradients that are sums over workers, each with the version that its parameter had then."""
 BUCKET_ELEMENTS = 2**22
 REDUCED_DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
@@ -186,23 +183,20 @@ def gather_grads(model: Module) -> None:
     without one on some of them, those count as zero.
 
     Raises:
-        ConfigError: for a model in `DistributedDataParallel`, which needs `ddp_sum_hook` instead; for gradients that
-            are sums already, because there was another call since the parameters changed; for sparse gradients; for a
-            lazy module that has not seen its first input.
+        ConfigError: for gradients that `DistributedDataParallel` has combined, which needs `ddp_sum_hook` instead; if
+            all gradients are sums of an earlier call; for sparse gradients; for a lazy module that has not seen its
+            first input.
         DisagreementError: where the workers' models differ in the number, shapes or dtypes of their parameters.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for _, p in named]
     with current_group().guard() as group, torch.no_grad():
-        refuse_second_sum(model)
         call = "gather_grads"
         alike = _agree_on_model(group, call, model, named, [p.grad is not None for p in parameters])
-        _refuse_sums(call, parameters)
+        begin_sum(parameters, group.rank)
         if group.world_size > 1 and parameters:
             _sum_gradients(group, call, named, alike=alike)
-        for p in parameters:
-            if p.grad is not None:
-                _summed[p.grad] = p._version
+        end_sum(parameters, group.rank)
 
 
 def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter]], *, alike: bool) -> None:
@@ -226,19 +220,6 @@ def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter
             p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
 
 
-def _refuse_sums(call: str, parameters: Sequence[Tensor]) -> None:
-    """Raise where all gradients are sums over workers, and no parameter has changed since.
-
-    Some may be: those that no optimizer changes or clears.
-    """
-    given = [p for p in parameters if p.grad is not None]
-    if given and all(_summed.get(p.grad) == p._version for p in given):
-        raise ConfigError(
-            f"{call}: the gradients are sums over the workers already, and would be added up once more. Call it once "
-            "for each step, after the last backward; then optimizer.step() and optimizer.zero_grad()."
-        )
-
-
 def _agree_on_model(
     group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]], given: Sequence[bool] = ()
 ) -> bool:
@@ -258,7 +239,11 @@ def _agree_on_model(
         for of_all in zip_longest(*models, fillvalue=["nothing", ""]):
             if len({layout for _, layout in of_all}) > 1:
                 lines = "\n".join(f"  worker {rank}: {name} {layout}" for rank, (name, layout) in enumerate(of_all))
-                raise DisagreementError(f"The workers gave different models to {call}. The first difference:\n{lines}")
+                raise DisagreementError(
+                    f"The workers gave different models to {call}. The first difference:\n{lines}\nA parameter with a "
+                    "row for each of a worker's own nodes is not part of the model: use a tensor that requires a "
+                    "gradient, not a torch.nn.Parameter, or sar.nn.DistEmbedding. Its gradient is complete as it is."
+                )
     if group.replicas is not None and group.replicas.share(model, call):
         _warn_of_own_statistics(call, model)
     return alike

@@ -57,6 +57,11 @@ T = TypeVar("T")
 REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to come back after an error."""
 
+FORKED: Final = (
+    "This process was forked from a worker, whose connections and threads it does not have, so it cannot make "
+    "distributed calls. Make them in the worker itself; a torch DataLoader whose dataset does needs num_workers=0."
+)
+
 
 class Group:
     """One worker's end of the group; its transport connects, together with all others, on first use."""
@@ -166,6 +171,8 @@ class Group:
     def _stop_error(self) -> CommunicationError:
         """The error of a call after the group has stopped."""
         known, self._known = self._known, True
+        if self.stopped is FORKED:
+            return CommunicationError(FORKED)
         if self.final:
             return PeerError(f"{self.stopped}\nThis is final: restart all workers.")
         if not known:
@@ -174,6 +181,12 @@ class Group:
             f"An earlier error has stopped distributed calls on all workers: {self.stopped}\n"
             "To go on, call sar.recover() on every worker, or restart all."
         )
+
+    def leave_to_parent(self) -> None:
+        """Make every further call raise, in a process that was forked from this worker's."""
+        self._lock, self._owner, self._beside = threading.Lock(), None, None
+        if self.world_size > 1:
+            self.stopped, self.final = FORKED, True
 
     def close(self) -> None:
         """Leave the group for good; peers that still wait for this worker see it end."""

@@ -122,8 +122,9 @@ class Liveness:
     def close(self) -> None:
         """End the thread, which says that this worker leaves; at exit at the latest."""
         atexit.unregister(self.close)
-        self._end.set()
-        self._thread.join(BEAT_SECONDS)
+        if self._thread.is_alive():  # not in a forked process
+            self._end.set()
+            self._thread.join(BEAT_SECONDS)
 
     def _run(self) -> None:
         number, before = 0, time.monotonic()

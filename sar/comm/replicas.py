@@ -12,7 +12,6 @@ On the CPU checksums are CRC-32. Those of models on a device are made there, and
 once: copying the parameters would take longer than the step. So all workers have their models on alike devices.
 """
 
-import itertools
 import json
 import threading
 import zlib
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -65,9 +63,7 @@ class Replicas:
     def __init__(self, *, of_thread: bool = False) -> None:
         self._thread = threading.get_ident() if of_thread else None
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> (its name, `seen_by`)
-        self._serials: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        self._serial = itertools.count()  # a serial is never another optimizer's, even after its own is gone
-        self._stepped: dict[int, list[_Stepped]] = {}  # by the optimizer's serial
+        self._stepped: dict[Optimizer, list[_Stepped]] = {}  # until the next agreement, even if the optimizer goes
         self._told: list[_Stepped] = []  # what the latest agreement was about
         self._own: set[str] = set()  # keys of what is not compared
         self._apart = False
@@ -116,22 +112,22 @@ class Replicas:
         known = {one.key: one for worker in workers for one in worker}
         any_shared = any(one.seen_by for one in known.values())
         for key, one in known.items():
-            theirs = [[other.checksum for other in worker if other.key == key] for worker in workers]
-            if all(checksums == theirs[0] for checksums in theirs):
+            theirs = [[other for other in worker if other.key == key] for worker in workers]
+            sums = [[other.checksum for other in of_worker] for of_worker in theirs]
+            if all(of_worker == sums[0] for of_worker in sums):
                 continue
-            if one.seen_by or (not any_shared and len({len(checksums) for checksums in theirs}) == 1):
-                devices = sorted({other.device for worker in workers for other in worker if other.key == key})
-                if len(devices) > 1:
-                    where = " on some workers, and on ".join(devices)
-                    raise DisagreementError(
-                        f"{one.name} is on {where} on others, where its bits cannot be compared. "
-                        "Have the model on one kind of device on all, or set Config.check_replicas = False on all."
-                    )
-                raise DisagreementError(self._message(one, theirs))
+            if one.seen_by or (not any_shared and len(set(map(len, theirs))) == 1):
+                devices = {other.device for of_worker in theirs for other in of_worker}
+                raise DisagreementError(self._message(one, sums, sorted(devices)))
             logger.warning("%s is not on all workers alike, and is not compared", one.name)
             self._own.add(key)
 
-    def _message(self, one: _Stepped, theirs: list[list[int | Tensor]]) -> str:
+    def _message(self, one: _Stepped, theirs: list[list[int | Tensor]], devices: list[str]) -> str:
+        if len(devices) > 1:
+            return (
+                f"{one.name} is on {' on some workers, and on '.join(devices)} on others, where its bits cannot be "
+                "compared. Have the model on one kind of device on all, or set Config.check_replicas = False on all."
+            )
         other = next(rank for rank, checksums in enumerate(theirs) if checksums != theirs[0])
         found = f"The workers' models are not the same: {one.name} differs between worker 0 and worker {other}"
         idle = [rank for rank, checksums in enumerate(theirs) if not checksums]
@@ -148,30 +144,24 @@ class Replicas:
             "differs, as where a scheduler is stepped by a worker's own loss: sar.all_sum makes it that of all. "
         )
         return (
-            f"{found} after optimizer.step(). {why}\nWhere a parameter is meant to differ, set Config.check_replicas = "
-            "False on all workers, or make it a tensor that requires a gradient, not a torch.nn.Parameter."
+            f"{found} after optimizer.step(). {why}\nIf it is meant to differ, such as a mask with a row for each of a "
+            "worker's own nodes, as an Explainer's: set Config.check_replicas = False on all workers, or make it a "
+            "tensor that requires a gradient, not a torch.nn.Parameter."
         )
 
     def _look(self, optimizer: Optimizer) -> None:
         """Take the checksums of what an optimizer has just stepped."""
-        if self._thread not in (None, threading.get_ident()):
+        elsewhere = self._thread not in (None, threading.get_ident())
+        if elsewhere or self._apart or not Config.check_replicas or torch.compiler.is_compiling():
             return
-        if self._apart or not Config.check_replicas or torch.compiler.is_compiling():
-            return
+        steps = self._stepped[optimizer] = []
         parameters = [p for group in optimizer.param_groups for p in group["params"] if _counts(p)]
-        steps = [self._stepped_now(p, f"parameter {i} of {type(optimizer).__name__}") for i, p in enumerate(parameters)]
-        serial = self._serials.get(optimizer)
-        if serial is None:
-            serial = self._serials[optimizer] = next(self._serial)
-        self._stepped[serial] = steps
-
-    def _stepped_now(self, parameter: Parameter, place: str) -> _Stepped:
-        shape, device = described(parameter), parameter.device.type
-        checksum = zlib.crc32(as_bytes(parameter)) if device == "cpu" else _sum_of_bits(parameter)
-        if parameter not in self._shared:
-            return _Stepped(shape, f"{place}, {shape},", [], checksum, device)
-        name, seen_by = self._shared[parameter]
-        return _Stepped(f"{name} {shape}", f"{name}, {shape},", seen_by, checksum, device)
+        for number, p in enumerate(parameters):
+            shape, device = described(p), p.device.type
+            checksum = zlib.crc32(as_bytes(p)) if device == "cpu" else _sum_of_bits(p)
+            name, seen_by = self._shared.get(p, (f"parameter {number} of {type(optimizer).__name__}", []))
+            key = f"{name} {shape}" if seen_by else shape
+            steps.append(_Stepped(key, f"{name}, {shape},", seen_by, checksum, device))
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

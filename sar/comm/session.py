@@ -1,6 +1,7 @@
 """Setting up this worker's communication, and asking about it."""
 
 import atexit
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -220,6 +221,18 @@ def _shut_down(started: bool) -> None:
         _current.group.close()
     if started and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _in_child() -> None:
+    """Leave all connections to the parent of a process that was forked."""
+    if _current is not None:
+        atexit.unregister(_shut_down)
+        _current.group.leave_to_parent()
+        for group in (_current.group, dist.group.WORLD):  # gloo's destructor would wait for the parent's threads
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _start(

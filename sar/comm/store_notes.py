@@ -66,7 +66,8 @@ class Abandonable(threading.Thread, Generic[T]):
 def _wait_for_abandoned() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
     for thread in list(Abandonable._all):
-        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():  # not in a forked process
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Note(NamedTuple):

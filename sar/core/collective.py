@@ -38,6 +38,7 @@ from torch import Tensor
 
 from sar.comm import beside, session
 from sar.comm.exchange import OWN_ROWS, Exchange, Tile
+from sar.comm.gradients import refuse_average
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.settings import SMALL_TILE, Settings
@@ -281,6 +282,8 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         call: Collective = ctx.call
+        if call.distributed:
+            refuse_average()
         with torch.no_grad(), call.guard():
             made = call.backward(call.begin_backward(ctx), *grads)
         return call.end_backward(made, *grads)
@@ -313,6 +316,8 @@ class _SecondHalf(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         call: Collective = ctx.call
+        if call.distributed:
+            refuse_average()
         with torch.no_grad(), call.guard():
             call.run_beside(partial(call.backward, call.begin_backward(ctx), *grads))
         tie = torch.empty(0, device="cpu")

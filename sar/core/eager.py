@@ -1,4 +1,4 @@
-"""How distributed calls and layers get along with torch: `torch.compile`, and views of tensors without elements."""
+"""How distributed calls and layers get along with torch: `torch.compile`, modules, and views of empty tensors."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -8,7 +8,8 @@ from math import prod
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks_of_all_modules
 from torch.overrides import TorchFunctionMode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -33,8 +34,26 @@ def uncompiled(function: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks, of this module or of all modules, run in a call of a module or in its backward."""
+    kinds = [f"{direction}{pre}_hooks" for direction in ("forward", "backward") for pre in ("", "_pre")]
+    return any(getattr(module, f"_{kind}") or getattr(hooks_of_all_modules, f"_global_{kind}") for kind in kinds)
+
+
+def is_written_in(function: Any, package: str) -> bool:
+    """Whether a function is a package's own, and not one that a user has put in its place."""
+    return f"{getattr(function, '__globals__', {}).get('__name__')}.".startswith(f"{package}.")
+
+
+def is_exactly(module: Any, *kinds: type) -> bool:
+    """Whether a call of a module is the `forward` of one of these types and nothing else, so that kernels may do it."""
+    if type(module) not in kinds or "forward" in vars(module) or has_hooks(module):
+        return False
+    return is_written_in(module.forward, type(module).__module__)
+
+
 def views_of_nothing(rows: int) -> AbstractContextManager[Any]:
-    """A context for layers on a worker without nodes or edges; does nothing unless `rows` is 0.
+    """A context for layers on a worker without edges, and maybe without nodes; does nothing unless `rows` is 0.
 
     DGL's layers write `x.view(len(x), -1, D)`, which torch refuses for an x without elements: -1 could be anything
     there. What they mean is plain from the other dimensions, so inside it is worked out for them.

@@ -148,6 +148,12 @@ class EdgeBlock:
         self._pieces = {**dict(list(self._pieces.items())[-1:]), size: made}
         return made
 
+    def shifted(self, count: int) -> EdgeBlock:
+        """The same edges for edge operands in which their rows come `count` rows later."""
+        ids = None if self.edge_ids is None else self.edge_ids.long() + count
+        offset = self.edge_offset + count
+        return EdgeBlock(self.rows, self.indptr, self.cols, self.num_src, self.num_dst, ids, offset)
+
     def _run(self, begin: int, end: int) -> EdgeBlock:
         if self.cols.is_meta:  # where there are no values, as many as there would be on average
             first, last = len(self.rows) * begin // self.num_edges, -(-len(self.rows) * end // self.num_edges)

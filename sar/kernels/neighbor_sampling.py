@@ -14,6 +14,7 @@ from sar.kernels.threads import run_balanced, run_rows
 from sar.raw_memory import resolved
 
 ALL = 2**62  # a fan-out that no degree exceeds
+MOST_WEIGHT = 1e200  # so that sums of scaled weights are finite: see `sampling_loops.SCALE`
 
 _NONE = np.empty(0, np.int64)
 _NODE_WORK = 16  # what one drawn edge costs, in elements as `threads` counts them
@@ -39,7 +40,7 @@ def draw_in_edges(
         rows: (n,) int64, their rows in `indptr`.
         nodes: (n,) int64, their global IDs, which choose their random numbers.
         indptr: (N + 1,) int64; the in-edges of row i have the positions indptr[i]:indptr[i + 1].
-        weights: (E,) floating point, non-negative, by position; None for equal ones. An edge of weight 0 is not drawn.
+        weights: (E,) floating point, from 0, which is not drawn, to `MOST_WEIGHT`, by position; None for equal ones.
         fanout: edges of each node, or `ALL`.
         replace: draw `fanout` edges independently of any node that has one.
         key: 64 bits; equal keys give equal draws.
@@ -50,11 +51,11 @@ def draw_in_edges(
     loops = _loops()
     replace = replace and fanout != ALL
     arguments = (rows.numpy(), nodes.numpy(), indptr.numpy(), np.empty(0) if weights is None else weights.numpy())
+    longest = int((indptr[rows + 1] - indptr[rows]).max()) if len(rows) else 0
     counts = torch.empty_like(rows)
     run_rows(loops.count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy())
     offsets = to_offsets(counts)
     picked = torch.empty(int(offsets[-1]), dtype=torch.int64, device="cpu")
-    longest = int((indptr[rows + 1] - indptr[rows]).max()) if len(rows) else 0
     ends = offsets.numpy()
     given = (*arguments, replace, np.uint64(key), ends, picked.numpy())
     run_balanced(loops.draw_edges, ends, _NODE_WORK, *given, private=lambda: (np.arange(longest), np.empty(longest)))

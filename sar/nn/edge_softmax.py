@@ -1,11 +1,15 @@
 """Softmax over the in-edges of each destination, or the out-edges of each source."""
 
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sar.core.collective import Collective, ForwardOutput
+from sar.common_tuples import AnyEtype, CanonicalEtype
+from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
@@ -16,53 +20,75 @@ from sar.kernels import EdgeBlock, edge_softmax_backward, edge_softmax_forward
 
 
 @uncompiled
-def edge_softmax(graph: GraphShardManager, logits: Tensor, eids: Any = ALL, norm_by: str = "dst") -> Tensor:
+def edge_softmax(
+    graph: GraphShardManager, logits: Tensor | Mapping[AnyEtype, Tensor], eids: Any = ALL, norm_by: str = "dst"
+) -> Any:
     """Normalise the logits of the edges that share a node: exp(x_e) / sum of exp(x_e') over edges e' at that node.
 
     By destination nothing is communicated, because a node's in-edges are all on its own worker. By source it is a
     collective call.
 
     Args:
-        graph: a distributed graph with one edge type.
-        logits: (E, *) floating point, in the visible edge order; with `eids`, a row for each of those.
+        graph: a distributed graph.
+        logits: (E, *) floating point, in the visible edge order; with `eids`, a row for each of those. With several
+            edge types a dictionary with those of each type; the sum is over a node's edges of all types.
         eids: local edge IDs to which the softmax is confined, (K,) integer; default all.
         norm_by: `dst` (default) or `src`.
 
     Returns:
-        (E, *) or (K, *), like `logits`.
+        (E, *) or (K, *), like `logits`; or a dictionary of them by canonical edge type.
 
     Raises:
-        GraphError: for logits of another length, several edge types, or another `norm_by`.
+        GraphError: for logits of another length, a dictionary without some edge types, or another `norm_by`.
     """
     if norm_by not in ("dst", "src"):
         raise GraphError(f"edge_softmax got norm_by={norm_by!r}; expected 'dst' or 'src'.")
-    num_edges = graph.num_edges()
-    chosen = None if isinstance(eids, str) and eids == ALL else torch.as_tensor(eids, device=logits.device).long()
-    if chosen is not None and bool(((chosen < 0) | (chosen >= num_edges)).any()):
-        raise GraphError(f"eids are from {int(chosen.min())} to {int(chosen.max())}; expected 0 to {num_edges - 1}.")
-    rows = num_edges if chosen is None else len(chosen)
-    if logits.dim() == 0 or len(logits) != rows:
-        raise GraphError(f"The logits have shape {tuple(logits.shape)}; expected {rows} rows, one for each edge.")
-    if not logits.dtype.is_floating_point:
-        raise GraphError(f"The logits are {logits.dtype}; expected floating point.")
-    normalise = _by_destination if norm_by == "dst" else _by_source
-    if chosen is None:
-        return normalise(graph, logits)
-    # Edges that are left out weigh exp(-inf) = 0.
-    spread = logits.new_full((num_edges, *logits.shape[1:]), -torch.inf).index_copy(0, chosen, logits)
-    return normalise(graph, spread)[chosen]
+    given = logits if isinstance(logits, Mapping) else dict.fromkeys(graph.canonical_etypes[:1], logits)
+    by_type = {graph.to_canonical_etype(etype): x for etype, x in given.items()}
+    chosen = None if isinstance(eids, str) and eids == ALL else torch.as_tensor(eids, device=graph.device).long()
+    if len(by_type) < len(graph.canonical_etypes) or (chosen is not None and len(by_type) > 1):
+        raise GraphError(f"The logits are of {list(by_type)}; expected all of {graph.canonical_etypes}, without eids.")
+    for etype, x in by_type.items():
+        count = graph.num_edges(etype)
+        if chosen is not None and bool(((chosen < 0) | (chosen >= count)).any()):
+            raise GraphError(f"eids are from {int(chosen.min())} to {int(chosen.max())}; expected 0 to {count - 1}.")
+        rows = count if chosen is None else len(chosen)
+        if x.dim() == 0 or len(x) != rows:
+            raise GraphError(f"The logits have shape {tuple(x.shape)}; expected {rows} rows, one for each edge.")
+        if not x.dtype.is_floating_point:
+            raise GraphError(f"The logits are {x.dtype}; expected floating point.")
+        if chosen is not None:  # Edges that are left out weigh exp(-inf) = 0.
+            by_type[etype] = x.new_full((count, *x.shape[1:]), -torch.inf).index_copy(0, chosen, x)
+    end, normalise = (2, _by_destination) if norm_by == "dst" else (0, _by_source)
+    scores: dict[CanonicalEtype, Tensor] = {}
+    for ntype in dict.fromkeys(etype[end] for etype in graph.canonical_etypes):
+        etypes = [etype for etype in graph.canonical_etypes if etype[end] == ntype]
+        if len({(by_type[etype].dtype, by_type[etype].shape[1:]) for etype in etypes}) > 1:
+            raise GraphError(f"The logits of {etypes} share nodes; expected equal widths and dtypes.")
+        contexts = [graph.call_context(etype) for etype in etypes]
+        scores |= zip(etypes, normalise(contexts, [by_type[etype] for etype in etypes]), strict=True)
+    if isinstance(logits, Mapping):
+        return {etype: scores[etype] for etype in graph.canonical_etypes}
+    [scored] = scores.values()
+    return scored if chosen is None else scored[chosen]
 
 
-def _by_destination(graph: GraphShardManager, logits: Tensor) -> Tensor:
-    return _EdgeSoftmax(graph.call_context().relation.blocks).apply(logits)[0]
+def _by_destination(contexts: Sequence[CallContext], logits: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The softmax over the in-edges of nodes of one type, from the logits of each relation that leads to them."""
+    if len(logits) == 1:
+        return list(_EdgeSoftmax(contexts[0].relation.blocks).apply(logits[0]))
+    sizes = [*map(len, logits)]
+    relations = zip([0, *accumulate(sizes[:-1])], contexts, strict=True)
+    blocks = [block.shifted(start) for start, context in relations for block in context.relation.blocks]
+    return _EdgeSoftmax(blocks).apply(torch.cat([*logits]))[0].split(sizes)
 
 
-def _by_source(graph: GraphShardManager, logits: Tensor) -> Tensor:
-    context = graph.call_context()
-    greatest = max_at_sources(context, logits)
+def _by_source(contexts: Sequence[CallContext], logits: Sequence[Tensor]) -> Sequence[Tensor]:
+    greatest = reduce(torch.maximum, map(max_at_sources, contexts, logits))
     greatest = greatest.masked_fill(greatest == -torch.inf, 0)
-    weights = (logits - copy_to_edges(context, greatest)).exp()
-    return weights / copy_to_edges(context, sum_at_sources(context, weights))
+    weights = [(x - copy_to_edges(context, greatest)).exp() for context, x in zip(contexts, logits, strict=True)]
+    total = reduce(torch.add, map(sum_at_sources, contexts, weights))
+    return [x / copy_to_edges(context, total) for context, x in zip(contexts, weights, strict=True)]
 
 
 class _EdgeSoftmax(Collective):

@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from sar.core.collective import meanwhile
-from sar.core.passing.attention import Recompute, attention
+from sar.core.passing.attention import attention, recompute_linear
 from sar.core.passing.builtin import COPY_SOURCE, aggregate
 from sar.kernels.attention_operands import Score
 
@@ -58,6 +57,7 @@ class GATConv(nn.Module):
 
     def __init__(self, width: int, next_width: int, heads: int) -> None:
         super().__init__()
+        self.shape = heads, next_width
         self.fc = nn.Linear(width, heads * next_width, bias=False)
         self.attn_l, self.attn_r = (nn.Parameter(torch.empty(1, heads, next_width)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(heads * next_width))
@@ -65,8 +65,7 @@ class GATConv(nn.Module):
             nn.init.xavier_normal_(weights, RELU)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, H, D')
-        shape = self.attn_l.shape[1:]
-        h = self.fc(x).unflatten(1, shape)
+        h = self.fc(x).unflatten(1, self.shape)
         attended = attention(
             graph.call_context(),
             Score.ADDITIVE,
@@ -75,6 +74,6 @@ class GATConv(nn.Module):
             attn=self.attn_l[0],
             attn_dst=self.attn_r[0],
             factor=SLOPE,
-            recompute=Recompute(lambda x, weight: linear(x, weight).unflatten(1, shape), (x, self.fc.weight)),
+            recompute=recompute_linear(self.fc, x, self.shape),
         )
-        return attended + self.bias.view(shape)
+        return attended + self.bias.view(self.shape)

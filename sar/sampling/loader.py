@@ -127,7 +127,8 @@ class DataLoader:
             self._batches = SeedBatches(
                 seeds, batch_size, drop_last=drop_last, shuffle=shuffle, seed=self._seed, optimized=optimized
             )
-            graph_sampler.prepare(full_graph_manager, contents=True)
+            source = graph_sampler.prepare(full_graph_manager, contents=True)
+            self._call = f"{source.graph.signature}: a batch"
         if len(session.current_group().local_peers) == 1:  # else the allocator is that of what is left to a file
             set_allocator(batches=True)
 
@@ -191,10 +192,9 @@ class DataLoader:
         try:
             for number, (seeds, key) in enumerate(batches):
                 with group.guard():
-                    source = self._sampler.prepare(self._graph, contents=number == 0)
+                    source = self._sampler.prepare(self._graph, self._call, contents=number == 0)
                     batch = None if ahead is None else ahead.arrived(group)
-                    stale = ahead is not None and (batch is None or ahead.source is not source)
-                    changed |= any(group.agree(f"{source.graph.signature}: a batch", stale))
+                    changed |= ahead is not None and (batch is None or ahead.source is not source)
                     if batch is None or changed:
                         batch = start_batch(group, source, seeds, key)()
                     ahead = None
@@ -209,7 +209,7 @@ class DataLoader:
 
     def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         with session.current_group().guard() as group:
-            source = self._sampler.prepare(self._graph, contents=True)
+            source = self._sampler.prepare(self._graph, self._call, contents=True)
             processes, self._idle = self._idle, None
             if processes is None or processes.source is not source:
                 processes = SamplingProcesses(source, self._num_workers, self._ahead)

@@ -102,23 +102,28 @@ class GraphSampler:
         """Seeds as users give them, as IDs, (S,) int64, which this worker may use; inside `group.guard()`."""
         return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign)
 
-    def prepare(self, graph: GraphShardManager, *, contents: bool = False) -> SamplingSource:
-        """What batches are sampled from; made by all workers together, anew where fields of the graph have changed.
+    def prepare(
+        self, graph: GraphShardManager, call: str = "comparing fields", *, contents: bool = False
+    ) -> SamplingSource:
+        """What batches are sampled from; made by all workers together, anew if fields have changed on any of them.
 
-        With `contents`, their contents are looked at, too, which numpy and `.data` change without a trace.
+        `call` is what the workers agree on. With `contents`, the contents of fields are looked at, too, which numpy and
+        `.data` change without a trace.
         """
         with session.current_group().guard() as group:
-            fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
-            fields += [*self.input_node_features.values(), *self.output_node_features.values()]
+            edge_frames = [graph.edges[etype].data for etype in graph.canonical_etypes]
+            frames = [*edge_frames, self.input_node_features, self.output_node_features]
+            named = {(i, name): field for i, frame in enumerate(frames) for name, field in frame.items()}
+            fields = list(named.values())
             # Changes in place show in the version, which tensors of inference mode do not have.
-            states = [(id(field), _checksum(field) if field.is_inference() else field._version) for field in fields]
-            made_of = id(graph._structure), graph.canonical_etypes, states
+            states = [(place, id(x), _checksum(x) if x.is_inference() else x._version) for place, x in named.items()]
+            made_of = id(graph._structure), graph.ntypes, graph.canonical_etypes, states
             known, checksums = self._prepared, None
             changed = known is None or known.made_of != made_of
             if contents:
                 checksums = [_checksum(field) for field in fields]
                 changed = changed or (known is not None and known.checksums != checksums)
-                changed = any(group.agree("comparing the contents of fields", changed))
+            changed = any(group.agree(call, changed))
             if changed or known is None:
                 local, method = self._plan(graph)
                 cache = fill_cache(group, local, self.feature_cache_bytes) if self.feature_cache_bytes else None
@@ -177,7 +182,7 @@ class GraphSampler:
 
 
 def _checksum(field: Tensor) -> int:
-    return zlib.crc32(as_bytes(field))
+    return zlib.crc32(as_bytes(field), zlib.crc32(f"{field.dtype} {field.shape}".encode()))
 
 
 @dataclass(frozen=True)
@@ -218,8 +223,8 @@ class DistNeighborSampler(GraphSampler):
     Args:
         fanouts: for each layer, input layer first, the number of in-edges to draw at each node, -1 for all; or a
             dictionary with that number for every edge type.
-        prob: edge field with the weights by which edges are drawn, (E,) or (E, 1), at least 0, in any unit; an edge of
-            weight 0 never is. Edge types that lack it are drawn from evenly. Default: all edges alike.
+        prob: edge field with the weights by which edges are drawn, (E,) or (E, 1), from 0 to 1e200, in any unit; an
+            edge of weight 0 never is. Edge types that lack it are drawn from evenly. Default: all edges alike.
         replace: draw with replacement: `fanout` edges of each node that has any.
         copy_edata: copy the graph's edge fields to the blocks; without, they have `dgl.EID` only.
         input_node_features: features of this worker's nodes by name, (N_i, ...) each, to set on the first block's

@@ -36,10 +36,10 @@ def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str)
 
 def check_homogeneous(graph: GraphShardManager, sampler: str) -> None:
     """Raise `GraphError` where a graph has more types than the sampler is defined for."""
-    if not graph.is_homogeneous:
+    if len(graph._structure.dst.ids) > 1 or len(graph.canonical_etypes) > 1:
         raise GraphError(
-            f"{sampler} is for graphs of one node and one edge type; this one has {graph.canonical_etypes}. "
-            "DistNeighborSampler takes several."
+            f"{sampler} is for graphs of one node and one edge type; this one is of {[*graph._structure.dst.ids]} and "
+            f"{graph.canonical_etypes}. DistNeighborSampler takes several."
         )
 
 
@@ -181,4 +181,4 @@ def _checked_clusters(clusters: Tensor, count: int, k: int) -> Tensor:
         raise ConfigError(
             f"clusters has numbers from {int(numbers.min())} to {int(numbers.max())}; expected 0 to k - 1 = {k - 1}."
         )
-    return numbers.long()
+    return numbers.long().clone()  # the user may write to them

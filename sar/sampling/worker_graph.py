@@ -14,7 +14,8 @@ from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.edges import InEdges
 from sar.core.graph.graph import GraphShardManager
-from sar.errors import FieldError
+from sar.errors import FieldError, GraphError
+from sar.kernels.neighbor_sampling import MOST_WEIGHT
 from sar.logging_setup import logger
 from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner
 
@@ -44,15 +45,15 @@ class TypeRuns(NamedTuple):
     """Consecutive global IDs of nodes of one type, of all workers, ascending."""
 
     starts: Tensor  # (R,) int64, the first ID of each run
-    types: Tensor  # (R,) int64, numbers of node types
+    types: Tensor  # (R,) int64, numbers of node types; those that the graph of one edge type lacks come last
     rows: Tensor  # (R,) int64, the row of the first node among its worker's nodes of the type
 
     @classmethod
     def gathered(cls, graph: GraphShardManager) -> "TypeRuns":
         """Those of all workers, which call this together."""
         columns = []
-        for number, ids in enumerate(graph._structure.src.ids.values()):
-            ids = ids.cpu()
+        for number, ntype in enumerate(dict.fromkeys([*graph.ntypes, *graph._structure.src.ids])):
+            ids = graph._structure.src.ids[ntype].cpu()
             rows = torch.cat(
                 [torch.zeros(min(len(ids), 1), dtype=torch.int64, device="cpu"), (ids.diff() != 1).nonzero()[:, 0] + 1]
             )
@@ -104,10 +105,12 @@ class WorkerGraph:
         return NodesByOwner.sort(nodes, [end for _, end in self.node_ranges])
 
     def by_type(self, nodes: Tensor) -> dict[str, Tensor]:
-        """The nodes of every type, in the order given."""
-        if len(self.node_types) == 1:
+        """The nodes of every type, in the order given; a `GraphError` if a node has a type that the graph lacks."""
+        if not bool(self.runs.types.any()):  # all nodes have the first type
             return {self.node_types[0]: nodes}
         types = self.runs.types[self.runs.of(nodes)]
+        if bool((types >= len(self.node_types)).any()):
+            raise GraphError(f"Some seeds are not of the node types {self.node_types} of this graph; leave them out.")
         return {ntype: nodes[types == number] for number, ntype in enumerate(self.node_types)}
 
 
@@ -163,10 +166,11 @@ def _weights(prob: str, field: Tensor, edges: InEdges) -> Tensor:
         raise FieldError(
             f"prob={prob!r} has shape {tuple(field.shape)} and {field.dtype}; expected one number an edge."
         )
-    field = field if field.dtype in (torch.float32, torch.float64) else field.float()
-    if not bool(((field >= 0) & field.isfinite()).all()):
+    field = field if field.dtype in (torch.float32, torch.float64) else field.double()
+    if not bool(((field >= 0) & field.isfinite() & (field <= MOST_WEIGHT)).all()):
         raise FieldError(
-            f"prob={prob!r} has entries that are negative, infinite or NaN; expected weights of at least 0."
+            f"prob={prob!r} has entries that are negative, infinite, NaN or above {MOST_WEIGHT:g}; expected weights of "
+            "at least 0, if need be divided by the greatest."
         )
     return field[edges.edges]
 

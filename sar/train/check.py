@@ -1,60 +1,210 @@
-"""`sar.check_loss`: whether several workers have the loss that one worker would have."""
+"""`sar.check_model`: whether several workers compute what one process computes, and if not, which module differs first.
 
-import math
+[Note: two runs]
+Each worker reads the same sample and runs the model on it alone; then all run it together, each with its share. Both
+runs are in float64 if the model allows it, so that differences are no rounding errors, and without dropout, because
+workers draw other numbers than one process. Modules are compared by sums of powers over all rows, which depend neither
+on the order of rows nor on the number of calls (one for each tile of messages). Inner modules have hooks only in a
+second pair of runs, if the first differ, because layers may take a slower path around modules with hooks.
+"""
+
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
-from sar.adapters.dgl.load import load_dgl_partition_data
+from sar.adapters.dgl.load import load_dgl_partition_data, on_device
 from sar.comm import session
-from sar.comm.collectives import all_sum
+from sar.comm.collectives import all_max, all_sum, sync_params
 from sar.comm.rows import BufferPool
-from sar.common_tuples import PartitionData, StrPath
-from sar.errors import ConfigError
+from sar.common_tuples import NTYPE, PartitionData, ShardEdgesAndFeatures, StrPath
+from sar.core.regroup import deal_parts, regroup, runs_of
+from sar.errors import ConfigError, PeerError
+from sar.outofcore.workers import run_in_turns
+from sar.storage.partition_json import read_partition_json
 from sar.train.counted_graph import CountingGroup
 
+Parts = dict[int, PartitionData]
 LossOf = Callable[[nn.Module, PartitionData], Tensor]
+Results = dict[tuple[str, str], Tensor]  # by module and "input" or "output": power sums; and "loss", and "gradient"
 
 
-def check_loss(model: nn.Module, loss_of: LossOf, directory: StrPath, *, tolerance: float = 1e-4) -> float:
-    """Compare the sum of all workers' losses with the loss of one worker that has the whole graph; a collective call.
+def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes: int = 10_000) -> str:
+    """Compare outputs, loss and gradients of all workers with those of one process; returns what is equal, in words.
 
-    For small graphs: worker 0 loads the whole graph and runs the model on it, while the others wait. The model must be
-    without dropout. What is computed leaves it and the random state as they were.
+    Finds code that takes one worker's rows for all, such as `x.mean(0)`, `BatchNorm1d` or a loss divided by the local
+    count. A single worker is compared to two workers of its process. Computes in float64 and without dropout, on copies
+    of the model with the parameters of worker 0, and leaves torch's random state as it is. A collective call.
 
     Args:
-        model: alike on all workers.
-        loss_of: called as `loss_of(model, data)` with a worker's partition; makes the graph and returns the loss as the
-            script does, before its backward.
+        model: in training or evaluation mode, as it is to be checked.
+        loss_of: called as `loss_of(model, data)` with a worker's partition. Makes the graph and returns the loss as the
+            training script does, before its backward. Features and labels must come from `data`.
         directory: the partition directory, or its JSON file.
-        tolerance: how far apart the losses may be, relative to their size.
-
-    Returns:
-        The loss.
+        nodes: about how many nodes to check. In a larger graph they are every k-th of each type, and in-edges from
+            others begin at the nearest of them. Memory: the model on these nodes, and a partition while it is read.
 
     Raises:
-        ConfigError: on all workers, where the losses differ.
-        PeerError: where `loss_of` raised on another worker, such as on the whole graph.
+        ConfigError: on all workers, if anything differs. Names the first module that does, and the likely cause.
     """
-    group, cpu = session.current_group(), torch.device("cpu")
+    while isinstance(model, nn.parallel.DistributedDataParallel) or "_orig_mod" in model._modules:  # torch.compile
+        model = next(model.children())
+    with session.current_group().guard() as group:
+        workers = max(group.world_size, 2)
+        check = _Check(model, loss_of, *_read_sample(directory, nodes, workers))
+        if group.world_size > 1:
+            equal, text = check.compare(group.rank)
+        else:
+            threads = run_in_turns(workers, check.compare, None)
+            if threads.failures:
+                raise min(threads.failures.values(), key=lambda error: isinstance(error, PeerError))
+            equal, text = threads.results[0]
+    if not equal:
+        raise ConfigError(text)
+    return text
 
-    def loss_here() -> float:
-        with torch.no_grad(), torch.random.fork_rng():
-            return float(loss_of(deepcopy(model), load_dgl_partition_data(str(directory), session.rank(), cpu)))
 
-    with group.guard():
-        together, alone = all_sum(loss_here()), 0.0
-        if group.rank == 0:
-            with session.standing_in(CountingGroup(0, 1), BufferPool(cpu)):
-                alone = loss_here()
-        alone = all_sum(alone)
-    if not math.isclose(together, alone, rel_tol=tolerance):
-        raise ConfigError(
-            f"The losses of {group.world_size} workers add up to {together:.6g}, but one worker that has the whole "
-            f"graph gets {alone:.6g}. A worker's loss has to be its share (sar.Task.loss, or a sum over its nodes "
-            "divided by the number of all), and what combines rows in the model, such as a mean or BatchNorm1d, has to "
-            "do so over all workers (sar.all_sum, sar.convert_batchnorm)."
-        )
-    return alone
+class _Check:
+    """Runs a model on a sample, on one process and on all workers; see [Note: two runs]."""
+
+    def __init__(self, model: nn.Module, loss_of: LossOf, parts: Parts, ranges: list[tuple[int, int]]) -> None:
+        self.model, self.loss_of, self.parts, self.ranges = deepcopy(model), loss_of, parts, ranges
+        sync_params(self.model)  # those of worker 0, as at the beginning of training
+        self.dtype, self.tolerance = torch.float64, 1e-6
+        try:
+            self.alone = self.run()
+        except Exception:  # such as of code that makes float32 tensors
+            self.dtype, self.tolerance = torch.float32, 1e-3
+            self.alone = self.run()
+
+    def run(self, rank: int | None = None, *, traced: bool = False, seed: int = 0) -> Results:
+        """Run a copy of the model, forward and backward, as one of the workers, or on one process with all nodes."""
+        model, parts = deepcopy((self.model, self.parts))
+        (model.double() if self.dtype == torch.float64 else model.float()).zero_grad()
+        for module in model.modules():
+            rate = "p" if isinstance(module, _DropoutNd) else "dropout"  # some layers read it
+            if isinstance(getattr(module, rate, None), float):
+                setattr(module, rate, 0.0)
+        data = regroup(parts, [(0, self.ranges[-1][1])] if rank is None else self.ranges, rank or 0)
+        for features in (data.node_features, *(shard.edge_features for shard in data.all_shard_edges)):
+            features.update({name: x.to(self.dtype) for name, x in features.items() if x.is_floating_point()})
+        found: Results = {}
+
+        def note(event: tuple[str, str], _: nn.Module, *values: Any) -> None:
+            for x in tree_leaves(values if event[1] == "input" else values[1]):
+                if isinstance(x, Tensor) and x.is_floating_point():
+                    found[event] = _power_sums(x) + found.get(event, 0)
+
+        for name, module in model.named_modules() if traced else [("", model)]:
+            module.register_forward_pre_hook(partial(note, (name, "input")), with_kwargs=True)
+            module.register_forward_hook(partial(note, (name, "output")))
+        cpu, default = torch.device("cpu"), torch.get_default_dtype()
+        group = session.standing_in(CountingGroup(0, 1), BufferPool(cpu)) if rank is None else nullcontext()
+        with group, torch.random.fork_rng(), torch.enable_grad(), _DropoutOff():
+            torch.manual_seed(seed)
+            torch.set_default_dtype(self.dtype)
+            try:
+                loss = self.loss_of(model, on_device(data, next((p.device for p in model.parameters()), cpu)))
+                if all_max(not isinstance(loss, Tensor) or not loss.requires_grad):
+                    raise ConfigError("loss_of has to return a loss with a gradient, on every worker.")
+                results: Results = {**found, ("", "loss"): loss.detach()}  # before modules are called in the backward
+                loss.backward()
+            finally:
+                torch.set_default_dtype(default)
+        for name, p in model.named_parameters():
+            results[name, "gradient"] = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+        return results
+
+    def compare(self, rank: int) -> tuple[bool, str]:
+        """Run with all workers, and tell what is equal, or what differs and why; the same text on all workers."""
+        workers, own = len(self.ranges), self.run(rank)
+        wrong = [event for event in _differing(self.alone, own, workers, self.tolerance) if event[1] != "input"]
+        results = ", ".join(dict.fromkeys(what for _, what in wrong or self.alone if what != "input"))
+        losses = f"losses {all_sum(own['', 'loss']):.6g} and {self.alone['', 'loss']:.6g}"
+        found = f"{results} ({self.ranges[-1][1]} nodes, {self.dtype}, {losses})"
+        if not wrong:
+            return True, f"{workers} workers and one process agree on {found}."
+        alone, again, own = self.run(traced=True), self.run(traced=True, seed=1), self.run(rank, traced=True)
+        name, what = event = next(iter(_differing(alone, own, workers, self.tolerance / 1e3)), wrong[0])
+        module = type(self.model.get_submodule(name if what in ("input", "output") else "")).__name__
+        if what == "loss":
+            cause = "a worker's loss has to be the sum over its nodes, divided by the number on all: use sar.Task.loss"
+        elif what == "gradient":
+            cause = "something is detached, or loss_of does not call the model that it is given"
+        elif event in _differing(alone, again, 1, self.tolerance):
+            cause = "it depends on random numbers, of which only dropout is off in a check"
+        elif what == "output" and "Norm" in module:
+            cause = "it normalises by the rows of one worker; call sar.convert_batchnorm or sar.pyg.convert_norms"
+        else:
+            place = "before" if what == "input" else "in"
+            cause = f"code {place} it takes one worker's rows for all, as x.mean(0), or reorders them; use sar.all_sum"
+        first = f"The first to differ is the {what} of {name or 'the model'} ({module}): {cause}."
+        return False, f"{workers} workers and one process differ in {found}. {first}"
+
+
+def _differing(one: Results, other: Results, workers: int, tolerance: float) -> list[tuple[str, str]]:
+    """The results of one process that are not the sums of the others over workers; all gradients if they are 0."""
+    totals = [other.get(event, torch.zeros_like(x)) for event, x in one.items()]
+    wrong, largest = [], max((float(x.norm()) for (_, what), x in one.items() if what == "gradient"), default=0.0)
+    for ((_, what), x), total in zip(one.items(), all_sum(totals) if workers > 1 else totals, strict=True):
+        traced = what in ("input", "output")  # of all rows, or of what each worker has, such as a pooled graph
+        scale = x[1] + tolerance * (x[1, 0] + 1) if traced else x.norm() + tolerance * largest
+        same = [((total - n * x).abs() < n * tolerance * scale).all() for n in ((1, workers) if traced else (1,))]
+        wrong.append(not any(same))  # also if there are NaN
+    return [e for e, bad in zip(one, all_max(torch.tensor(wrong)) if workers > 1 else wrong, strict=True) if bad]
+
+
+class _DropoutOff(TorchFunctionMode):
+    """Makes functional dropout the identity."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if re.fullmatch("(feature_)?(alpha_)?dropout([123]d|_)?", getattr(func, "__name__", "")):
+            return args[0] if args else kwargs["input"]
+        return func(*args, **(kwargs or {}))
+
+
+def _power_sums(x: Tensor) -> Tensor:
+    """Sums of x^k and |x|^k over all elements for k = 0 to 4, (2, 5); of a scalar, which may be a share, for k = 1."""
+    x = x.detach().double().nan_to_num(0, 0, 0).cpu()
+    return torch.stack([(y ** (k if x.dim() else min(k, 1))).sum() for y in (x, x.abs()) for k in range(5)]).view(2, 5)
+
+
+def _read_sample(directory: StrPath, nodes: int, workers: int) -> tuple[Parts, list[tuple[int, int]]]:
+    """Read about so many nodes of a directory, by partition, and divide their new IDs among the workers."""
+    spec = read_partition_json(directory)
+    step = max(1, -(-int(spec.node_ranges.max()) // max(nodes, 1)))
+    pieces = 1 if spec.num_parts >= workers else workers  # of a partition, with equal shares of each type
+    runs = [
+        torch.cat([torch.arange(start, end, step).tensor_split(pieces)[piece] for start, end in of_part])
+        for of_part in spec.node_ranges.tolist()
+        for piece in range(pieces)
+    ]
+    sampled, new_ids = torch.cat(runs).sort()
+    counts = [len(run) for run in runs]
+    bounds = runs_of([sum(counts[i : i + pieces]) for i in range(0, len(counts), pieces)])  # of partitions
+
+    def find(ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The new ID of each node, of the nearest sampled node before it, and -1 if it is not sampled itself."""
+        place = torch.searchsorted(sampled, ids, right=True) - 1
+        return new_ids[place], torch.where(sampled[place] == ids, new_ids[place], -1)
+
+    parts = {}
+    for part, owned in enumerate(spec.partition_ranges):
+        with session.standing_in(CountingGroup(part, spec.num_parts), BufferPool(torch.device("cpu"))):
+            data = load_dgl_partition_data(spec.path, part, "cpu")
+        shards = [ShardEdgesAndFeatures((find(src)[0], find(dst)[1]), x) for (src, dst), x in data.all_shard_edges]
+        new, kinds = find(torch.arange(*owned))[1], data.node_features[NTYPE]
+        rows = {ntype: (new >= 0)[kinds == kind] for kind, ntype in enumerate(data.node_type_names)}
+        order = new.argsort()[int((new < 0).sum()) :]
+        features = {key: x[rows.get(key.partition("/")[0], order)] for key, x in data.node_features.items()}
+        data = PartitionData(shards, bounds, features, data.node_type_names, data.edge_type_names)
+        parts[part] = regroup({part: data}, bounds, part)  # without edges into -1
+    return parts, runs_of([sum(counts[i] for i in share) for share in deal_parts(counts, workers)])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.collectives import all_max, all_sum
+from sar.comm.gradients import refuse_average
 from sar.common_tuples import SPLIT, PartitionData, suffix_key_lookup
 from sar.errors import FieldError
 from sar.kernels import accumulation_dtype
@@ -105,7 +106,10 @@ class Task:
             total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
         else:
             total = F.cross_entropy(logits, labels, reduction="sum")
-        return total / self._terms[split]
+        share = total / self._terms[split]
+        if share.requires_grad:
+            share.register_hook(lambda _: refuse_average())
+        return share
 
     def metrics(self, logits: Tensor) -> dict[str, dict[str, float]]:
         """Metrics of each mask over all workers' nodes, counted in integers; called by all workers together.

@@ -85,13 +85,13 @@ CASES = {
     "neighbours sampled by DGL": Case(
         lambda: dgl.sampling.sample_neighbors(graph(), [0], 2),
         "MissingMethodError",
-        "dgl.sample_neighbors takes no distributed graph: sar.DataLoader samples the whole graph, with "
+        "dgl.sampling.sample_neighbors takes no distributed graph: sar.DataLoader samples the whole graph, with "
         "sar.DistNeighborSampler and others.",
     ),
     "a walk by DGL": Case(
         lambda: dgl.sampling.random_walk(graph(), [0], length=2),
         "MissingMethodError",
-        "dgl.random_walk takes no distributed graph: sar.DataLoader samples the whole graph, with "
+        "dgl.sampling.random_walk takes no distributed graph: sar.DataLoader samples the whole graph, with "
         "sar.DistNeighborSampler and others.",
     ),
     "the ends of all edges": Case(

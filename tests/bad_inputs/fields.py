@@ -10,6 +10,7 @@ from tests.bad_inputs import Case
 from tests.sampling.scenes import parts_of, typed_parts
 
 N, E = 20, 60
+REAL_ONLY = "built-in arithmetic takes floating point. Call .float() or, on complex numbers, torch.view_as_real first."
 COPY, SUM = fn.copy_u("x", "m"), fn.sum("m", "out")
 
 
@@ -39,17 +40,17 @@ CASES = {
     "integers to be summed": Case(
         lambda: update(ones().long()),
         "GraphError",
-        "copy(u['x']) is torch.int64; built-in arithmetic takes floating point. Call .float() on it first.",
+        "copy(u['x']) is torch.int64; " + REAL_ONLY,
     ),
     "truth values to be summed": Case(
         lambda: update(ones().bool()),
         "GraphError",
-        "copy(u['x']) is torch.bool; built-in arithmetic takes floating point. Call .float() on it first.",
+        "copy(u['x']) is torch.bool; " + REAL_ONLY,
     ),
     "complex numbers": Case(
         lambda: update(ones().to(torch.complex64)),
         "GraphError",
-        "copy(u['x']) is torch.complex64; built-in arithmetic takes floating point. Call .float() on it first.",
+        "copy(u['x']) is torch.complex64; " + REAL_ONLY,
     ),
     "operands of different dtypes": Case(
         lambda: update(ones(), ones(E, 2).double(), fn.u_mul_e("x", "e", "m")),

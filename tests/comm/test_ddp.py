@@ -1,11 +1,14 @@
 """`DistributedDataParallel` around a model: gradients of single-machine DGL with `ddp_sum_hook`, refused without."""
 
+from contextlib import ExitStack
+
 import dgl.function as fn
 import dgl.nn
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import sar
@@ -84,6 +87,108 @@ def test_wrong_sums_are_refused(pool, options, words):
         assert failure.kind == "ConfigError", failure
         for word in words:
             assert word in failure.message, failure.message
+
+
+class InParts(nn.Module):
+    """A layer, a distributed one and a layer, of which DDP wraps some by themselves."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 5)
+        self.conv = dgl.nn.SAGEConv(5, 4, "mean")
+        self.last = nn.Linear(4, 3)
+        self.double()
+
+
+def one_of_its_own():
+    return [dist.new_group([rank]) for rank in range(sar.world_size())][sar.rank()]
+
+
+def trained_in_parts(graph, data, wrapped, hook, summed, context="sum", detached=False):
+    """The gradients of a backward; DDP wraps some parts, and `gather_grads` gets some."""
+    model = InParts()
+    parts, x = dict(model.named_children()), data.nodes["x"]
+    alone = not dist.is_initialized()
+    for name in [] if alone else wrapped:
+        group = one_of_its_own() if context == "group of one" else None
+        parts[name] = DistributedDataParallel(parts[name], process_group=group)
+        if hook is not None:
+            parts[name].register_comm_hook(None, hook)
+    with ExitStack() as stack:
+        if context == "no_sync" and not alone:
+            for name in wrapped:
+                stack.enter_context(parts[name].no_sync())
+        h = parts["conv"](graph, parts["first"](x).tanh())
+        out = parts["last"](h.detach() if detached else h)
+        if detached:  # then the loss alone is of the graph
+            task = sar.Task(torch.zeros(len(x), dtype=torch.int64), {"train": torch.ones(len(x), dtype=torch.bool)})
+            task.loss(out).backward()
+        else:
+            weighted_sum(out, x[:, :3]).backward()
+    if not alone:
+        sar.gather_grads(nn.ModuleDict({name: parts[name] for name in summed}))
+    return {f"same {name}.grad": p.grad for name, p in model.named_parameters()}
+
+
+def own_hook(state, bucket):
+    return sar.ddp_sum_hook(state, bucket)
+
+
+ALL = ["first", "conv", "last"]
+
+
+@pytest.mark.parametrize(
+    "wrapped, hook, summed, context",
+    [
+        (["last"], sar.ddp_sum_hook, ["first", "conv"], "sum"),
+        (["first", "last"], own_hook, ["conv"], "sum"),
+        (ALL, sar.ddp_sum_hook, [], "sum"),
+        (["last"], None, ALL, "no_sync"),
+        (["last"], None, ALL, "group of one"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_parts_of_a_model(pool, world_size, wrapped, hook, summed, context):
+    parts = SCENARIOS["first worker without nodes"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(trained_in_parts, (wrapped, hook, summed, context))])
+
+
+@pytest.mark.parametrize(
+    "wrapped, hook, summed, detached, word",
+    [
+        (["last"], None, ["first", "conv"], False, "averages"),
+        (["last"], None, [], False, "averages"),
+        (["first"], None, ["conv", "last"], False, "averages"),
+        (ALL, None, [], False, "averages"),
+        (["last"], default_hooks.allreduce_hook, ["first", "conv"], False, "averages"),
+        (["last"], None, ["first"], True, "averages"),
+        (["last"], sar.ddp_sum_hook, ALL, False, "Leave"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_parts_that_are_averaged_or_summed_twice(pool, world_size, wrapped, hook, summed, detached, word):
+    parts = SCENARIOS["random"](world_size)
+    for failure in fail_on_all_ranks(pool, parts, trained_in_parts, wrapped, hook, summed, "average", detached):
+        assert failure.kind == "ConfigError", failure
+        assert word in failure.message, failure.message
+        assert "register_comm_hook" in failure.message
+
+
+def trained_beside(graph, data):
+    """A model of torch's that has nothing to do with the graph, between two that have; each row counts the same."""
+    found = trained_in_parts(graph, data, [], None, ALL)
+    beside = nn.Linear(3, 1).double()
+    wrapped = DistributedDataParallel(beside) if dist.is_initialized() else beside
+    wrapped(torch.arange(3.0).double()).sum().backward()
+    again = trained_in_parts(graph, data, [], None, ALL)
+    return found | {f"{name} again": grad for name, grad in again.items()} | {"same beside": beside.weight.grad}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_ddp_for_another_purpose_averages(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(trained_beside, ())])
 
 
 def evaluated(graph, data):

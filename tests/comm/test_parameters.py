@@ -86,34 +86,139 @@ def test_gather_grads_sums(pool, world_size, bucket_elements):
                 assert torch.equal(grads[name], value), name
 
 
-def summed_again(between):
-    """What a second call says, after the first and what is done in between."""
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model[1:].parameters() if between == "step of some" else model.parameters(), lr=0.1)
+class Training:
+    """A model, its optimizers, and the calls of a loop around the sums; on one machine `gather` does nothing."""
 
-    def backward():
-        model(torch.ones(1, 3)).sum().backward()
+    def __init__(self, gather, rows):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+        self.head = nn.Linear(2, 2, bias=False)
+        self.head.weight = self.model[1].weight
+        self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        self.gather, self.rows = gather, rows
 
-    backward()
-    sar.gather_grads(model)
-    if between == "backward":
-        backward()
-    elif between != "nothing":
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=between != "cleared in place")
-        backward()
-    return catch_and_recover(sar.gather_grads, model)
+    def backward(self, scale=1.0):
+        loss = (self.head(self.model(self.rows)) ** 2).sum() * scale
+        self.scaler.scale(loss).backward() if scale == torch.inf else loss.backward()
+
+    def clip(self):
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+
+    def shrink(self):
+        for p in self.model.parameters():
+            p.grad *= 0.5
+
+    def unscale(self):
+        self.scaler.scale(torch.ones(()))
+        self.scaler.unscale_(self.sgd)
+
+    def step(self):
+        self.sgd.step()
+
+    def step_by_hand(self):
+        for p in self.model.parameters():
+            p.data -= 0.1 * p.grad
+
+    def step_of_head(self):
+        torch.optim.Adam(self.model[1].parameters(), lr=0.1, foreach=True).step()
+        self.model[1].zero_grad()
+
+    def skipped_step(self):
+        self.scaler.step(self.sgd)
+        self.scaler.update()
+
+    def clear(self):
+        self.sgd.zero_grad(set_to_none=True)
+
+    def zero(self):
+        self.sgd.zero_grad(set_to_none=False)
+
+    def zero_data(self):
+        for p in self.model.parameters():
+            p.grad.data.zero_()
+
+    def overflow(self):
+        self.backward(torch.inf)
+
+    def look(self):
+        return torch.autograd.grad(self.model(self.rows).square().sum(), self.model.parameters())
+
+    def write(self):
+        """Gradients that the loop writes by hand."""
+        for p, grad in zip(self.model.parameters(), self.look(), strict=True):
+            p.grad.copy_(grad)
+
+    def sum(self):
+        self.gather(self.model)
+
+    def sum_first(self):
+        self.gather(self.model[0])
+
+    def sum_head(self):
+        self.gather(self.head)
 
 
-@pytest.mark.parametrize("between", ["nothing", "backward", "step", "step of some", "cleared in place"])
+def run_training(calls, rows=None):
+    """The gradients after these calls; on one machine, if `rows` are all."""
+    if rows is None:
+        training = Training(sar.gather_grads, rows_of_training(sar.rank()))
+    else:
+        training = Training(lambda model: None, rows)
+    for call in calls.split():
+        getattr(training, call)()
+    return [p.grad for p in training.model.parameters()]
+
+
+def rows_of_training(rank):
+    return torch.randn(3 + rank, 3, generator=torch.Generator().manual_seed(rank))
+
+
+CALLS = """
+backward sum clear backward sum
+backward sum step clear backward sum
+backward sum zero backward sum
+backward sum step zero backward sum
+backward sum step_by_hand zero backward sum
+backward sum step_by_hand zero_data backward sum
+backward sum zero zero backward backward sum
+overflow sum skipped_step zero backward sum
+backward backward sum clip step
+backward sum look
+backward sum clip step clear backward sum clip
+backward sum unscale step zero backward sum
+backward sum step write sum
+backward sum_first sum
+backward sum_first shrink backward sum
+backward sum_head sum
+backward sum step_of_head backward sum
+backward sum step_of_head backward sum step_of_head backward sum clip
+backward sum step_of_head backward backward sum
+"""
+
+
+@pytest.mark.parametrize("calls", CALLS.strip().splitlines())
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_sums_are_those_of_one_machine(pool, world_size, calls):
+    expected = run_training(calls, torch.cat([rows_of_training(rank) for rank in range(world_size)]))
+    for grads in pool.run(run_training, calls):
+        for actual, grad in zip(grads, expected, strict=True):
+            assert torch.allclose(actual, grad, atol=1e-5, equal_nan=True)
+
+
+def failed_training(calls):
+    return catch_and_recover(run_training, calls)
+
+
+BETWEEN = ",backward,clip,shrink,unscale,backward clip,clip backward,step,step backward,clip step backward"
+
+
+@pytest.mark.parametrize("between", BETWEEN.split(","))
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_sums_are_not_summed(pool, world_size, between):
-    for said in pool.run(summed_again, between):
-        if between in ("nothing", "backward"):
-            assert said.kind == "ConfigError"
-            assert "the gradients are sums over the workers already" in said.message
-        else:
-            assert said is None
+    for said in pool.run(failed_training, f"backward sum {between} sum"):
+        assert said.kind == "ConfigError"
+        assert "the gradients are sums over the workers already" in said.message
 
 
 def nothing_to_gather():

@@ -32,6 +32,7 @@ MEANT = {
     "the script: _local_scalar_dense": 1,  # loss.item()
     "comm/replicas.py take_checksum: to the CPU": 1,  # once a step, for all parameters
     "nn/embedding.py _summed: _unique2": 1,  # how many rows of an embedding were used, once a step
+    "core/passing/captured.py equals: _local_scalar_dense": 1,  # whether a Python function made the same messages again
 }
 THROUGH_THE_CPU = {
     "comm/exchange.py post: synchronize": 11,  # tiles, before they are sent

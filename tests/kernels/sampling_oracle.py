@@ -48,12 +48,12 @@ def _draw(edges: range, weights: Array, fanout: int, replace: bool, state: int) 
     if not possible:
         return []
     if replace and len(weights):
-        sums = np.cumsum(np.asarray(weights[edges.start : edges.stop], dtype=np.float64))
+        sums = np.cumsum(np.asarray(weights[edges.start : edges.stop], dtype=np.longdouble))  # of a wider exponent
         return [edges[int(np.searchsorted(sums, uniform(k) * sums[-1]))] for k in range(fanout)]
     if replace:
         return [edges[((random(k) >> 32) * len(edges)) >> 32] for k in range(fanout)]
     if len(weights):
-        keys = {edge: -math.log(uniform(edge - edges.start)) / float(weights[edge]) for edge in possible}
+        keys = {edge: -math.log(uniform(edge - edges.start)) / np.longdouble(weights[edge]) for edge in possible}
         return sorted(possible, key=keys.__getitem__)[:fanout]
     order = list(edges)
     for k in range(fanout if fanout < len(order) else 0):

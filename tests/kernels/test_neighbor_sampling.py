@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sar.id_slices import to_offsets
-from sar.kernels.neighbor_sampling import ALL, Numbering, copy_rows, draw_in_edges, order_segments
+from sar.kernels.neighbor_sampling import ALL, MOST_WEIGHT, Numbering, copy_rows, draw_in_edges, order_segments
 from tests.kernels import sampling_oracle
 
 
@@ -38,6 +38,37 @@ def test_draws_are_the_reference_s(fanout, weighted, replace):
     in_order = [torch.from_numpy(np.lexsort((edges.numpy(), owner.numpy()))) for edges in (picked, expected)]
     assert torch.equal(picked[in_order[0]], expected[in_order[1]])
     assert len(picked) > 100
+
+
+LEAST = np.nextafter(0, 1)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [1, 4, ALL])
+@pytest.mark.parametrize(
+    "dtype, weights",
+    [
+        (torch.float64, [0, LEAST, 3 * LEAST, 2 * LEAST, 0]),
+        (torch.float64, [1e-310, 0, 2e-310, 3e-310, 1e-310]),
+        (torch.float64, [1, 1e-310, 0, 2e-310, LEAST]),
+        (torch.float64, [MOST_WEIGHT, MOST_WEIGHT, 1, 0, 1e-310]),
+        (torch.float32, [1e-45, 3e-45, 0, 0, 1e-45]),
+        (torch.float32, [3e38, 3e38, 3e38, 0, 1e-45]),
+    ],
+)
+def test_draws_by_odd_weights(dtype, weights, fanout, replace):
+    """Each node has the same five in-edges, and draws are the reference's, which has numbers of a wider range."""
+    rows = torch.arange(500)
+    weights = torch.tensor(weights, dtype=dtype).repeat(len(rows))
+    graph = rows, 7 * rows, to_offsets(torch.full_like(rows, 5))
+    offsets, picked = draw_in_edges(*graph, weights, fanout, replace, 3)
+    arrays = [tensor.numpy() for tensor in (*graph, weights)]
+    found = sampling_oracle.draw_edges(*arrays, fanout, replace and fanout != ALL, 3)
+    assert offsets.tolist() == found[0].tolist()
+    owner = np.repeat(rows.numpy(), offsets.diff().numpy())
+    assert np.array_equal(*(edges[np.lexsort((edges, owner))] for edges in (picked.numpy(), found[1])))
+    assert np.array_equal(picked.numpy() // 5, owner)
+    assert bool((weights[picked] > 0).all())
 
 
 def test_draws_depend_on_key_and_node_alone():

@@ -9,6 +9,7 @@ import dgl.nn.pytorch as dglnn
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import sar
@@ -105,42 +106,127 @@ def twice_of(forward, x):
 
 
 CHANGES = {
-    "forward hook": lambda linear: linear.register_forward_hook(lambda layer, given, made: made.sin()),
-    "forward pre-hook": lambda linear: linear.register_forward_pre_hook(lambda layer, given: given[0].cos()),
-    "backward hook": lambda linear: linear.register_full_backward_hook(lambda layer, into, out: (2 * into[0],)),
-    "backward pre-hook": lambda linear: linear.register_full_backward_pre_hook(lambda layer, out: (2 * out[0],)),
-    "global hook": lambda linear: register_module_forward_hook(
-        lambda layer, given, made: made.sin() if layer is linear else None
+    "forward hook": lambda module: module.register_forward_hook(lambda layer, given, made: made.sin()),
+    "forward pre-hook": lambda module: module.register_forward_pre_hook(lambda layer, given: given[0].cos()),
+    "backward hook": lambda module: module.register_full_backward_hook(lambda layer, into, out: (2 * into[0],)),
+    "backward pre-hook": lambda module: module.register_full_backward_pre_hook(lambda layer, out: (2 * out[0],)),
+    "global hook": lambda module: register_module_forward_hook(
+        lambda layer, given, made: made.sin() if layer is module else None
     ),
-    "replaced forward": lambda linear: setattr(linear, "forward", partial(twice_of, linear.forward)),
+    "replaced forward": lambda module: setattr(module, "forward", partial(twice_of, module.forward)),
+}
+"""Of a module, which then is not what its attributes say."""
+
+OTHER_LINEAR = {
     "spectral_norm": torch.nn.utils.spectral_norm,
     "parametrization": torch.nn.utils.parametrizations.weight_norm,
 }
-"""Of a linear layer, which then is no function of its weight alone."""
 
 
-def with_changed_projection(graph, data, name, change):
-    """An attention layer whose projection of the sources does something more."""
+class Steep(nn.LeakyReLU):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class NamedNorm(nn.BatchNorm1d):
+    pass
+
+
+class ScaledNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+def converted_norms(layer):
+    layer.eval()
+    if dist.is_initialized():
+        sar.convert_batchnorm(layer)
+
+
+def hook_of_norms(layer):
+    for tower in layer.eval().towers:
+        tower.batchnorm.register_forward_hook(lambda norm, given, made: 2 * made)
+
+
+def hook_of_all_messages(layer):
+    layer.linears[0].register_forward_hook(lambda linear, given, made: made - made.mean(0))
+
+
+ATTENTION, TOWERS, NORMALISING = ("GATConv", "GATv2Conv"), ("PNAConv", "DGNConv"), ("EdgeConv batch_norm",)
+OTHER_LAYERS = {
+    "dropout in evaluation": (ATTENTION, lambda layer: layer.attn_drop.__dict__.update(p=0.5, training=False)),
+    "dropout of all": (ATTENTION, lambda layer: setattr(layer.attn_drop, "p", 1.0)),
+    "no dropout": (ATTENTION, lambda layer: setattr(layer, "attn_drop", nn.Threshold(0.1, 0.0))),
+    "no leaky_relu": (ATTENTION, lambda layer: setattr(layer, "leaky_relu", nn.ELU())),
+    "steep": (ATTENTION, lambda layer: setattr(layer, "leaky_relu", Steep(0.1))),
+    "other slope": (ATTENTION, lambda layer: setattr(layer.leaky_relu, "negative_slope", 0.7)),
+    "not shared": (
+        ("GATv2Conv residual, share_weights",),
+        lambda layer: setattr(layer, "fc_dst", nn.Linear(IN, 6).double()),
+    ),
+    "converted": (TOWERS, converted_norms),
+    "hook": (TOWERS, hook_of_norms),
+    "lazy": (NORMALISING, lambda layer: setattr(layer, "bn", nn.LazyBatchNorm1d(dtype=torch.float64))),
+    "inherited": (NORMALISING, lambda layer: setattr(layer, "bn", NamedNorm(OUT).double())),
+    "scaled": (NORMALISING, lambda layer: setattr(layer, "bn", ScaledNorm(OUT).double().eval())),
+    "messages centred": (("GatedGraphConv etypes",), hook_of_all_messages),
+}
+"""Layers, and what is changed in them."""
+
+
+def with_change(graph, data, name, how, module=None):
+    """A layer that does something more than its attributes say, or whose attributes have changed."""
     if dist.is_initialized():
         sar.patch_dgl()
     layer, x = CONVS[name].make().double(), data.leaf("x")
-    linear = layer.fc_src if hasattr(layer, "fc_src") else layer.fc
-    handle = CHANGES[change](linear)
-    out = layer(graph, x)
+    if module == "fc" and not hasattr(layer, "fc"):
+        module = "fc_src"
+    if module is None:
+        OTHER_LAYERS[how][1](layer)
+    else:
+        handle = (CHANGES | OTHER_LINEAR)[how](getattr(layer, module))
+    out = CONVS[name].call(layer, graph, x, data.edges["w"], data)
     weighted_sum(out, data.nodes["cotangent"]).backward()
-    if change == "global hook":
+    if how == "global hook":
         handle.remove()
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 
 
-@pytest.mark.parametrize("world_size", [2])
-def test_attention_with_a_changed_projection(pool, world_size):
-    """Attention projects again in the backward only where that is sure to give the same."""
+def calls_differ(graph, data, name):
+    """Whether two calls of a layer in evaluation differ whose dropout is in training, as for Monte-Carlo dropout."""
+    if dist.is_initialized():
+        sar.patch_dgl()
+    layer, x = CONVS[name].make().double().eval(), data.nodes["x"]
+    layer.attn_drop.train().p = 0.5
+    return {"same differ": ((layer(graph, x) - layer(graph, x)).abs().max() > 0.01).double()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_layers_whose_modules_have_changed(pool, world_size):
+    """Only where a module is sure to be a known function is it computed elsewhere, or once more in the backward."""
     parts = with_in_edges(world_size)
-    cases = [
-        (with_changed_projection, (name, how)) for name in ("GATConv", "GATv2Conv", "DotGatConv") for how in CHANGES
+    of_modules = [
+        *[(name, how, "fc") for name in ("GATConv", "GATv2Conv", "DotGatConv") for how in CHANGES | OTHER_LINEAR],
+        *[(name, how, each) for name in ATTENTION for each in ("attn_drop", "leaky_relu") for how in CHANGES],
+        *[(name, how) for how, (names, _) in OTHER_LAYERS.items() for name in names],
     ]
-    check(pool, parts, random_data(parts, torch.float64), cases, (1, 3))
+    if world_size > 1:
+        of_modules.remove(("GatedGraphConv etypes", "messages centred"))  # whose hook looks at all edges
+    cases = [(with_change, case) for case in of_modules] + [(calls_differ, (name,)) for name in ATTENTION]
+    check(pool, parts, random_data(parts, torch.float64), cases, (1, 3), timeout=200)
+
+
+def with_scaled_norm(mine):
+    sar.patch_dgl()
+    graph, layer = sar.construct_full_graph(mine), CONVS["EdgeConv batch_norm"].make()
+    layer.bn = ScaledNorm(OUT)
+    layer(graph, torch.ones(graph.num_nodes(), IN))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_norm_with_a_forward_of_its_own_is_refused_in_training(pool, world_size):
+    for failure in pool.outcomes(with_scaled_norm, per_rank=with_in_edges(world_size).partitions):
+        assert (failure.kind, failure.message[:13]) == ("GraphError", "ScaledNorm(4,")
 
 
 def with_state(graph, data, state):

@@ -131,7 +131,7 @@ def run_on_partition(data, mode, names):
     if mode == 3:
         graph = graph.get_full_partition_graph()
     rows = {key: {t: data.node_features[f"{t}/{key}"] for t in COUNTS} for key in ("x", "cotangent")}
-    return [run(graph, rows["x"], rows["cotangent"], name) for name in names]
+    return [run(graph.local_var(), rows["x"], rows["cotangent"], name) for name in names]
 
 
 @pytest.fixture(scope="module", params=["metis", "random"])
@@ -188,6 +188,87 @@ def test_types_that_are_missing(pool, world_size, away, without):
         mode: pool.run(run_on_partition, mode, names, per_rank=parts.partitions, timeout=120) for mode in (1, 2, 3)
     }
     compare(by_mode, graph, parts.node_ids, names)
+
+
+REDUCERS = {
+    **{how: (fn.copy_u("h", "m"), getattr(fn, how)("m", "out")) for how in ("sum", "max", "min")},
+    "python": (fn.copy_u("h", "m"), lambda nodes: {"out": nodes.mailbox["m"].max(1).values}),
+    "python message": (lambda edges: {"m": edges.src["h"]}, fn.max("m", "out")),
+    # Which sees the infinite maxima and minima of nodes without messages, and leaves out the field that they are in.
+    "apply": (fn.copy_u("h", "m"), fn.min("m", "low"), lambda nodes: {"out": nodes.data["low"].clamp(max=7)}),
+}
+ACROSS = {"function": lambda columns: columns[0].clamp(-8, 8) - 2 * columns[-1].clamp(-9, 9)}
+
+
+def partly_reached():
+    """Items that both relations reach, one, or none, with equal and infinite messages; a relation without edges."""
+    items = torch.tensor([0, 0, 1, 2, 2, 3, 4, 5]), torch.tensor([0, 1, 3, 4, 4, 5, 6, 7])
+    edges = {
+        ("user", "rates", "item"): (torch.tensor([0, 1, 2, 3, 4, 0, 5, 1]), items[0]),
+        ("tag", "on", "item"): (torch.tensor([0, 1, 2, 3, 0, 4, 5, 1]), items[1]),
+        ("none", "off", "item"): (torch.tensor([], dtype=torch.int64),) * 2,
+    }
+    graph = dgl.heterograph(edges, num_nodes_dict={"user": 6, "tag": 6, "none": 2, "item": 9})
+    users, tags = [-1.0, -2, -2, -torch.inf, 3, torch.inf], [-2.0, -1, -3, 4, -torch.inf, torch.nan]
+    for ntype, h in {"user": users, "tag": tags}.items():
+        graph.nodes[ntype].data["h"] = torch.tensor(h, dtype=torch.float64).unsqueeze(1).repeat(1, 2) - torch.arange(2)
+    for ntype, count in {"none": 2, "item": 9}.items():
+        graph.nodes[ntype].data["h"] = torch.arange(1.0, 2 * count + 1, dtype=torch.float64).view(count, 2)
+    return graph
+
+
+def combine(graph, h, cotangents, pairs):
+    """Outputs of `multi_update_all`, and gradients of what is finite, for reducers of each relation and across."""
+    results = []
+    for names, across, final in pairs:
+        x = {ntype: h[ntype].clone().requires_grad_() for ntype in ("user", "tag")}
+        with graph.local_scope():
+            for ntype, rows in (h | x).items():
+                graph.nodes[ntype].data["h"] = rows
+            functions = {etype: REDUCERS[name] for etype, name in names.items()}
+            apply = (lambda nodes: {"twice": nodes.data["out"] * 2 + nodes.data["h"]}) if final else None
+            graph.multi_update_all(functions, ACROSS.get(across, across), apply)
+            fields = graph.nodes["item"].data
+            assert ("twice" in fields, "low" in fields) == (final, False)
+            out = fields["twice" if final else "out"].flatten(1)
+        if out.requires_grad:
+            (out * cotangents.repeat(1, out.shape[1] // 2)).masked_fill(~out.isfinite(), 0).sum().backward()
+        grads = (torch.zeros_like(rows) if rows.grad is None else rows.grad for rows in x.values())
+        results.append([out.detach(), *grads])
+    return results
+
+
+PAIRS = [
+    ({one: first, other: second}, across, final)
+    for one, other in (("rates", "on"), ("on", "rates"), ("off", "on"))
+    for first in REDUCERS
+    for second in (REDUCERS if one != "off" else ["max"])
+    for across in (["sum", "mean", "max", "min", "stack", "function"] if one != "on" else ["max", "stack", "function"])
+    for final in ((False, True) if across == "max" else (False,))
+]
+
+
+def combine_on_worker(data):
+    graph = sar.construct_full_graph(data)
+    rows = {t: data.node_features[f"{t}/h"] for t in graph.ntypes}
+    return combine(graph, rows, rows["item"], PAIRS)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_nodes_that_some_relations_reach(pool, world_size):
+    graph = partly_reached()
+    generator = torch.Generator().manual_seed(world_size)
+    assignment = {t: torch.randint(world_size, (graph.num_nodes(t),), generator=generator) for t in graph.ntypes}
+    parts = partition_hetero(graph, assignment, world_size)
+    expected = combine(graph, {t: graph.nodes[t].data["h"] for t in graph.ntypes}, graph.nodes["item"].data["h"], PAIRS)
+    by_rank = pool.run(combine_on_worker, per_rank=parts.partitions, timeout=120)
+    for number, pair in enumerate(PAIRS):
+        for place, ntype in enumerate(("item", "user", "tag")):
+            found = torch.cat([results[number][place] for results in by_rank])
+            try:
+                assert_close(found, expected[number][place][parts.node_ids[ntype]])
+            except AssertionError as error:
+                raise AssertionError(f"{pair}, {ntype}: {error}") from None
 
 
 def compare(by_mode, graph, node_map, names):

@@ -9,6 +9,7 @@ from torch_geometric import utils
 from torch_geometric.data import HeteroData
 
 import sar
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.errors import GraphError
 from tests.hetero_graphs import partition_hetero
 from tests.matrix import corner
@@ -54,8 +55,18 @@ class OfHyperedges(nn.Module):
         return x | {"author": self.conv(x["author"], members, papers[:, 0].square(), papers, len(papers))}
 
 
+class AgainstCitations(nn.Module):
+    """Messages from papers to those that they cite, of one of several node types."""
+
+    def forward(self, x, edges):
+        cites = edges["paper", "cites", "paper"]
+        cited = cites.reversed if isinstance(cites, DistributedEdgeIndex) else cites.flip(0)
+        return x | {"paper": pyg.SimpleConv("mean")(x["paper"], cited)}
+
+
 def layers(metadata):
     return {
+        "reversed": AgainstCitations,
         "HypergraphConv": OfHyperedges,
         "HeteroConv": conv_of_each_type,
         "HGTConv": lambda: pyg.HGTConv(WIDTH, 4, metadata, heads=2),
@@ -64,7 +75,7 @@ def layers(metadata):
     }
 
 
-LAYERS = ("HypergraphConv", "HeteroConv", "HGTConv", "HANConv", "to_hetero")
+LAYERS = ("reversed", "HypergraphConv", "HeteroConv", "HGTConv", "HANConv", "to_hetero")
 
 
 def results(name, features, cotangents, edges):

@@ -1,9 +1,12 @@
 """Every convolution of PyTorch Geometric on workers: outputs and all gradients equal one machine's."""
 
+import functools
+
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import utils
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -12,7 +15,7 @@ import sar
 from sar.adapters.pyg import layers
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.errors import GraphError
-from tests.graphs import partition_in_memory, random_graph
+from tests.graphs import EdgeList, partition_in_memory, random_graph
 from tests.matrix import corner
 from tests.parity import pyg_layers
 from tests.parity.harness import (
@@ -32,7 +35,7 @@ NAMES = list(LAYERS)
 GROUPS = [NAMES[first : first + 10] for first in range(0, len(NAMES), 10)]
 """Groups run in one trip to the workers, which is what takes time."""
 
-NOT_ANY_GRAPH = (
+TOO_FEW = (
     "SimpleConv median",
     "SAGEConv lstm",
     "ChebConv greatest",
@@ -41,8 +44,8 @@ NOT_ANY_GRAPH = (
     "GENConv",
     "models.GIN",
 )
-NOT_ANY_GRAPH += ("GPSConv performer batch",)
-"""Layers that fail or give NaN on graphs with few nodes or edges, on one machine too."""
+TOO_FEW += ("GPSConv performer batch",)
+"""Layers that fail or give NaN on graphs with one node or no edges, on one machine too."""
 
 
 def run(pool, world_size, names, modes, settings=None):
@@ -89,8 +92,76 @@ def test_attention_to_features_of_any_size(pool, world_size):
 @pytest.mark.parametrize("world_size", [3])
 def test_odd_graphs(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
-    cases = [(layer_results, (name,)) for name in NAMES if not name.startswith(NOT_ANY_GRAPH)]
+    left_out = {"star": ("SimpleConv median",), "no edges": TOO_FEW, "one node": TOO_FEW}.get(scenario, ())
+    cases = [(layer_results, (name,)) for name in NAMES if not name.startswith(left_out)]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,), timeout=250)
+
+
+def as_many_nodes_as_found(graph, data):
+    """Functions that are not told how many nodes there are."""
+    torch.manual_seed(3)
+    layer, x, edges = pyg.EGConv(6, 4, ["mean"], num_heads=2).double(), data.leaf("x"), pyg_layers.edges_of(graph)
+    out = layer(x, edges)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    degrees = {"node degrees": utils.degree(edges[0]), "node looped": utils.degree(utils.add_self_loops(edges)[0][0])}
+    return {"node out": out, "node x.grad": x.grad, **degrees, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [3])
+def test_workers_whose_nodes_have_no_in_edges(pool, world_size):
+    """Worker 2 has none at all, and worker 1 none into its first nodes: what needs some has those of others."""
+    src, ends = torch.arange(90) % 30, torch.cat([torch.arange(10), torch.arange(15, 20)])
+    parts = partition_in_memory(EdgeList(src, ends[torch.arange(90) * 7 % 15], 30), torch.arange(30) // 10, world_size)
+    cases = [(layer_results, (name,)) for name in ("SAGEConv lstm", "FeaStConv", "SimpleConv median")]
+    check(pool, parts, random_data(parts, torch.float64), [*cases, (as_many_nodes_as_found, ())], (1,))
+
+
+def doubled(function):
+    """A function that does more, and looks as the one in whose place it is."""
+    return functools.wraps(function)(lambda *args, **kwargs: 2 * function(*args, **kwargs))
+
+
+def normalised_edges(layer):
+    layer.add_self_loops, layer.lin_edge = False, nn.Sequential(layer.lin_edge, nn.BatchNorm1d(8)).double()
+
+
+CHANGES = {
+    "backward hook": lambda layer: layer.aggr_module.register_full_backward_hook(lambda _, into, out: (2 * into[0],)),
+    "global hook": lambda layer: register_module_forward_hook(
+        lambda module, given, made: 2 * made if module is layer.aggr_module else None
+    ),
+    "replaced forward": lambda layer: setattr(layer.aggr_module, "forward", doubled(layer.aggr_module.forward)),
+    "replaced message": lambda layer: setattr(layer, "message", doubled(layer.message)),
+    "dropout of all": lambda layer: setattr(layer, "dropout", 1.0),
+    "edges normalised": normalised_edges,
+    "messages centred": lambda layer: layer.nn.register_forward_hook(lambda *given: given[2] - given[2].mean(0)),
+}
+
+
+def with_change(graph, data, name, how):
+    torch.manual_seed(3)
+    layer, x, edges = LAYERS[name].make().double(), data.leaf("x"), pyg_layers.edges_of(graph)
+    handle = CHANGES[how](layer)
+    out = LAYERS[name].call(layer, x, edges, data)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    if how == "global hook":
+        handle.remove()
+    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_layers_whose_modules_or_functions_have_changed(pool, world_size):
+    """They are called, with all edges where more than one may matter; nothing is computed in their place."""
+    parts = random_parts(world_size)
+    cases = [
+        *[("SimpleConv mean", how) for how in [*CHANGES][:4]],
+        *[(name, how) for name in ("GATConv", "GATv2Conv") for how in ("replaced message", "dropout of all")],
+        ("GATConv edges", "edges normalised"),
+    ]
+    if world_size == 1:  # this hook looks at all edges
+        cases.append(("EdgeConv", "messages centred"))
+    settings = {"comm_buffer_bytes": 1000}
+    check(pool, parts, random_data(parts, torch.float64), [(with_change, case) for case in cases], (1,), settings)
 
 
 def ties(graph, data, reducer):
@@ -235,6 +306,18 @@ def refusal(graph, data, name):
     return {}
 
 
+def changed_layers(graph, data):
+    """What does more than its replacement here raises."""
+    edges, x = pyg_layers.edges_of(graph), data.nodes["x"]
+    hooked, attending = pyg.HypergraphConv(6, 2).double(), pyg_layers.gps(None).double()
+    hooked.register_message_forward_hook(lambda layer, given, made: 2 * made)
+    attending.attn = nn.MultiheadAttention(6, 2, batch_first=True).double()
+    for layer, error in ((hooked, "without hooks or functions of your own"), (attending, "attends between all pairs")):
+        with pytest.raises(GraphError, match=error):
+            layer(x, edges)
+    return {}
+
+
 def other_operations(graph, data):
     """Operations that would need the numbers of all workers' nodes raise."""
     edges, x = pyg_layers.edges_of(graph), data.nodes["x"]
@@ -270,11 +353,36 @@ def other_operations(graph, data):
         sizes = () if layer is pyg.SimpleConv else (6, 4)
         with pytest.raises(GraphError, match="flow='target_to_source'"):
             layer(*sizes, flow="target_to_source").double()(data.nodes["x"], edges)
-    with pytest.raises(GraphError, match="expected aggr='add', got 'mean'"):
+    with pytest.raises(GraphError, match=r"expected aggr='add' \(got 'mean'\)"):
         pyg.HypergraphConv(6, 2, aggr="mean").double()(data.nodes["x"], edges)
     with pytest.raises(GraphError, match="expected a row for each of this worker's"):
         torch.cat([x, x]).__setitem__(edges[0], 1.0)
     return {}
+
+
+def bad_message(x_j):
+    raise ValueError("bad batch")
+
+
+def one_worker_raises(mine, name, where):
+    """A layer that runs on all edges at once, twice, as what one worker raises in it may come late to another."""
+    graph = sar.construct_full_graph(mine)
+    layer, x, edges = LAYERS[name].make(), torch.randn(graph.num_nodes(), 6), sar.pyg.edge_index(graph)
+    if sar.rank() == 1 and where == "message":
+        layer.message = bad_message
+    with graph.local_scope():
+        if sar.rank() == 1 and where == "elsewhere":
+            bad_message(x)
+    for _ in range(2):
+        layer(x, edges)
+
+
+@pytest.mark.parametrize("name, where", [("SimpleConv std", "elsewhere"), ("EGConv", "message")])
+@pytest.mark.parametrize("world_size", [2])
+def test_what_another_worker_raises_is_told(pool, world_size, name, where):
+    told, raised = pool.outcomes(one_worker_raises, name, where, per_rank=random_parts(world_size).partitions)
+    assert (raised.kind, told.kind) == ("ValueError", "PeerError")
+    assert "Worker 1 raised ValueError: bad batch" in told.message
 
 
 def other_rows(graph, data):
@@ -304,7 +412,7 @@ def other_rows(graph, data):
 @pytest.mark.parametrize("world_size", [2])
 def test_what_is_refused(pool, world_size):
     parts = random_parts(world_size, even=True)
-    cases = [(refusal, (name,)) for name in REFUSED] + [(other_operations, ()), (other_rows, ())]
+    cases = [(refusal, (name,)) for name in REFUSED] + [(other_operations, ()), (other_rows, ()), (changed_layers, ())]
     run_everywhere(pool, parts, random_data(parts, torch.float64), cases, (1,))
 
 

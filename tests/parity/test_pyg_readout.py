@@ -100,7 +100,9 @@ def norm_results(graph, data, name, training, several, given=None):
         return model(call[0][0], x, arguments, **call[1])
 
     run()  # moves the running statistics
-    layer.train(training)
+    layer.train(training is True)
+    if training == "within":  # what counts is the flag of the module that it calls
+        layer.module.train()
     out = run()
     weighted_sum(out, data.nodes["cotangent"]).backward()
     state = {f"same state {key}": value.double() for key, value in layer.state_dict().items()}
@@ -122,6 +124,7 @@ def test_normalisation_in_a_model_that_is_given_the_edge_index(pool, world_size,
     parts = SCENARIOS[scenario](world_size)
     cases = [(norm_results, (name, training, False, "by position")) for name in NORMS for training in (True, False)]
     cases += [(norm_results, (name, True, True, "by name")) for name in NORMS if name.startswith(OF_GRAPHS)]
+    cases += [(norm_results, ("BatchNorm single", "within", False, "by position"))]
     cases += [(norm_results, (name, True, False, given)) for name in ("BatchNorm", "PairNorm") for given in GIVEN]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,))
 

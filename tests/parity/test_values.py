@@ -6,7 +6,7 @@ import torch
 
 from tests.graphs import EdgeList, partition_in_memory
 from tests.matrix import corner
-from tests.parity.harness import Data, check, random_data, run_everywhere
+from tests.parity.harness import Data, check, random_data, run_everywhere, weighted_sum
 from tests.parity.scenarios import SCENARIOS, scattered
 from tests.parity.test_messages import REDUCERS, aggregate
 
@@ -76,6 +76,26 @@ def test_an_infinite_maximum_is_zero_and_takes_no_gradient(pool, world_size):
         taken = dict(zip(parts.edge_ids.tolist(), result["edge e.grad"].flatten().tolist(), strict=True))
         assert taken == {0: 0, 1: 0, 2: 0, 3: 1, 4: 0, 5: 1}
         assert result["node u.grad"].flatten().tolist() == [0, 0, 0, 0, 5]
+
+
+def applied(graph, data, reducer):
+    """What an apply function sees of nodes without messages, and what becomes of it and of its input."""
+    u = data.leaf("u")
+    graph.ndata["h"] = u
+    graph.update_all(
+        fn.copy_u("h", "m"),
+        getattr(fn, reducer)("m", "h"),
+        lambda nodes: {"first": nodes.data["h"] + 1, "second": nodes.data["h"] * 2},
+    )
+    first, second, h = (graph.ndata[name] for name in ("first", "second", "h"))
+    weighted_sum(first + second.clamp(-9, 9), data.nodes["cotangent"]).backward()
+    return {"node first": first, "node second": second, "node h": h, "node u.grad": u.grad}
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_function_that_is_applied_to_the_result(pool, world_size):
+    parts = SCENARIOS["isolated"](world_size)
+    check(pool, parts, message_data(parts, normal), [(applied, (reducer,)) for reducer in ("sum", "max", "min")])
 
 
 @pytest.mark.parametrize("reducer", ["max", "min"])

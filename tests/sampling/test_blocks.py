@@ -60,8 +60,10 @@ def sample_with(mine, how):
         fanouts = [{"likes": 2}] if wrong else fanouts
     elif how == "no such prob":
         options = {"prob": "v"} if wrong else {"prob": "w"}
-    elif how == "negative prob":
-        graph.edata["w"] -= 2.0 * wrong
+    elif how.startswith("prob"):
+        graph.edata["w"] = torch.full(
+            (graph.num_edges(),), float(how.split()[1]) if wrong else 1.0, dtype=torch.float64
+        )
         options = {"prob": "w"}
     elif how == "rows":
         options = {"input_node_features": {"x": torch.ones(end - start + wrong, 2)}}
@@ -83,10 +85,11 @@ def sample_with(mine, how):
     return sar.DistNeighborSampler(fanouts, **options).sample(graph, seeds)[0].num_edges()
 
 
+WRONG_WEIGHTS = ["prob -1", "prob 1e201", "prob inf", "prob nan"]
 REFUSED = {
     **dict.fromkeys(["foreign", "negative", "twice", "fractions", "flow graph"], "GraphError"),
     **dict.fromkeys(["loader foreign", "loader twice", "loader negative"], "GraphError"),
-    **dict.fromkeys(["no such prob", "negative prob", "rows", "node type", "edge type"], "FieldError"),
+    **dict.fromkeys(["no such prob", *WRONG_WEIGHTS, "rows", "node type", "edge type"], "FieldError"),
     **dict.fromkeys(["layers", "width"], "DisagreementError"),
 }
 
@@ -136,6 +139,23 @@ def test_changed_weights_are_seen(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     given = list(zip(parts.partitions, some_seeds(parts, "all"), strict=True))
     assert pool.run(sample_with, "mending", per_rank=given) == [0, 0]
+
+
+def drawn_by_weights(partition):
+    """For weights of every dtype, whether all edges but those of weight 0 are drawn where all neighbours are."""
+    graph, found = sar.construct_full_graph(partition), {}
+    kept = graph.edata[dgl.EID] % 3 > 0
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.half, torch.bfloat16, torch.float32, torch.float64):
+        graph.edata["w"] = kept.to(dtype).unsqueeze(1)
+        (block,) = sar.DistNeighborSampler([-1], prob="w").sample(graph, graph.node_ids())
+        found[dtype] = block.edata[dgl.EID].sort().values.tolist() == graph.edata[dgl.EID][kept].sort().values.tolist()
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_weights_of_every_dtype(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    assert all(all(found.values()) for found in pool.run(drawn_by_weights, per_rank=parts.partitions))
 
 
 def with_cache(mine, nbytes):

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import dgl
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from sar.comm import session
 from sar.sampling.loader import _Ahead
 from tests.core.attempts import catch_and_recover
 from tests.sampling.cases import describe, node_features
-from tests.sampling.scenes import parts_of
+from tests.sampling.scenes import parts_of, typed_parts
 
 SIZES = [23, 17]
 
@@ -39,6 +40,71 @@ def test_changes_show_in_the_next_batch(pool, world_size):
     for found in pool.run(change_fields, per_rank=parts_of(SIZES).partitions):
         assert [values for values, _ in found] == [[0], [1], [2], [3], [4]]
         assert [sum(edges) > 0 for _, edges in found] == [True, True, False, False, False]
+
+
+def rename_fields(partition, num_workers):
+    """The steps after which a batch has wrong fields, as their names, values and dtypes change from step to step.
+
+    Without background processes that is within an epoch, else a step is an epoch.
+    """
+    graph = sar.construct_full_graph(partition)
+    sampler = sar.DistNeighborSampler([3])
+    etypes, users = graph.canonical_etypes, graph.node_ids("user")
+    tables = {etype: (graph.edges[etype].data, graph.edges[etype].data[dgl.EID]) for etype in etypes}
+    tables |= {"in": (sampler.input_node_features, users), "out": (sampler.output_node_features, users)}
+    made_of = {}  # what makes a field of IDs, by table and name
+
+    def key(kind, name):
+        return name if kind in etypes else f"user/{name}"
+
+    def put(name, make):
+        for kind, (table, ids) in tables.items():
+            made_of[kind, name], table[key(kind, name)] = make, make(ids)
+
+    def remove(name):
+        for kind, (table, _) in tables.items():
+            del made_of[kind, name], table[key(kind, name)]
+
+    def exchange(one, other):
+        (a, x), (b, y) = ((tables[kind][0], key(kind, name)) for kind, name in (one, other))
+        b[y], a[x] = a.pop(x), b.pop(y)  # so that the fields keep their order
+        made_of[one], made_of[other] = made_of[other], made_of[one]
+
+    def is_right(block):
+        frames = {etype: block.edges[etype].data for etype in etypes}
+        frames |= {"in": block.srcnodes["user"].data, "out": block.dstnodes["user"].data}
+        fields = {(kind, name): rows for kind, frame in frames.items() for name, rows in frame.items()}
+        ids = {kind: fields[kind, "_ID"] for kind in frames}
+        fields = {place: rows for place, rows in fields.items() if place[1] in "ab"}
+        right = (torch.equal(fields[kind, name], make(ids[kind])) for (kind, name), make in made_of.items())
+        return fields.keys() == made_of.keys() and all(right)
+
+    put("a", lambda ids: ids)
+    put("b", lambda ids: -ids)
+    steps = [
+        lambda: [exchange((kind, "a"), (kind, "b")) for kind in tables],
+        lambda: exchange(("in", "a"), ("out", "b")),
+        lambda: put("a", lambda ids: ids.float().unsqueeze(1).expand(-1, 3).contiguous()),
+        lambda: remove("b"),
+        lambda: put("b", lambda ids: ids.int() + 1),
+        lambda: None,
+    ]
+    steps = steps[:1] + steps[-1:] if num_workers else steps  # processes take long to start
+    rows = {"user": torch.arange(len(users))}
+    loader = sar.DataLoader(graph, rows, sampler, len(users) if num_workers else 1, num_workers=num_workers)
+    batches = (blocks for _ in steps for blocks in loader) if num_workers else loader
+    wrong = []
+    for number, ((block,), step) in enumerate(zip(batches, steps, strict=False)):
+        if not is_right(block):
+            wrong.append(number)
+        step()
+    return wrong
+
+
+@pytest.mark.parametrize("world_size, num_workers", [(1, 0), (2, 0), (2, 1)])
+def test_fields_have_their_latest_names(pool, world_size, num_workers):
+    parts = typed_parts(world_size)
+    assert pool.run(rename_fields, num_workers, per_rank=parts.partitions) == [[]] * world_size
 
 
 def allocator_settings(partition):

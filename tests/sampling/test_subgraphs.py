@@ -31,7 +31,10 @@ def make_sampler(graph, kind, features):
     if kind == "metis":
         return sar.ClusterGCNSampler(graph, 3, **options)
     if kind == "clusters":
-        return sar.ClusterGCNSampler(graph, 5, clusters_of(graph.node_ids()), **options)
+        clusters = clusters_of(graph.node_ids())
+        sampler = sar.ClusterGCNSampler(graph, 5, clusters, **options)
+        clusters.zero_()  # which is the caller's
+        return sampler
     return sar.SAINTSampler(kind, MODES[kind], coverage=2, **options)
 
 

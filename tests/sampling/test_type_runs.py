@@ -1,11 +1,12 @@
-"""Sampling where a worker has a type's nodes in several runs, because it has several partitions."""
+"""Sampling where a worker has a type's nodes in several runs, and from the graph of one edge type."""
 
 import pytest
 import torch
 
 import sar
-from sar.common_tuples import NTYPE, ORIG_ID
+from sar.common_tuples import EID, NID, NTYPE, ORIG_ID
 from sar.core.regroup import deal_parts, regroup
+from tests.core.attempts import catch_and_recover
 from tests.sampling.scenes import typed_parts
 
 PARTS = 5
@@ -55,3 +56,36 @@ def test_full_neighbourhoods_of_several_partitions(pool, world_size):
             found |= {(etype, number): (source, destination) for source, destination, number in rows}
     original = torch.cat([data.node_features[ORIG_ID] for data in typed_parts(PARTS).partitions]).tolist()
     assert found == {key: (original[src], original[dst]) for key, (src, dst) in expected.items()}
+
+
+def sample_one_type(partition):
+    """Edges drawn from the graph of each edge type, by type, and what samplers say that it is not for."""
+    graph, found = sar.construct_full_graph(partition), {}
+    for etype in graph.canonical_etypes:
+        ids = graph.node_ids(etype[2])
+        for seeds in (ids, {etype[2]: torch.arange(len(ids))}):
+            (block,) = sar.DistNeighborSampler([-1]).sample(graph[etype], seeds)
+            src, dst = block.edges()
+            columns = block.srcnodes[etype[0]].data[NID][src], block.dstnodes[etype[2]].data[NID][dst], block.edata[EID]
+            edges = sorted(zip(*(column.tolist() for column in columns), strict=True))
+            assert found.setdefault(etype, edges) == edges
+    users = graph["follows"]
+    calls = [
+        (sar.DistNeighborSampler([2]).sample, users, graph.node_ids("item")),
+        (sar.SAINTSampler("node", 3).sample, users, torch.arange(1)),
+        (sar.ClusterGCNSampler, users, 2),
+    ]
+    return found, [catch_and_recover(*call).bases for call in calls]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_graph_of_one_edge_type(pool, world_size):
+    """Its nodes' rows are counted within their types, although it has not all types of the whole graph."""
+    partitions = typed_parts(world_size).partitions
+    for data, (found, failures) in zip(partitions, pool.run(sample_one_type, per_rank=partitions), strict=True):
+        columns = [torch.cat(values) for values in zip(*(s.edges for s in data.all_shard_edges), strict=True)]
+        columns += [torch.cat([s.edge_features[name] for s in data.all_shard_edges]) for name in (EID, NTYPE)]
+        edges = sorted(zip(*(column.tolist() for column in columns), strict=True))
+        for kind, etype in enumerate(data.edge_type_names):
+            assert found[etype] == [edge[:3] for edge in edges if edge[3] == kind]
+        assert all("GraphError" in bases or "PeerError" in bases for bases in failures), failures

@@ -8,20 +8,17 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
-from torch.nn.modules import module
 
+from sar.core.eager import is_exactly
 from sar.core.graph.graph import GraphShardManager
-from sar.core.passing.attention import Recompute, attention
+from sar.core.passing.attention import attention, recompute_linear
 from sar.errors import GraphError
 from sar.kernels.attention_operands import Score
 from sar.logging_setup import logger
 
 Features = Tensor | tuple[Tensor, Tensor]
 Forward = Callable[..., Any]
-LINEAR = nn.Linear.forward  # torch's own
 
 
 def in_one_pass(one_pass: Forward) -> Forward:
@@ -52,18 +49,21 @@ def in_one_pass(one_pass: Forward) -> Forward:
 
 
 def _is_served(layer: Any, feat: Features) -> bool:
-    """Whether features are (N, D) and leaky_relu increases, as the one pass assumes."""
-    ends = feat if isinstance(feat, tuple) else (feat,)
-    has_slope = hasattr(layer, "leaky_relu")
-    return all(x.dim() == 2 for x in ends) and not (has_slope and layer.leaky_relu.negative_slope < 0)
+    """Whether features are (N, D), and the layer's modules are a LeakyReLU that increases and a Dropout."""
+    are_rows = all(x.dim() == 2 for x in (feat if isinstance(feat, tuple) else (feat,)))
+    if not are_rows or not hasattr(layer, "leaky_relu"):  # as DotGatConv
+        return are_rows
+    relu, drop = layer.leaky_relu, layer.attn_drop
+    exact = is_exactly(relu, nn.LeakyReLU) and is_exactly(drop, nn.Dropout)
+    return exact and relu.negative_slope >= 0 and 0 <= drop.p <= 1
 
 
 @cache
 def _say_once(layer: str) -> None:
     """Log that a class of layers cannot use one pass, the first time."""
     logger.warning(
-        "%s runs DGL's own forward, which holds the scores of all edges in memory; the one pass needs features (N, D) "
-        "and a leaky_relu with a slope of at least 0",
+        "%s runs DGL's own forward, which holds the scores of all edges in memory; the one pass needs features (N, D), "
+        "a LeakyReLU with a slope of at least 0, and a Dropout, both without hooks",
         layer,
     )
 
@@ -83,9 +83,9 @@ def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: 
         attn=layer.attn_l[0],
         attn_dst=layer.attn_r[0],
         factor=layer.leaky_relu.negative_slope,
-        dropout=layer.attn_drop.p if layer.training else 0.0,
+        dropout=layer.attn_drop.p if layer.attn_drop.training else 0.0,
         edge_weight=edge_weight,
-        recompute=_recompute(layer, project_src, source),
+        recompute=recompute_linear(project_src, source, (layer._num_heads, layer._out_feats)),
     )
     return _finish(layer, result, destination, layer.bias if layer.has_explicit_bias else None)
 
@@ -95,7 +95,7 @@ def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
     """`GATv2Conv`: scores are attn . leaky_relu(W_src h_src + W_dst h_dst)."""
     source, destination = ends_of(graph, feat, layer.feat_drop)
     x = _heads(layer, layer.fc_src(source))
-    shared = layer.fc_dst is layer.fc_src and not isinstance(feat, tuple)
+    shared = layer.share_weights and not isinstance(feat, tuple)
     y = _own(graph, x) if shared else _heads(layer, layer.fc_dst(destination))
     result = attention(
         graph.call_context(),
@@ -104,8 +104,8 @@ def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
         y,
         attn=layer.attn[0],
         factor=layer.leaky_relu.negative_slope,
-        dropout=layer.attn_drop.p if layer.training else 0.0,
-        recompute=_recompute(layer, layer.fc_src, source),
+        dropout=layer.attn_drop.p if layer.attn_drop.training else 0.0,
+        recompute=recompute_linear(layer.fc_src, source, (layer._num_heads, layer._out_feats)),
     )
     return _finish(layer, result, destination, None)
 
@@ -122,7 +122,7 @@ def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor
         source, project_src = feat[0], layer.fc_src
     x = _heads(layer, project_src(source))
     y = _own(graph, x) if project_src is not getattr(layer, "fc_src", None) else _heads(layer, layer.fc_dst(feat[1]))
-    recompute = _recompute(layer, project_src, source)
+    recompute = recompute_linear(project_src, source, (layer._num_heads, layer._out_feats))
     return attention(graph.call_context(), Score.DOT, x, y, factor=layer._out_feats**-0.5, recompute=recompute)
 
 
@@ -141,22 +141,6 @@ def _own(graph: GraphShardManager, values: Tensor) -> Tensor:
 
 def _heads(layer: Any, projected: Tensor) -> Tensor:
     return projected.view(len(projected), layer._num_heads, layer._out_feats)
-
-
-def _recompute(layer: Any, project: Any, source: Tensor) -> Recompute | None:
-    """How to project `source` once more, where that is sure to give the same."""
-    autocast = source.device.type != "meta" and torch.is_autocast_enabled(source.device.type)
-    if not is_linear(project) or autocast:
-        return None
-    tensors = (source, project.weight) if project.bias is None else (source, project.weight, project.bias)
-    return Recompute(lambda *tensors: _heads(layer, linear(*tensors)), tensors)
-
-
-def is_linear(project: Any) -> bool:
-    """Whether a layer is a function of its weight and bias and nothing else: without hooks or a forward of its own."""
-    kinds = [f"{direction}{pre}_hooks" for direction in ("forward", "backward") for pre in ("", "_pre")]
-    hooked = any(getattr(project, f"_{kind}") or getattr(module, f"_global_{kind}") for kind in kinds)
-    return type(project) is nn.Linear and getattr(project.forward, "__func__", None) is LINEAR and not hooked
 
 
 def _finish(layer: Any, result: Tensor, destination: Tensor, bias: Tensor | None) -> Tensor:

@@ -137,8 +137,8 @@ def make_local_graph(
     structure = Structure(_alone(), device, [(0, total)], src, dst, relations, "of one worker")
     graph = make_graph(structure, features, None)
     for ntype in nodes:
-        graph.srcnodes[ntype].data[NID] = src.ids[ntype].clone()
-        graph.dstnodes[ntype].data[NID] = dst.ids[ntype].clone()
+        graph._frames.src[ntype][NID] = src.ids[ntype].clone()
+        graph._frames.dst[ntype][NID] = dst.ids[ntype].clone()
     return graph
 
 

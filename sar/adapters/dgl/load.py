@@ -85,7 +85,7 @@ def load_dgl_partition_data(
         logger.info("loading what worker %d of %d has of %s", own_partition_idx, workers, spec.path)
         if parts is None and workers == spec.num_parts:
             return _load_part(spec, own_partition_idx, device, verify)
-        return _on_device(_load_share(spec, own_partition_idx, parts, verify), device)
+        return on_device(_load_share(spec, own_partition_idx, parts, verify), device)
 
 
 def _load_share(spec: PartitionJson, worker: int, parts: Sequence[int] | None, verify: bool) -> PartitionData:
@@ -133,7 +133,8 @@ def _chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tu
     return order, WorkerShare(order[first:last] or order[:1], bounds[first], bounds[last])
 
 
-def _on_device(data: PartitionData, device: torch.device) -> PartitionData:
+def on_device(data: PartitionData, device: torch.device) -> PartitionData:
+    """The data with all tensors on a device."""
     shards = [
         ShardEdgesAndFeatures(
             (src.to(device), dst.to(device)), {name: values.to(device) for name, values in features.items()}

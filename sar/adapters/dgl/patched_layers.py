@@ -10,24 +10,25 @@ distributed graphs only.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
-from functools import partial, wraps
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, partialmethod, wraps
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from packaging.version import Version
-from torch import Tensor
+from torch import Tensor, nn
 
-from sar.adapters.dgl.gat_layers import dot_gat_conv, ends_of, gat_conv, gatv2_conv, is_linear
+from sar.adapters.dgl.gat_layers import dot_gat_conv, ends_of, gat_conv, gatv2_conv
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.collectives import all_max
-from sar.comm.group import Group
 from sar.config import Config
 from sar.core.collective import meanwhile
+from sar.core.eager import is_exactly, views_of_nothing
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.queries import ALL, INSTEAD
+from sar.core.graph.queries import ALL, INSTEAD, asked_by_dgl
 from sar.core.passing.builtin import COPY_SOURCE, aggregate, copy_to_edges
 from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import GraphError
@@ -52,14 +53,14 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
         graph.srcdata["h"] = layer.fc_neigh(source) if first else source
         with meanwhile(partial(layer.fc_self, destination)) as own:
             mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", graph.srcdata["h"])
-        out: Tensor = own() + (mean if first else layer.fc_neigh(mean))
+        out: Tensor = (mean if first else layer.fc_neigh(mean)) + own()
     out = out if layer.activation is None else layer.activation(out)
     return out if layer.norm is None else layer.norm(out)
 
 
 def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Any:
     """`GINConv`: own rows are added to the sums in their place, without tensors of products and of the result."""
-    source, destination = ends_of(graph, feat, torch.nn.Identity())
+    source, destination = ends_of(graph, feat, nn.Identity())
     alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype == layer.eps.dtype
     if edge_weight is not None or layer.eps.requires_grad or not (alike and destination.is_cpu):
         return original(layer, graph, feat, edge_weight)
@@ -74,7 +75,7 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
 
 def tag_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, edge_weight: Tensor | None = None) -> Any:
     """`TAGConv`: each hop's product is computed while rows of the next travel, in place of one product of all hops."""
-    plain = graph.is_homogeneous and not graph.is_block and edge_weight is None and is_linear(layer.lin)
+    plain = graph.is_homogeneous and not graph.is_block and edge_weight is None and is_exactly(layer.lin, nn.Linear)
     fits = feat.shape == (graph.num_nodes(), layer._in_feats) and feat.itemsize > 2
     if not plain or not fits or torch.is_autocast_enabled("cpu"):
         return original(layer, graph, feat, edge_weight)
@@ -127,7 +128,7 @@ def pna_tower(original: Forward, layer: Any, graph: Any, node_feat: Tensor, edge
             graph.edata["a"] = edge_feat
         graph.update_all(layer.message, layer.reduce_func)
         h = layer.U(torch.cat([node_feat, graph.ndata["h_neigh"]], dim=-1)) * scale
-        dropped: Tensor = layer.dropout(batch_norm(layer.batchnorm, graph._structure.group, h))
+        dropped: Tensor = layer.dropout(normalising_together(lambda norm, _: norm(h), layer.batchnorm, graph))
         return dropped
 
 
@@ -141,16 +142,22 @@ def gated_graph_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, et
             raise GraphError(
                 f"Edge types reach from {etypes.min()} to {etypes.max()}; expected [0, {layer._n_etypes})."
             )
-        feat = torch.nn.functional.pad(feat, (0, layer._out_feats - feat.shape[1]))
+        feat = nn.functional.pad(feat, (0, layer._out_feats - feat.shape[1]))
         for _ in range(layer._n_steps):
             total = torch.zeros_like(feat)
             for kind, linear in enumerate(layer.linears):
-                graph.ndata["h"] = linear(feat)
                 if etypes is None:
+                    graph.ndata["h"] = linear(feat)
                     graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "a"))
-                else:
+                elif is_exactly(linear, nn.Linear):  # which may be applied to nodes, as they are fewer than edges
+                    graph.ndata["h"] = linear(feat)
                     graph.edata["is_kind"] = (etypes == kind).to(feat.dtype).unsqueeze(1)
                     graph.update_all(fn.u_mul_e("h", "is_kind", "m"), fn.sum("m", "a"))
+                else:
+                    rows = (etypes == kind).nonzero().squeeze(1)
+                    made = linear(copy_to_edges(graph.call_context(), feat)[rows])
+                    graph.edata["made"] = made.new_zeros(len(etypes), made.shape[1]).index_copy(0, rows, made)
+                    graph.update_all(fn.copy_e("made", "m"), fn.sum("m", "a"))
                 total = total + graph.ndata["a"]
             feat = layer.gru(total, feat)
         return feat
@@ -160,7 +167,7 @@ def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor,
     """`LabelPropagation`: the original counts the classes that one worker sees."""
     if labels.dim() == 1 or labels.shape[1] == 1:
         greatest = all_max(int(labels.max()) if len(labels) else -1)
-        labels = torch.nn.functional.one_hot(labels.view(-1), greatest + 1)
+        labels = nn.functional.one_hot(labels.view(-1), greatest + 1)
     return original(layer, graph, labels, mask)
 
 
@@ -198,10 +205,14 @@ def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, 
 
 
 def normalising_together(original: Forward, layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-    """`original`, with all of the layer's batch normalisations over the rows of the graph on all workers."""
-    modules = [module for module in layer.modules() if type(module) is torch.nn.BatchNorm1d]
+    """`original`, with all batch normalisations of the layer, which may be one, over the rows of all workers."""
+    norms = (module for module in layer.modules() if isinstance(module, (nn.BatchNorm1d, nn.LazyBatchNorm1d)))
+    modules: list[Any] = [norm for norm in norms if norm.training or norm.running_mean is None]
     for module in modules:
-        module.__dict__[_FORWARD] = partial(batch_norm, module, graph._structure.group)
+        if _FORWARD in vars(module) or type(module).forward is not nn.BatchNorm1d.forward:
+            raise GraphError(f"{module} has a forward of its own; expected torch's, or a sar.DistributedBN1D.")
+    for module in modules:
+        module.__dict__[_FORWARD] = partial(normalise, module, group=graph._structure.group)
     try:
         return original(layer, graph, *args, **kwargs)
     finally:
@@ -209,11 +220,11 @@ def normalising_together(original: Forward, layer: Any, graph: Any, *args: Any, 
             del module.__dict__[_FORWARD]
 
 
-def batch_norm(module: torch.nn.BatchNorm1d, group: Group, x: Tensor) -> Tensor:
-    """`module` with the statistics of all workers."""
-    if module.training or module.running_mean is None:
-        return normalise(module, x, group)
-    return torch.nn.BatchNorm1d.forward(module, x)
+@contextmanager
+def local_scope(graph: Any, original: Forward) -> Iterator[None]:
+    """`DGLGraph.local_scope`, in which layers run on an empty batch, as a worker with fewer seeds than others gets."""
+    with original(graph), views_of_nothing(graph.num_edges()):
+        yield
 
 
 class LayerPatch(NamedTuple):
@@ -293,6 +304,7 @@ def patch_dgl() -> None:
         for module in _modules_with(name, original):
             _replace(module, name, _on_either_graph(original, _refuse))
     _replace(layers.TypedLinear, _FORWARD, typed_linear(layers.TypedLinear.forward))
+    _replace(dgl.DGLGraph, "local_scope", partialmethod(local_scope, dgl.DGLGraph.local_scope))
     for patch in PATCHED_LAYERS:
         if Version(dgl.__version__) >= Version(patch.since):
             layer = attrgetter(patch.layer)(layers)
@@ -308,7 +320,7 @@ def unpatch_dgl() -> None:
         setattr(owner, name, original)
 
 
-def patched_edge_softmax(graph: Any, logits: Tensor, eids: Any = ALL, norm_by: str = "dst") -> Tensor:
+def patched_edge_softmax(graph: Any, logits: Any, eids: Any = ALL, norm_by: str = "dst") -> Any:
     """`sar.edge_softmax` on distributed graphs, DGL's own on all others."""
     if isinstance(graph, GraphShardManager):
         return edge_softmax(graph, logits, eids, norm_by)
@@ -335,7 +347,7 @@ def _on_either_graph(original: Forward, distributed: Forward) -> Forward:
 
 def _refuse(original: Forward, graph: GraphShardManager, *args: Any, **kwargs: Any) -> Any:
     name = original.__name__
-    raise GraphError(f"dgl.{name} takes no distributed graph: {INSTEAD[name]}.")
+    raise GraphError(f"{asked_by_dgl()[0] or f'dgl.{name}'} takes no distributed graph: {INSTEAD[name]}.")
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:

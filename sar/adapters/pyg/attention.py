@@ -23,6 +23,7 @@ from torch_geometric.nn import MessagePassing, aggr, conv
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.adapters.pyg.guarded import Original, replace
+from sar.core.eager import is_written_in
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
 from sar.core.passing.reductions import PEAKS, by_head
@@ -77,16 +78,16 @@ def in_one_pass(layer: MessagePassing) -> bool:
     if layer.__dict__.get("_returns_weights") is not False or layer._edge_update_forward_pre_hooks:
         return False
     own = [getattr(layer, name, None) for name in _METHODS]
-    unchanged = all(getattr(method, "__module__", "torch_geometric.").startswith("torch_geometric.") for method in own)
+    unchanged = all(method is None or is_written_in(method, "torch_geometric") for method in own)
     return unchanged and not layer._edge_update_forward_hooks
 
 
 def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, Any]) -> Tensor | None:
     """What `propagate` makes of its arguments, (N_dst, H, C), by the engine's attention; None where that cannot."""
-    if not isinstance(layer, (conv.TransformerConv, *GAT)):
+    dropout = getattr(layer, "dropout", 0.0) if layer.training else 0.0
+    if not isinstance(layer, (conv.TransformerConv, *GAT)) or not 0 <= dropout <= 1:
         return None
     weights, context = given.get("alpha"), edges.passes[0].call_context()
-    dropout = layer.dropout if layer.training else 0.0
     if isinstance(layer, conv.TransformerConv) and layer.lin_edge is None and given.get("edge_attr") is None:
         query, value, size = given["query"], given["value"], layer.out_channels
         both = torch.cat([given["key"], value], -1)  # travel and add up together; scores see the keys alone

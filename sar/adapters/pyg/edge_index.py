@@ -25,15 +25,16 @@ from torch_geometric.data.data import BaseData
 
 from sar.adapters.pyg.guarded import GuardedTensor, Handlers
 from sar.core.eager import uncompiled
-from sar.core.graph.edges import source_ids
+from sar.core.graph.edges import in_edges, source_ids
 from sar.core.graph.frames import Frame
-from sar.core.graph.graph import GraphShardManager, reversed_graph
+from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.builtin import copy_to_edges
 from sar.core.passing.message_passing import sum_at_sources
 from sar.core.passing.python_messages import run_python
 from sar.errors import GraphError
 from sar.id_slices import count_ids
 from sar.kernels import EdgeBlock
+from sar.nn.rows import pair_graph
 
 KEPT = 4  # as many times the edges of a graph are those of the selections of them that are kept
 
@@ -131,6 +132,18 @@ class Numbering:
         dst_frames = {**frames.dst, old.etype[2]: Frame(num_dst, graph.device, "destinations")}
         frames = replace(frames, src=dict(frames.src), dst=dst_frames, edge=edge_frames)
         return graph._with(structure, [relation], frames), order
+
+
+def reversed_graph(graph: GraphShardManager) -> GraphShardManager:
+    """The graph with an edge from v to u for each one from u to v, without fields; a collective call.
+
+    Raises a GraphError unless the graph is homogeneous, and no message flow graph.
+    """
+    if not graph.is_homogeneous or graph.is_block:
+        raise GraphError("Only whole homogeneous graphs can be reversed.")
+    [found] = in_edges(graph)
+    made = pair_graph(graph, graph.node_ids().cpu()[found.rows()], found.src)[found.etype]
+    return made.get_full_partition_graph() if graph.one_shot else made
 
 
 def edges_of(graph: GraphShardManager) -> DistributedEdgeIndex:

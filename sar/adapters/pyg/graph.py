@@ -152,6 +152,7 @@ def make_batch(
         inputs: features of `nodes`, by type and name.
         outputs: features of the seeds, which are the first `batch_size` nodes, by type and name.
     """
+    _install()  # so that layers run on an empty batch
     found = {etype: _once(etype, num_dst, edges) for etype in edges[0]}
     seeds = num_dst[-1]
     reached = {ntype: torch.arange(len(ids), device="cpu") < seeds[ntype] for ntype, ids in nodes.items()}
@@ -178,6 +179,7 @@ def make_batch(
 
 def make_subgraph(nodes: Tensor, edges: LayerEdges, fields: Mapping[str, Tensor]) -> Data:
     """The subgraph of nodes, (N,) global IDs, with `n_id`, `e_id`, and fields of the nodes, (N, ...) each."""
+    _install()
     src, dst, values = edges
     data = Data(edge_index=torch.stack([src, dst]), n_id=nodes, e_id=values[EID], num_nodes=len(nodes))
     set_fields(data, fields)

@@ -136,6 +136,8 @@ def _greatest_of_all(
     if lambda_max is None and isinstance(edge_index, DistributedEdgeIndex):
         _, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
         lambda_max = 2.0 * global_max(weight)
+    elif lambda_max is None and num_nodes == 0:
+        lambda_max = 1.0  # of an empty batch
     return original(self, edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch)
 
 
@@ -143,12 +145,11 @@ def _linearly(
     original: Original, self: Any, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: Any
 ) -> Tensor:
     """GPSConv whose attention to all nodes is linear in sums over these."""
-    if not isinstance(edge_index, DistributedEdgeIndex):
-        return original(self, x, edge_index, batch, **kwargs)
-    if self.attn_type != "performer" or batch is not None:
+    distributed = isinstance(edge_index, DistributedEdgeIndex)
+    if distributed and (type(self.attn) is not performer.PerformerAttention or batch is not None):
         raise _refusal("GPSConv")
-    with _of_all_workers.set_to(True), views_of_nothing(len(x)):
-        return original(self, x, edge_index, **kwargs)
+    with _of_all_workers.set_to(distributed), views_of_nothing(len(x)):
+        return original(self, x, edge_index, batch, **kwargs)
 
 
 def _linear_attention(original: Original, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -182,7 +183,7 @@ def _of_hyperedges(
 def _colours(original: Original, self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """WLConv, which numbers colours in the order in which it meets them: by worker, then by node."""
     if not isinstance(edge_index, DistributedEdgeIndex):
-        return original(self, x, edge_index)
+        return original(self, x, edge_index).long()  # of an empty batch it makes others
     x = x.argmax(-1) if x.dim() > 1 else x
     sources, destinations = edge_index
     near, order = x[sources].sort()

@@ -89,7 +89,7 @@ def _asking(kind: type[nn.Module]) -> Callable[..., Tensor]:
 def takes_statistics(module: Any) -> bool:
     """Whether the result for a row depends on other rows."""
     if isinstance(module, norm.BatchNorm):
-        return bool(module.allow_single_element and module.training)  # else its module asks
+        return bool(module.allow_single_element) and takes_statistics(module.module)  # else its module asks
     if isinstance(module, norm.LayerNorm):
         return bool(module.mode == "graph")
     return module.training or getattr(module, "running_mean", None) is None

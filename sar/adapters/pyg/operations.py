@@ -217,6 +217,12 @@ def _greatest(value: NodeNumbers) -> Tensor:
     return torch.tensor(both - 1, device="cpu")
 
 
+@_handles(Tensor.min)
+def _least(_: NodeNumbers) -> Tensor:
+    """Asked by PyTorch Geometric to explain an error of fetching sources' values, which may be another worker's."""
+    raise sys.exc_info()[1] or refuse("The minimum, which is a number of this worker's,")
+
+
 def _expanded(func: Callable[..., Any]) -> Callable[..., Any]:
     def handler(index: Tensor, *shape: Any) -> Any:
         """What `scatter` does to its index: one dimension counts edges, the others are repeated."""

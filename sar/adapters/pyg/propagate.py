@@ -28,7 +28,7 @@ from sar.adapters.pyg.guarded import Original, replace
 from sar.adapters.pyg.norms import OVER_ALL, takes_statistics
 from sar.comm.collectives import all_max
 from sar.core.collective import CallContext
-from sar.core.eager import uncompiled
+from sar.core.eager import has_hooks, is_exactly, is_written_in, uncompiled, views_of_nothing
 from sar.core.graph.frames import Frame
 from sar.core.passing.batches import EdgeBatch, EdgeFields
 from sar.core.passing.builtin import COPY_SOURCE, Message, Operand, aggregate
@@ -138,11 +138,11 @@ def _names(code: CodeType) -> tuple[set[str], set[str]]:
 
 
 def _sees_all_edges(conv: MessagePassing) -> bool:
-    """Whether `message` has to be called once, with all edges: it keeps something, or normalises over them."""
-    code = getattr(conv.message, "__code__", None)
-    if code is None:
+    """Whether `message` has to be called once, with all edges: it keeps something, as hooks may, or normalises."""
+    codes = [getattr(function, "__code__", None) for function in (conv.message, conv.edge_update)]
+    if None in codes:
         return True
-    kept, used = _names(code)
+    kept, used = (set().union(*names) for names in zip(*map(_names, codes), strict=True))
     if kept - ({"_alpha"} if conv.__dict__.get("_returns_weights") is False else set()):
         return True
     parts = [getattr(conv, name, None) for name in used if not hasattr(nn.Module, name)]
@@ -150,7 +150,9 @@ def _sees_all_edges(conv: MessagePassing) -> bool:
         parts = [conv]
     modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
     return any(
-        isinstance(each, (_BatchNorm, DistributedBN1D, *OVER_ALL)) and takes_statistics(each) for each in modules
+        (isinstance(each, (_BatchNorm, DistributedBN1D, *OVER_ALL)) and takes_statistics(each)) or has_hooks(each)
+        for each in modules
+        if each is not conv
     )
 
 
@@ -161,13 +163,11 @@ def _can_tile(conv: MessagePassing) -> bool:
             "which holds the edges into this worker's nodes. Partition the graph with its edges the other way around; "
             "or give a layer that takes no values of edges edge_index.reversed, without this flow."
         )
-    combine = conv.aggr_module
     kinds = [f"{step}_forward{pre}" for step in ("propagate", "message", "aggregate") for pre in ("_pre", "")]
     hooks = [getattr(conv, f"_{kind}_hooks") for kind in kinds]
-    hooks += [combine._forward_pre_hooks, combine._forward_hooks, "forward" in vars(combine)]
     updates = conv.inspector.get_param_names("update")
     return (
-        type(combine) in REDUCERS
+        is_exactly(conv.aggr_module, *REDUCERS)
         and conv.decomposed_layers == 1
         and getattr(conv.aggregate, "__func__", None) is MessagePassing.aggregate
         and not _sees_all_edges(conv)
@@ -237,7 +237,7 @@ def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str)
     x = arguments.src.get("x_j")
     given = {name for name, value in arguments.others.items() if value is not None}
     return (
-        conv.message.__module__.startswith("torch_geometric.nn.")
+        is_written_in(conv.message, "torch_geometric.nn")
         and {*attention.parameters(conv, "message")} <= {"x_j", "edge_weight", "norm", "edge_type_ptr"}
         and reducer in ("sum", "mean")
         and x is not None
@@ -267,26 +267,42 @@ def _weighted_differences(context: CallContext, reducer: str, fields: EdgeFields
 _is_distributed = PerThread(False)  # whether `propagate` runs as it is written, along a distributed edge index
 
 
+def _aggregate(original: Original, self: Any, x: Tensor, index: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    """As `original`; if there are no messages, with some to one more node, as LSTMs and others fail without any."""
+    kwargs |= dict(zip(("ptr", "dim_size", "dim"), args, strict=False))
+    count, dim = kwargs.get("dim_size"), kwargs.get("dim", -2)
+    more = 2 if isinstance(self, aggr.QuantileAggregation) else 1  # which fails if the first node gets none, too
+    if type(index) is not Tensor or count is None or (len(index) and more == 1):
+        return original(self, x, index, **kwargs)
+    x = nn.functional.pad(x, (0, 0) * (x.dim() - 1 - dim % x.dim()) + (more, 0))
+    index = nn.functional.pad(index + 1, (more, 0))
+    out: Tensor = original(self, x, index, **kwargs | {"ptr": None, "dim_size": count + 1})
+    return out.narrow(dim, 1, count)
+
+
 def _to_dense_batch(
     original: Original, self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     """As `original`; all nodes are padded to the greatest in-degree on any worker, which LSTMs and such see."""
     if _is_distributed.value and index is not None and kwargs.get("max_num_elements") is None:
-        longest = int(torch.bincount(index).max()) if len(index) else 0
-        kwargs["max_num_elements"] = all_max(longest)
+        kwargs["max_num_elements"] = all_max(int(torch.bincount(index).max()))
     return original(self, x, index, *args, **kwargs)
 
 
 def _propagate(original: Original, conv: MessagePassing, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
     if isinstance(edge_index, ReversedHyperedges):
-        if not isinstance(conv.aggr_module, aggr.SumAggregation):
-            raise GraphError(f"{type(conv).__name__} adds up at nodes; expected aggr='add', got {conv.aggr!r}.")
+        if not _can_tile(conv) or not isinstance(conv.aggr_module, aggr.SumAggregation):
+            raise GraphError(
+                f"{type(conv).__name__} adds up at nodes; expected aggr='add' (got {conv.aggr!r}), without hooks or "
+                "functions of your own."
+            )
         return edge_index.sums(conv.message, **kwargs)
-    if isinstance(edge_index, DistributedEdgeIndex):
-        can_tile = _can_tile(conv)
-        _check_sizes(conv, edge_index, size, kwargs)
-        size = edge_index.sides
-    if isinstance(edge_index, DistributedEdgeIndex) and can_tile:
+    if not isinstance(edge_index, DistributedEdgeIndex):
+        with views_of_nothing(edge_index.size(1)):
+            return original(conv, edge_index, size=size, **kwargs)
+    can_tile = _can_tile(conv)
+    _check_sizes(conv, edge_index, size, kwargs)
+    if can_tile:
         combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
         arguments = _arguments(conv, edge_index, kwargs) if combined is None else None
         if arguments is not None:
@@ -294,10 +310,11 @@ def _propagate(original: Original, conv: MessagePassing, /, edge_index: Any, siz
         if combined is not None:
             names = attention.parameters(conv, "update")
             return conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
-    if isinstance(kwargs.get("alpha"), attention.Weights):
-        kwargs["alpha"] = kwargs["alpha"].make(conv)
-    with _is_distributed.set_to(isinstance(edge_index, DistributedEdgeIndex)):
-        return original(conv, edge_index, size=size, **kwargs)
+    with edge_index.numbering.graph._structure.group.guard():
+        if isinstance(kwargs.get("alpha"), attention.Weights):
+            kwargs["alpha"] = kwargs["alpha"].make(conv)
+        with _is_distributed.set_to(True), views_of_nothing(edge_index.size(1)):
+            return original(conv, edge_index, size=edge_index.sides, **kwargs)
 
 
 def _set_templates(original: Original, conv: MessagePassing, *args: Any, **kwargs: Any) -> None:
@@ -308,6 +325,7 @@ def _set_templates(original: Original, conv: MessagePassing, *args: Any, **kwarg
 def install() -> None:
     """Let layers, those made already too, go tile by tile along a distributed edge index; called once."""
     replace(MessagePassing, "_set_jittable_templates", _set_templates)
+    replace(aggr.Aggregation, "__call__", _aggregate)
     replace(aggr.Aggregation, "to_dense_batch", _to_dense_batch)
     waiting = [MessagePassing]
     while waiting:

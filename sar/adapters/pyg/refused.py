@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch_geometric import transforms, utils
 from torch_geometric.nn import models
+from torch_geometric.utils import num_nodes as number_of_nodes
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edge_indices
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, SourceIndex, edge_indices
 from sar.adapters.pyg.guarded import Original, replace
 from sar.errors import GraphError
 
@@ -63,16 +64,24 @@ METHODS: dict[tuple[type, str], str] = {
 
 
 def install() -> None:
-    """Let them raise."""
+    """Let them raise, and let others find the nodes of a worker without in-edges."""
     for name, reason in TRANSFORMS.items():
         replace(getattr(transforms, name), "forward", _refusing(f"transforms.{name}", reason))
     for (model, name), reason in METHODS.items():
         replace(model, name, _refusing(f"{model.__name__}.{name}", reason))
-    for name, reason in FUNCTIONS.items():
-        original, refusing = getattr(utils, name), _refusing(name, reason)
+    refusing = {name: _refusing(name, reason) for name, reason in FUNCTIONS.items()}
+    for name, function in (refusing | {"maybe_num_nodes": _count_nodes}).items():
+        original = getattr(utils, name, None) or getattr(number_of_nodes, name)
         for module in list(sys.modules.values()):  # users', too
             if getattr(module, "__dict__", {}).get(name) is original:
-                replace(module, name, refusing)
+                replace(module, name, function)
+
+
+def _count_nodes(original: Original, edge_index: Any, num_nodes: int | None = None) -> int:
+    """As `original`, which takes a worker without in-edges for one without nodes."""
+    if num_nodes is None and isinstance(edge_index, DistributedEdgeIndex | SourceIndex):
+        num_nodes = edge_index.edges.sides[0] if isinstance(edge_index, SourceIndex) else max(edge_index.sides)
+    return original(edge_index, num_nodes)
 
 
 def _refusing(name: str, reason: str) -> Callable[..., Any]:

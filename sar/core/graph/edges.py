@@ -132,10 +132,7 @@ def _with_own_edges(
     edges = edges[torch.argsort(edges.dst, stable=True)]
     own = EdgeBlock.from_coo(edges.cols, edges.dst, old.num_src, old.num_dst, edge_offset=old.edge_offset)
     growth = own.num_edges - old.num_edges
-    later = [
-        EdgeBlock(b.rows, b.indptr, b.cols, b.num_src, b.num_dst, edge_offset=b.edge_offset + growth)
-        for b in relation.blocks[part + 1 :]
-    ]
+    later = [block.shifted(growth) for block in relation.blocks[part + 1 :]]
     group.agree("counting edges after a change of self-loops")
     total_growth = sum(group.gather_numbers(growth, "edge counts"))
     before = _OwnEdges.of(old)

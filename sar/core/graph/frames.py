@@ -108,11 +108,18 @@ class FieldsByType(Fields):
 
 @dataclass(frozen=True)
 class Frames:
-    """All frames of a graph, by type; `src` and `dst` are one and the same, except on message flow graphs."""
+    """All frames of a graph, which tell its types; `src` and `dst` are one and the same, except on flow graphs."""
 
     src: dict[str, Frame]
     dst: dict[str, Frame]
     edge: dict[CanonicalEtype, Frame]
+
+    def of(self, etype: CanonicalEtype) -> "Frames":
+        """The frames of one edge type and of the node types that it joins."""
+        src, dst = {etype[0]: self.src[etype[0]]}, {etype[2]: self.dst[etype[2]]}
+        if self.src is self.dst:
+            src = dst = src | dst
+        return Frames(src, dst, {etype: self.edge[etype]})
 
     def clone(self) -> "Frames":
         """The same columns under mappings of their own."""

@@ -9,19 +9,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm import session
-from sar.comm.collectives import exchange_tensors
-from sar.comm.ddp import refuse_averaging
 from sar.comm.settings import Settings
-from sar.common_tuples import AnyEtype, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from sar.core.build import build_structure
+from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
-from sar.core.graph.edges import source_ids, with_self_loops, without_self_loops
+from sar.core.graph.edges import with_self_loops, without_self_loops
 from sar.core.graph.frames import Frame, Frames
 from sar.core.graph.queries import ALL, GraphQueries
 from sar.core.passing.batches import EdgeFields, NodeFunction, apply_nodes
-from sar.core.passing.message_passing import compute_on_edges, reduce_across, send_and_reduce
+from sar.core.passing.message_passing import compute_on_edges, fill_infinities, reduce_across, send_and_reduce
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 
@@ -57,7 +53,8 @@ class GraphShardManager(GraphQueries):
                 dictionary of new fields; with the latter the worker holds the messages of all its edges. Nodes without
                 messages get 0. Infinite maxima and minima become 0 and NaN is ignored by both, as in DGL; of equal
                 messages the last in the visible order gets the gradient.
-            apply_node_func: a Python function of a `NodeBatch` of all destinations, called with the result.
+            apply_node_func: a Python function of a `NodeBatch` of all destinations. It sees the result, with infinite
+                maxima and minima, and its own are set instead; infinities become 0 in the first, as in DGL.
             etype: edge type; may be left out where there is one.
 
         Raises:
@@ -67,8 +64,13 @@ class GraphShardManager(GraphQueries):
         """
         with self._structure.group.guard():
             context = self.call_context(etype)
-            results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func)
-            self._set_results(context.relation.etype[2], results, apply_node_func)
+            frame, fill = self._frames.dst[context.relation.etype[2]], apply_node_func is None
+            results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func, fill=fill)
+            if apply_node_func is not None:
+                results = apply_nodes(apply_node_func, results, frame, context.relation.etype[2])
+                for first in [*results][:1]:
+                    results[first] = fill_infinities(results[first], reduce_func)
+            frame.update(results)
 
     @uncompiled
     def multi_update_all(
@@ -79,26 +81,30 @@ class GraphShardManager(GraphQueries):
     ) -> None:
         """`update_all` along several edge types, and a reduction across those that share a destination type.
 
-        It raises what `update_all` raises.
+        It raises what `update_all` raises. As in DGL, relations are combined before maxima and minima of no messages
+        become 0, and infinities become 0 only if the reducer of the last edge type is max or min.
 
         Args:
             etype_dict: (message function, reduce function[, apply function]) for every edge type to use.
             cross_reducer: sum, mean, max, min, stack, or a function of a list of tensors.
-            apply_node_func: as in `update_all`, called once for every destination type.
+            apply_node_func: called once for every destination type, when the results are set; its own are set, too.
         """
         with self._structure.group.guard():
             made: dict[CanonicalEtype, dict[str, Tensor]] = {}
             for etype, (message_func, reduce_func, *apply_func) in etype_dict.items():
                 context = self.call_context(etype)
-                results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func)
+                results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func, fill=False)
                 _, _, ntype = context.relation.etype
                 if apply_func and apply_func[0] is not None:
                     results = apply_nodes(apply_func[0], results, self._frames.dst[ntype], ntype)
                 made[context.relation.etype] = results
-            ordered = [etype for etype in self._relations if etype in made]
-            for ntype in dict.fromkeys(etype[2] for etype in ordered):
+            ordered = [etype for etype in self._relations if etype in made] if cross_reducer == "stack" else list(made)
+            for ntype in dict.fromkeys(etype[2] for etype in made):
                 results = reduce_across([made[etype] for etype in ordered if etype[2] == ntype], cross_reducer)
-                self._set_results(ntype, results, apply_node_func)
+                frame = self._frames.dst[ntype]  # and the reducer is that of the last edge type, as in DGL
+                frame.update({name: fill_infinities(column, reduce_func) for name, column in results.items()})
+                if apply_node_func is not None:
+                    frame.update(apply_nodes(apply_node_func, {}, frame, ntype))
 
     @uncompiled
     def apply_edges(self, func: Any, edges: Any = ALL, etype: AnyEtype = None, inplace: bool = False) -> None:
@@ -130,24 +136,18 @@ class GraphShardManager(GraphQueries):
 
     def call_context(self, etype: AnyEtype = None) -> CallContext:
         """Where calls along one edge type take place; for layers that need more than `update_all`."""
-        refuse_averaging()
         return CallContext(self._structure, self._relation(etype), Settings.current(one_shot=self.one_shot))
 
     def _edge_fields(self, context: CallContext) -> EdgeFields:
         source, _, destination = etype = context.relation.etype
         return EdgeFields(self._frames.src[source], self._frames.dst[destination], self._frames.edge[etype])
 
-    def _set_results(self, ntype: str, results: dict[str, Tensor], apply_func: NodeFunction | None) -> None:
-        frame = self._frames.dst[ntype]
-        if apply_func is not None:
-            results = apply_nodes(apply_func, results, frame, ntype)
-        frame.update(results)
-
     # -- other views of the same graph
 
     def __getitem__(self: Self, etype: str | CanonicalEtype) -> Self:
-        """The graph of one edge type, with the same frames."""
-        return self._with(relations=[self._relation(etype)])
+        """The graph of one edge type and the node types that it joins, with the same frames."""
+        relation = self._relation(etype)
+        return self._with(relations=[relation], frames=self._frames.of(relation.etype))
 
     def local_var(self: Self) -> Self:
         """The same graph with frames of its own, so that what is set on either is not seen on the other."""
@@ -204,7 +204,8 @@ class GraphShardManager(GraphQueries):
             GraphError: on message flow graphs.
         """
         shared = self._structure.sampling_graph
-        graph = (shared if self._is_whole else shared[next(iter(self._relations))]).local_var()
+        whole = len(self._relations) == len(self._structure.relations) and len(self.ntypes) == len(shared.ntypes)
+        graph = (shared if whole else shared[next(iter(self._relations))]).local_var()
         for ntype in graph.ntypes:
             data = graph.nodes[ntype].data
             data.update({name: column.clone() for name, column in data.items()})
@@ -259,31 +260,3 @@ def make_graph(structure: Structure, features: list[dict[str, Tensor]], partitio
         for relation, columns in zip(structure.relations, features, strict=True)
     }
     return GraphShardManager(structure, structure.relations, Frames(src, dst, edge), partition_book)
-
-
-def reversed_graph(graph: GraphShardManager) -> GraphShardManager:
-    """The graph with an edge from v to u for each one from u to v, without fields; a collective call.
-
-    Raises a GraphError unless the graph is homogeneous, and no message flow graph.
-    """
-    if not graph.is_homogeneous or graph.is_block:
-        raise GraphError("Only whole homogeneous graphs can be reversed.")
-    structure, relation = graph._structure, graph._relation(None)
-    with structure.group.guard():
-        structure.group.agree("reversing the graph")
-        own = structure.dst.ids[relation.etype[2]]
-        sources = source_ids(structure, relation)
-        pairs = [
-            torch.stack([ids[block.cols.long()], own[block.destinations(0, block.num_edges)]], dim=1)
-            for ids, block in zip(sources, relation.blocks, strict=True)
-        ]
-        shards = []
-        for ends in exchange_tensors(pairs):
-            dst, src = ends.to(graph.device).unbind(1)
-            order = torch.argsort(dst, stable=True)
-            shards.append(ShardEdgesAndFeatures((src[order], dst[order]), {}))
-    ntype = relation.etype[0]
-    data = PartitionData(shards, structure.node_ranges, {}, [ntype], [relation.etype])
-    made, features = build_structure(data, session.current_group(), None)
-    result = make_graph(made, features, graph.partition_book)
-    return result.get_full_partition_graph() if graph.one_shot else result

@@ -70,20 +70,18 @@ class GraphQueries:
 
     @property
     def srctypes(self) -> list[str]:
-        """Node types on the source side: of a graph with all its relations, every type."""
-        return self.ntypes if self._is_whole else list(dict.fromkeys(etype[0] for etype in self._relations))
+        """Node types on the source side: as in DGL all, or if no type is on both sides, those that have no in-edges."""
+        return [ntype for ntype in self._frames.src if ntype not in self._only_targets]
 
     @property
     def dsttypes(self) -> list[str]:
-        """Node types on the destination side: of a graph with all its relations, every type."""
-        return self.ntypes if self._is_whole else list(dict.fromkeys(etype[2] for etype in self._relations))
+        """Node types on the destination side: as in DGL all, or if no type is on both sides, those with in-edges."""
+        return [ntype for ntype in self._frames.dst if not self._only_targets or ntype in self._only_targets]
 
     @property
     def ntypes(self) -> list[str]:
-        """All node types."""
-        if self._is_whole:
-            return list(self._structure.dst.ids)
-        return list(dict.fromkeys(ntype for etype in self._relations for ntype in (etype[0], etype[2])))
+        """All node types; on the graph of one edge type, those that it joins."""
+        return list(self._frames.src | self._frames.dst)
 
     @property
     def is_homogeneous(self) -> bool:
@@ -91,8 +89,10 @@ class GraphQueries:
         return len(self.ntypes) == 1 and len(self._relations) == 1
 
     @property
-    def _is_whole(self) -> bool:
-        return len(self._relations) == len(self._structure.relations)
+    def _only_targets(self) -> set[str]:
+        """Destination types, if none of them is a source type too; else, and on message flow graphs, none."""
+        targets = {etype[2] for etype in self._relations}
+        return set() if self.is_block or any(etype[0] in targets for etype in self._relations) else targets
 
     def to_canonical_etype(self, etype: AnyEtype) -> CanonicalEtype:
         """The canonical edge type that a relation name, or a canonical type, stands for; None for the only one.
@@ -125,7 +125,7 @@ class GraphQueries:
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Nodes of this worker, of one type or of all; on a message flow graph, sources and destinations together."""
-        return sum(nodes.counts[t] for nodes in self._node_sets for t in self._ntypes_of(ntype, self.ntypes))
+        return sum(nodes.counts[t] for nodes, t in self._nodes_of(ntype))
 
     def num_src_nodes(self, ntype: str | None = None) -> int:
         """Source nodes of this worker, of one type or of all."""
@@ -141,7 +141,7 @@ class GraphQueries:
 
     def num_nodes_global(self, ntype: str | None = None) -> int:
         """As `num_nodes`, of all workers together."""
-        return sum(nodes.counts_global[t] for nodes in self._node_sets for t in self._ntypes_of(ntype, self.ntypes))
+        return sum(nodes.counts_global[t] for nodes, t in self._nodes_of(ntype))
 
     def num_src_nodes_global(self, ntype: str | None = None) -> int:
         """Source nodes of the whole graph, of one type or of all."""
@@ -155,9 +155,12 @@ class GraphQueries:
         """Edges of the whole graph, of one type or of all."""
         return sum(relation.num_edges_global for relation in self._relations_of(etype))
 
-    @property
-    def _node_sets(self) -> list[NodeSet]:
-        return [self._structure.src, self._structure.dst] if self.is_block else [self._structure.dst]
+    def _nodes_of(self, ntype: str | None) -> list[tuple[NodeSet, str]]:
+        """Pairs of a node set and a type that it has; of the type that is named, or of all."""
+        sides = [(self._structure.src, self._frames.src)] if self.is_block else []
+        sides.append((self._structure.dst, self._frames.dst))
+        types = self._ntypes_of(ntype, self.ntypes)
+        return [(nodes, t) for nodes, frames in sides for t in types if t in frames]
 
     def _relations_of(self, etype: AnyEtype) -> list[Relation]:
         return list(self._relations.values()) if etype is None else [self._relation(etype)]
@@ -308,10 +311,9 @@ class GraphQueries:
         An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
         """
         frames = self._frames
-        fewest = min(self.num_src_nodes(), self.num_dst_nodes(), self.num_edges())
         self._frames = frames.clone()
         try:
-            with self._structure.group.guard(), views_of_nothing(fewest):
+            with self._structure.group.guard(), views_of_nothing(self.num_edges()):
                 yield
         finally:
             self._frames = frames
@@ -392,32 +394,46 @@ _BETWEEN = ("sar", "torch", "contextlib", "functools")
 
 def absent(name: str) -> MissingMethodError:
     """The error for an attribute that a distributed graph has not; it names what of DGL's asked for it, if any did."""
-    function, is_layer = _asked_by_dgl()
+    function, is_layer = asked_by_dgl()
     if is_layer and name not in INSTEAD:
         return MissingMethodError(
             f"{function} of DGL reads graph.{name}, which a distributed graph has not. Call sar.patch_dgl() where "
             "Config.patch_dgl is False or DGL was imported after the graph was made; docs/layers.md lists what runs."
         )
     if function and not is_layer:
-        return MissingMethodError(f"dgl.{function} takes no distributed graph: {INSTEAD.get(function, _WHOLE)}.")
+        advice = INSTEAD.get(function.rpartition(".")[2], _WHOLE)
+        return MissingMethodError(f"{function} takes no distributed graph: {advice}.")
     if name in INSTEAD:
         asked = f"{function} of DGL: " if is_layer else ""
         return MissingMethodError(f"{asked}graph.{name} is not there on a distributed graph: {INSTEAD[name]}.")
     return MissingMethodError(f"A distributed graph has no attribute {name!r}.")
 
 
-def _asked_by_dgl() -> tuple[str, bool]:
-    """The layer, or the outermost function, of DGL that has led here; empty where user code asked."""
+def asked_by_dgl() -> tuple[str, bool]:
+    """The layer of DGL that has led here, or the public name of the outermost function; empty if user code asked."""
     frame: FrameType | None = sys._getframe(2)
-    found = ""
+    outermost = None
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         package = module.partition(".")[0]
         if module.startswith("dgl.nn.") and "self" in frame.f_locals:
             return type(frame.f_locals["self"]).__name__, True
         if package == "dgl":
-            found = frame.f_code.co_name
+            outermost = frame
         elif package not in _BETWEEN:
             break
         frame = frame.f_back
-    return found, False
+    return _public_name(outermost) if outermost else "", False
+
+
+def _public_name(frame: FrameType) -> str:
+    """The name by which users call the function or class of DGL that a frame is of, such as `dgl.ops.copy_u_sum`."""
+    code, names, known = frame.f_code, frame.f_locals, frame.f_globals
+    value = type(names["self"]) if "self" in names else known.get(code.co_name)
+    for function in list(known.values()):  # those of `dgl.ops` share their code, and differ in what they close over
+        if getattr(function, "__code__", None) is code:
+            cells = [cell.cell_contents for cell in function.__closure__ or ()]
+            value = function if cells == [names[variable] for variable in code.co_freevars] else value
+    name, module = getattr(value, "__name__", code.co_name), known["__name__"]
+    packages = [module[:end] for end in range(len(module)) if module[end] == "."]
+    return f"{next((p for p in packages if getattr(sys.modules[p], name, None) is value), module)}.{name}"

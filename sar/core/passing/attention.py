@@ -12,12 +12,13 @@ from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from sar.comm.exchange import GradientReturn, LocalFields
 from sar.comm.halo_plan import HaloSlice
 from sar.core.collective import CallContext, Collective, ForwardOutput, widest_row, zero_total
-from sar.core.eager import uncompiled
+from sar.core.eager import is_exactly, uncompiled
 from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype, add_rows
@@ -42,7 +43,15 @@ class Recompute(NamedTuple):
     """x = function(*tensors) once more, from tensors that autograd keeps anyway, such as the input of a projection."""
 
     function: Callable[..., Tensor]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Tensor | None, ...]
+
+
+def recompute_linear(project: Any, source: Tensor, shape: tuple[int, int]) -> Recompute | None:
+    """How to project `source` to (N, *shape) once more; None if that might differ from what `project` returned."""
+    autocast = source.device.type != "meta" and torch.is_autocast_enabled(source.device.type)
+    if autocast or not is_exactly(project, nn.Linear):
+        return None
+    return Recompute(lambda *tensors: linear(*tensors).unflatten(1, shape), (source, project.weight, project.bias))
 
 
 class Inputs(NamedTuple):

@@ -192,7 +192,7 @@ def _reduce_nothing(
 
 
 def apply_nodes(function: NodeFunction, new: Mapping[str, Tensor], frame: Frame, ntype: str) -> dict[str, Tensor]:
-    """What `function` makes of all nodes of a frame, `new` fields included, (N, ...) each."""
+    """What `function` makes of all nodes of a frame, whose fields it sees with the `new` ones, (N, ...) each."""
     nodes = torch.arange(frame.rows, device=frame.device)
     made = function(NodeBatch(nodes, {**frame, **new}, None, ntype))
-    return {**new, **checked_results(function, made, frame.rows)}
+    return dict(checked_results(function, made, frame.rows))

@@ -47,6 +47,7 @@ Values = Sequence[Tensor | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 REDUCERS = ("sum", "mean", "max", "min")
+REAL_ONLY = "built-in arithmetic takes floating point. Call .float() or, on complex numbers, torch.view_as_real first."
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,10 @@ class BuiltinCall(Collective):
         super().__init__(context.group, signature, distributed=self.source is not None)
         self.context = context
         self.relation = context.relation
-        self.reducer = reducer
         self.dtype = operands[0].dtype
         self.sum_dtype = accumulation_dtype(self.dtype)
         self.reduction = Reduction(self.relation, reducer, self.dtype, self.message.shape)
+        self.reducer = self.reduction.reducer
         self.kept: list[HaloSlice | None] = []
 
     def can_hide_wire(self, *operands: Any) -> bool:
@@ -319,4 +320,4 @@ def _check(message: Message, reducer: str | None, operands: Sequence[Tensor]) ->
         raise GraphError(f"The operands of {message} have dtypes {lhs} and {rhs[0]}; convert one of them.")
     copied = message.op is Op.COPY and reducer is None
     if not lhs.is_floating_point and not copied:
-        raise GraphError(f"{message} is {lhs}; built-in arithmetic takes floating point. Call .float() on it first.")
+        raise GraphError(f"{message} is {lhs}; {REAL_ONLY}")

@@ -1,4 +1,4 @@
-"""What a Python function depends on besides its arguments: tensors that it captures, random numbers and autocast.
+"""What a Python function depends on besides its arguments: captured tensors, random numbers, autocast and modules.
 
 [Note: captured tensors]
 A message function may use tensors that it is not given: parameters of a layer, or what a lambda captures. Autograd has
@@ -9,8 +9,15 @@ error, a tile's gradients end there, and the tensors' own hooks run once for the
 `torch.autograd.Function` of the user's that is given a captured tensor gets the tensor itself;
 `DetachedLeaves.reached` finds those, whose gradients are asked for too. Between its runs a function keeps no tensor
 that is a variable around it, so that checkpointing can free it; what it has as an attribute of something else stays.
+
+[Note: fingerprints]
+A function may also depend on what cannot be restored, such as a `torch.Generator` of its own or an attribute that has
+changed: the backward would differentiate another function. So each run adds up its messages with weights by edge, and
+the sums are compared, with a tolerance for operations that round differently each time. Messages that are relative to
+a peak ([Note: softmax in a message]) have weights by destination, because only their sums are equal in both runs.
 """
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,11 +25,14 @@ from types import CellType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from numpy.random import mtrand
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
+from sar.core.passing.reductions import by_head
 from sar.errors import GraphError
+from sar.kernels import accumulation_dtype
 
 
 class _SeeTensors(TorchFunctionMode):
@@ -112,7 +122,7 @@ class Captured:
         self.cells: list[tuple[CellType, int]] = []
         if not isinstance(function, FunctionType) or not function.__closure__:
             return
-        cells = tuple(map(_copied, function.__closure__))
+        cells = tuple(CellType(cell.cell_contents) if _is_bound(cell) else cell for cell in function.__closure__)
         copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
         copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
         copy.__dict__.update(function.__dict__)
@@ -124,11 +134,8 @@ class Captured:
                 del cell.cell_contents
 
 
-def _copied(cell: CellType) -> CellType:
-    try:
-        return CellType(cell.cell_contents)
-    except ValueError:  # a variable that is not bound yet
-        return cell
+def _is_bound(cell: CellType) -> bool:
+    return cell != CellType()  # else the variable around the function has no value yet
 
 
 class DetachedLeaves(_SeeTensors):
@@ -202,22 +209,37 @@ class DetachedLeaves(_SeeTensors):
         return found
 
 
-def forked_generators(device: torch.device) -> list[torch.device]:
-    """The devices whose random state `torch.random.fork_rng` is to keep next to the CPU's; by default, those of all."""
-    return [device] if device.type == "cuda" else []
+def _modules(function: Any) -> list[nn.Module]:
+    """The modules that a function is or reaches: by its object, variables around it, and globals that it names."""
+    inner = getattr(function, "__func__", function)
+    around = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_bound(cell)]
+    if isinstance(inner, FunctionType):
+        around += [inner.__globals__.get(name) for name in inner.__code__.co_names]
+    reached = [getattr(function, "__self__", function), *around]
+    return [module for each in reached if isinstance(each, nn.Module) for module in each.modules()]
 
 
 class AmbientState:
-    """The state of random generators and autocast, of the CPU and of a device, as it is when this is made."""
+    """Random generators, autocast and the modes of a function's modules as they are when this is made."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = forked_generators(device)
-        self._cpu_state = torch.get_rng_state()
-        self._cuda_states = [torch.cuda.get_rng_state(each) for each in self._cuda]
+    def __init__(self, device: torch.device, function: Callable[..., Any]) -> None:
+        self._cuda = [device] if device.type == "cuda" else []
+        self._modules = _modules(function)
+        self._states = self._take()
         self._autocast = [
             partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in sorted({"cpu", device.type})
             if torch.amp.is_autocast_available(kind)  # not for tensors without values
+        ]
+
+    def _take(self) -> list[tuple[Callable[[Any], object], Any]]:
+        """The states as they are now, each with the function that puts it back."""
+        return [
+            (torch.set_rng_state, torch.get_rng_state()),
+            (mtrand.set_state, mtrand.get_state(legacy=False)),
+            (random.setstate, random.getstate()),
+            *((partial(torch.cuda.set_rng_state, device=each), torch.cuda.get_rng_state(each)) for each in self._cuda),
+            *((partial(setattr, module, "training"), module.training) for module in self._modules),
         ]
 
     @contextmanager
@@ -230,9 +252,43 @@ class AmbientState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Random numbers and autocast as they were; random numbers go on as before afterwards."""
-        with torch.random.fork_rng(self._cuda), self.autocast():
-            torch.set_rng_state(self._cpu_state)
-            for each, state in zip(self._cuda, self._cuda_states, strict=True):
-                torch.cuda.set_rng_state(state, each)
+        """All of it as it was; afterwards it goes on as before."""
+        with self.autocast(), ExitStack() as stack:
+            for (put, before), (_, state) in zip(self._take(), self._states, strict=True):
+                stack.callback(put, before)
+                put(state)
             yield
+
+
+class Fingerprint:
+    """Sums of a run's messages, weighted by their places: see [Note: fingerprints]."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(4, dtype=torch.complex128, device=device)
+        self._squares = torch.zeros(4, dtype=torch.float64, device=device)
+        self._eps = 0.0
+
+    def add(self, values: Tensor, places: Tensor, *, relative: bool = False) -> None:
+        """Take in (n, ...) messages, or sums of those that are `relative` to a peak, and their places, (n,) integer."""
+        if not values.is_floating_point() and not values.is_complex():  # which take no gradient
+            return
+        self._eps = max(self._eps, torch.finfo(values.dtype).eps)
+        rows = by_head(values.to(accumulation_dtype(values.dtype)))
+        rows = rows if relative else rows.nan_to_num(1, 1, 1)  # a maximum may be of some that are infinite
+        weights = _weights(torch.arange(rows.shape[1], device=rows.device)).to(rows.dtype)
+        with torch.autocast("cpu" if rows.is_meta else rows.device.type, enabled=False):
+            weighted = (rows @ weights) * _weights(places)
+        self._sums += weighted.sum(0)
+        self._squares += weighted.abs().square().sum(0)
+
+    def equals(self, first: "Fingerprint") -> bool:
+        """Whether this may be of the same messages as the first run's."""
+        share = max(self._eps, min(self._eps ** (2 / 3), 3e-5))  # 200 units in the last place of float32, one of a half
+        same = (self._sums - first._sums).abs() <= share * (self._squares.sqrt() + first._sums.abs())
+        return same.is_meta or bool((same | ~first._sums.isfinite()).all())
+
+
+def _weights(places: Tensor) -> Tensor:
+    """Four numbers between 0.5 and 1.5 for each place, (n, 4) float64."""
+    steps = torch.arange(2, 6, dtype=torch.float64, device=places.device).log()
+    return (places.unsqueeze(1) + 1) * steps % 1 + 0.5

@@ -24,23 +24,39 @@ from sar.core.passing.builtin import (
     parse_reduction,
 )
 from sar.core.passing.python_messages import run_python
+from sar.core.passing.reductions import UNFILLED
 from sar.errors import GraphError
 from sar.kernels import Target
 from sar.raw_memory import empty_spillable
 
 
-def send_and_reduce(context: CallContext, fields: EdgeFields, message_func: Any, reduce_func: Any) -> dict[str, Tensor]:
-    """New fields of the destinations, (N_dst, ...) each: `update_all` along one relation."""
+def send_and_reduce(
+    context: CallContext, fields: EdgeFields, message_func: Any, reduce_func: Any, *, fill: bool = True
+) -> dict[str, Tensor]:
+    """New fields of the destinations, (N_dst, ...) each: `update_all` along one relation.
+
+    Without `fill` it is as in DGL between relations: maxima and minima of no messages are infinite if the relation has
+    any edge, and a Python reduce function is not called if it has none.
+    """
     if is_python(reduce_func):
+        if not fill and not context.relation.num_edges_global:
+            return {}
         messages = compute_on_edges(context, fields, message_func)
         return reduce_mailboxes(context.relation, reduce_func, messages, fields.dst)
-    if is_python(message_func):
-        reducer, out_field = parse_reduction(reduce_func, None)
-        made = run_python(context, message_func, fields, reducer, reduce_func.msg_field)
-        return {out_field: made[reduce_func.msg_field]}
-    message = parse_message(message_func)
-    reducer, out_field = parse_reduction(reduce_func, message.out_field)
-    return {out_field: aggregate(context, message, reducer, *_operands(message, fields))}
+    message = None if is_python(message_func) else parse_message(message_func)
+    reducer, out_field = parse_reduction(reduce_func, message.out_field if message else None)
+    if reducer in ("max", "min") and not fill and context.relation.num_edges_global:
+        reducer = UNFILLED + reducer
+    if message is not None:
+        return {out_field: aggregate(context, message, reducer, *_operands(message, fields))}
+    made = run_python(context, message_func, fields, reducer, reduce_func.msg_field)
+    return {out_field: made[reduce_func.msg_field]}
+
+
+def fill_infinities(column: Tensor, reduce_func: Any) -> Tensor:
+    """The column with 0 in the place of infinities if the reducer is the built-in max or min, else as it is."""
+    extreme = not is_python(reduce_func) and reduce_func.name in ("max", "min")
+    return column.masked_fill(column.isinf(), 0) if extreme else column
 
 
 def compute_on_edges(context: CallContext, fields: EdgeFields, function: Any) -> dict[str, Tensor]:
@@ -66,7 +82,7 @@ CROSS_REDUCERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def reduce_across(results: list[dict[str, Tensor]], cross_reducer: Any) -> dict[str, Tensor]:
-    """Combine what several relations made for one node type, field by field, in the order of edge types.
+    """Combine what several relations made for one node type, field by field; as DGL does, nothing if there is one.
 
     The cross reducer is sum, mean, max, min, stack (to (N, relations, ...)), or a function of a list of tensors.
     """
@@ -74,6 +90,8 @@ def reduce_across(results: list[dict[str, Tensor]], cross_reducer: Any) -> dict[
         raise GraphError(
             f"Unknown cross reducer {cross_reducer!r}; expected {', '.join(CROSS_REDUCERS)}, or a function."
         )
+    if len(results) == 1 and cross_reducer != "stack":
+        return results[0]
     combined = {}
     for name in dict.fromkeys(name for result in results for name in result):
         values = [result[name] for result in results if name in result]

@@ -5,8 +5,9 @@ Nothing that a message function computes outlives its tile, or the part of it th
 one node of autograd, whose backward goes through the tiles in the order of the forward: it fetches a tile's rows again
 (or has kept them), runs the function on leaves with these rows, asks autograd for the gradients of the leaves, and
 returns those of the sources. The exchange goes on to its end whichever gradients the user asks for. A second run finds
-what the first did: the tensors as they were at the call, because a frame may change; random numbers and autocast;
-parameters and captured tensors, which are inputs of the node ([Note: captured tensors]).
+what the first did: the tensors as they were at the call, because a frame may change; random numbers, autocast and the
+modes of modules; parameters and captured tensors, which are inputs of the node ([Note: captured tensors]). That it made
+the same messages is checked ([Note: fingerprints]).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,8 @@ from sar.core.passing.batches import (
     function_name,
     results_on_nothing,
 )
-from sar.core.passing.captured import AmbientState, Captured, DetachedLeaves, FindCaptured, forked_generators
+from sar.core.passing.builtin import REAL_ONLY
+from sar.core.passing.captured import AmbientState, Captured, DetachedLeaves, FindCaptured, Fingerprint
 from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Peaks, Reduction, add_to_edges, edge_rows, gather_rows
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target, accumulation_dtype, add_rows
@@ -66,6 +68,10 @@ def run_python(
         made = {reduced: made[reduced]}
     if not made:
         return {}
+    for name, message in made.items():
+        others = ("sum", "mean") if message.is_complex() else ("sum", "prod") if reduced is None else ()
+        if reducer is not None and not message.is_floating_point() and reducer not in others:
+            raise GraphError(f"{name!r} of {function_name(function)} is {message.dtype}; {REAL_ONLY}")
     kind = TORCH_REDUCERS.get(reducer or "", Reduction)
     reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in made.items()}
     call = PythonCall(context, function, recording, reductions, fields.edge)
@@ -81,6 +87,7 @@ class Recording(NamedTuple):
     read: list[dict[str, Tensor]]  # fields of sources, of destinations and of edges
     captured: list[Tensor]  # that it was not given; none without gradient mode
     made: dict[str, Tensor]  # (0, ...) each
+    state: AmbientState
 
     @property
     def columns(self) -> list[Tensor]:
@@ -107,6 +114,7 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
     """Find out what the function reads, captures and makes, on no edges where it can do without."""
     device, reads = context.structure.device, (set[str](), set[str](), set[str]())
     captured: dict[int, Tensor] = {}
+    state = AmbientState(device, function)
 
     def call(rows: int) -> Mapping[str, Tensor]:
         ids = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -121,10 +129,10 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
         captured.update((id(tensor), tensor) for tensor in finder.captured)
         return made
 
-    with torch.random.fork_rng(forked_generators(device)):
+    with state.restored():
         made = results_on_nothing(function, call)
     columns = [{name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True)]
-    return Recording(columns, list(captured.values()) if torch.is_grad_enabled() else [], dict(made))
+    return Recording(columns, list(captured.values()) if torch.is_grad_enabled() else [], dict(made), state)
 
 
 class _Recorded(dict[str, Tensor]):
@@ -169,7 +177,7 @@ class PythonCall(Collective):
         read = RowFormat.of([*recording.columns, *recording.made.values()])
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
         self.captured = Captured(function, recording.captured)
-        self.state = AmbientState(context.structure.device)
+        self.state = recording.state
         self.kept: list[HaloSlice | None] = []
         self.used: set[int] = set()  # of the captured tensors, by the forward
 
@@ -185,6 +193,7 @@ class PythonCall(Collective):
         leaves = DetachedLeaves(self.captured, captured)
         combined = {name: reduction.start() for name, reduction in self.reductions.items()}
         peaks = Peaks(self.context.relation, [each.total for each in combined.values()])
+        self.fingerprint = Fingerprint(self.context.structure.device)
         keep = bool(self.needed) and self.context.settings.keep
         received = None
         if self.distributed:
@@ -207,7 +216,13 @@ class PythonCall(Collective):
                     )
                 for name, reduction in self.reductions.items():
                     reduction.add(combined[name], made[name].detach(), part)
+                    if self.needed and peaks.values is None:
+                        self.fingerprint.add(made[name].detach(), part.ids(0, part.num_edges))
                 del find, made  # before more are made
+        if self.needed and peaks.values is not None:
+            nodes = torch.arange(self.context.relation.num_dst, device=peaks.values.device)
+            for each in combined.values():
+                self.fingerprint.add(each.total, nodes, relative=True)
         self.used = leaves.used
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         constants = () if peaks.values is None else (peaks.values,)
@@ -294,6 +309,12 @@ class PythonCall(Collective):
                 "torch.func.functional_call, for example, had given its layers other weights. Let it take such tensors "
                 "from variables around it, or set them as fields."
             )
+        if not sums.fingerprint.equals(self.fingerprint):
+            raise GraphError(
+                f"{self.name} makes other messages in the backward, where it runs again, than in the forward: it keeps "
+                "state, draws from a random generator of its own, or reads something that has changed. Let it use the "
+                "default generators of torch, numpy or Python, and set what changes as a field."
+            )
         return [*sums.totals, *sums.captured]
 
 
@@ -319,9 +340,11 @@ class _GradientSums:
         ]
         needs = [call.needed & SOURCES] * call.num_src + [*call.needs[call.num_src : call.num_fields]]
         wanted = zip(self.fields, needs, strict=True)
-        self.totals = [zero_total(x) if need and x.is_floating_point() else None for x, need in wanted]
+        takes = [need and (x.is_floating_point() or x.is_complex()) for x, need in wanted]
+        self.totals = [zero_total(x) if take else None for x, take in zip(self.fields, takes, strict=True)]
         self.wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
         self.captured: list[Tensor | None] = [None] * len(leaves.leaves)
+        self.fingerprint = Fingerprint(call.context.structure.device)
 
     def add(self, block: EdgeBlock, tile: Tile) -> None:
         """Run the function on a block once more, and add the gradients of what it used."""
@@ -332,8 +355,11 @@ class _GradientSums:
         ]
         with torch.enable_grad(), leaves:
             made = call.run(block, tile, rows, self.peaks.exponentials)
+        relative = self.peaks.values is not None
+        places = (block.destinations if relative else block.ids)(0, block.num_edges)
         messages, grads = [], []
         for i, (name, reduction) in enumerate(call.reductions.items()):
+            self.fingerprint.add(made[name].detach(), places, relative=relative)
             if made[name].requires_grad:
                 messages.append(made[name])
                 grads.append(reduction.message_grad(self.result_grads[i], self.argmax[i], block, made[name].detach()))

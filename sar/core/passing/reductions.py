@@ -74,6 +74,10 @@ class _Gather(torch.autograd.Function):
         return out.to(grad.dtype), None, None
 
 
+UNFILLED = "unfilled "
+"""Before "max" or "min": results without messages, and others that are infinite, stay so."""
+
+
 @dataclass
 class Combined:
     """The messages so far: their reduction, and of maxima and minima the edges that they come from, -1 for none."""
@@ -87,7 +91,9 @@ class Reduction:
 
     def __init__(self, relation: Relation, reducer: str | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.relation = relation
-        self.reducer = reducer  # sum, mean, max or min; None to collect the messages in the visible edge order
+        # sum, mean, max or min; None to collect the messages in the visible edge order
+        self.reducer = reducer and reducer.removeprefix(UNFILLED)
+        self.fills = reducer == self.reducer
         self.dtype = dtype  # of the messages; half precisions accumulate in float32
         self.shape = shape  # of a message
 
@@ -129,9 +135,8 @@ class Reduction:
         """The result once all messages are in."""
         total = combined.total
         if self.reducer == "mean":
-            degrees = self.relation.degrees_like(total)
-            total = total.div_(degrees) if total.is_floating_point() else total / degrees
-        elif combined.argmax is not None:
+            total.div_(self.relation.degrees_like(total))
+        elif combined.argmax is not None and self.fills:
             # As DGL does, whether infinite for want of messages or by value.
             infinite = total.isinf()
             total.masked_fill_(infinite, 0)

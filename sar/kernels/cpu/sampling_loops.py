@@ -25,6 +25,7 @@ STEP = u64(0x9E3779B97F4A7C15)
 FACTOR_1, FACTOR_2 = u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
 SHIFT_1, SHIFT_2, SHIFT_3, TO_DOUBLE = u64(30), u64(27), u64(31), u64(11)
 UNIT = 2.0**-53
+SCALE = np.float64(2.0**300)  # Weights are multiplied by it, exactly, as quotients by the least, 2**-1074, overflow.
 
 
 @inline
@@ -108,10 +109,10 @@ def _smallest(
     state: Index, first: Index, last: Index, weights: Array, picked: Array, to: Index, count: Index, keys: Array
 ) -> None:
     for i in range(count):
-        keys[i], picked[to + i] = np.inf, 0
+        keys[i], picked[to + i] = np.inf, first
     for edge in range(first, last):
         if weights[edge] > 0:
-            key = -math.log(uniform(draw(state, edge - first))) / weights[edge]
+            key = -math.log(uniform(draw(state, edge - first))) / (weights[edge] * SCALE)
             if key < keys[0]:
                 keys[0], picked[to] = key, edge
                 _sink(keys, picked, to, count)
@@ -123,7 +124,7 @@ def _invert(
 ) -> None:
     total = 0.0
     for edge in range(first, last):
-        total += weights[edge]
+        total += weights[edge] * SCALE
         sums[edge - first] = total
     for i in range(count):
         # At most the total, and above 0: so the edge found has a weight above 0.

@@ -4,11 +4,10 @@ Process r of W writes parts P r / W to P (r + 1) / W. Of the input, cut into pie
 piece r. Processes go through the pieces in step, so that what arrives in a round, by sender, is in the input's order.
 """
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
 
@@ -33,9 +32,13 @@ class Writers:
         """All workers after `sar.initialize_comms`; else this process alone."""
         return cls(comm.rank(), comm.world_size()) if comm.is_initialized() else cls()
 
-    def guard(self) -> AbstractContextManager[object]:
-        """Passes an error raised inside on to all other processes."""
-        return current_group().guard() if self.size > 1 else contextlib.nullcontext()
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Agrees that all processes partition, and passes an error raised inside on to all others."""
+        with current_group().guard() if self.size > 1 else nullcontext() as group:
+            if group is not None:
+                group.agree("partitioning (sar.partition_graph, sar.write_partitions), which all workers do together")
+            yield
 
     def parts_of(self, rank: int, num_parts: int) -> range:
         return range(num_parts * rank // self.size, num_parts * (rank + 1) // self.size)

@@ -212,16 +212,23 @@ def test_readouts_of_one_workers_nodes_are_refused(pool, world_size):
             assert "sar.all_sum" in failure.message
 
 
-class Falling(nn.Module):
+class Plain(nn.Module):
+    leaky_relu = nn.LeakyReLU(0.2)
+    attn_drop = nn.Dropout(0.1)
+
+
+class Falling(Plain):
     leaky_relu = nn.LeakyReLU(-0.5)
 
 
-class Plain(nn.Module):
-    leaky_relu = nn.LeakyReLU(0.2)
+class OtherDropout(Plain):
+    attn_drop = nn.AlphaDropout(0.1)
 
 
-@pytest.mark.parametrize("layer, shape", [(Falling(), (3, 2)), (Plain(), (3, 2, 2))])
-def test_attention_that_one_pass_does_not_serve_is_dgls_own_and_says_so_once(caplog, layer, shape):
+@pytest.mark.parametrize("kind", [Falling, OtherDropout, Plain])
+def test_attention_that_one_pass_does_not_serve_is_dgls_own_and_says_so_once(caplog, kind):
+    layer, shape = kind(), (3, 2, 2) if kind is Plain else (3, 2)
+
     def one_pass(*args):
         raise AssertionError
 

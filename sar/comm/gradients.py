@@ -1,0 +1,149 @@
+"""Gradients are summed over workers once: by `gather_grads`, or by `DistributedDataParallel` with `ddp_sum_hook`.
+
+[Note: averages]
+Without a hook DDP averages. That is right for mini-batches of this worker's own, and wrong for a share of a loss over
+the graph. So DDP models tell when a backward comes to them, and so do distributed calls and `Task.loss`. If one
+backward comes to both, it raises.
+
+[Note: sums]
+A sum stays a sum if it is changed in place, as by clipping. It ends when the gradient is set to None, is zero when a
+backward adds to it, or has changed as well as its parameter, as in a loop that writes gradients by hand. If a backward
+adds to a sum S that nobody has cleared, worker 0 alone keeps S, and the others begin at zero: the next sum is S and
+what all workers have added, as on one machine.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.futures import Future
+from torch.nn import Module, Parameter
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary, WeakTensorKeyDictionary
+
+from sar.comm.statistics import counters
+from sar.errors import ConfigError
+from sar.raw_memory import accumulation_dtype
+
+REGISTER: Final = "ddp_model.register_comm_hook(None, sar.ddp_sum_hook)"
+
+_sums: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
+"""Gradients that are sums -> their version and their parameter's; None once a backward has added to one."""
+_hooks: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
+"""Parameters -> the hook that looks at their gradients before a backward adds to these."""
+_combined: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
+"""Parameters -> their version in the latest backward in which DDP combined the gradients of all workers."""
+_backwards: Final = {"share": -1, "average": -2}
+"""Autograd's number of the latest backward of a share of a loss, and of the latest in which DDP averaged."""
+
+
+def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Sum gradients over workers while DDP's backward goes on, in place of its average and of `gather_grads`.
+
+    With a loss of (local sum / global count) the parameters get the gradient of the loss over the whole graph.
+
+        ddp_model = DistributedDataParallel(model)
+        ddp_model.register_comm_hook(None, sar.ddp_sum_hook)
+
+    Args:
+        process_group: the first argument of `register_comm_hook`; None for the group of all workers.
+        bucket: gradients, from DDP.
+
+    Returns:
+        Their sum, once it is there.
+    """
+    counters.bytes_sent += bucket.buffer().nbytes
+    counters.bytes_received += bucket.buffer().nbytes
+    dtype = bucket.buffer().dtype
+    work: Any = dist.all_reduce(bucket.buffer().to(accumulation_dtype(dtype)), group=process_group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0].to(dtype))
+
+
+def refuse_average(part: str = "share") -> None:
+    """Raise `ConfigError` if the backward that runs is one of both parts: see [Note: averages]."""
+    _backwards[part] = torch._C._current_graph_task_id()
+    if _backwards["share"] == _backwards["average"]:
+        raise ConfigError(
+            "DistributedDataParallel averages gradients over workers, but each worker has only its share of the loss "
+            f"over the graph: they must be summed. Call {REGISTER} once, and divide the loss by the global count."
+        )
+
+
+def _watch(ddp: Module, name: str, module: Module | None) -> None:
+    if isinstance(ddp, DistributedDataParallel) and name == "module":
+        ddp.register_forward_hook(_watch_backward)
+
+
+register_module_module_registration_hook(_watch)
+
+
+def _watch_backward(ddp: Any, args: Any, output: Any) -> None:
+    if ddp.require_backward_grad_sync and dist.get_world_size(ddp.process_group) > 1:
+        for tensor in _find_tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(_combine, ddp))
+
+
+def _combine(ddp: Any, _: Tensor) -> None:
+    """A backward has come to a DDP model. The hooks that torch brings average, too."""
+    _combined.update((p, p._version) for p in ddp.parameters())
+    if all(hook.__module__.startswith("torch.") and "." not in hook.__qualname__ for hook, _ in ddp._comm_hooks):
+        refuse_average("average")
+
+
+def begin_sum(parameters: Sequence[Parameter], rank: int) -> None:
+    """Raise `ConfigError` for gradients that DDP has combined, or if all are sums: see [Note: sums]."""
+    if any(_combined.get(p) == p._version for p in parameters):
+        raise ConfigError(
+            "gather_grads got parameters of a model in DistributedDataParallel, which combines the gradients of all "
+            f"workers in the backward; summing them again would multiply them. Leave them out, with {REGISTER}."
+        )
+    given = [p for p in parameters if p.grad is not None]
+    sums = [p for p in given if _is_sum(p)]
+    if given and len(sums) == len(given):
+        raise ConfigError(
+            "gather_grads: the gradients are sums over the workers already, and would be added up once more. Call it "
+            "once for each step, after the last backward; then optimizer.step() and optimizer.zero_grad()."
+        )
+    for p in sums:
+        _add_to_sum(p.grad, rank)
+
+
+def end_sum(parameters: Sequence[Parameter], rank: int) -> None:
+    """Note that the gradients are sums now."""
+    for p in parameters:
+        if p.grad is not None and p.grad.layout is torch.strided and not p.grad.is_inference():
+            if p not in _hooks:
+                _hooks[p] = p.register_hook(partial(_before_adding, TensorWeakRef(p), rank))
+            _sums[p.grad] = p.grad._version, p._version
+
+
+def _is_sum(p: Any) -> bool:
+    then = _sums.get(p.grad, ())
+    return (then is None or p.grad._version in then[:1] or p._version in then[1:]) and bool(p.grad.any())
+
+
+@torch.no_grad()
+def _before_adding(of: Any, rank: int, _: Tensor) -> None:
+    p = of()
+    if p is None or p.grad not in _sums:
+        return
+    with suppress(RuntimeError):  # so torch.autograd.grad answers, which adds to no gradient
+        if torch._C._will_engine_execute_node(get_gradient_edge(p).node):
+            if p.grad.any():
+                _add_to_sum(p.grad, rank)
+            else:
+                del _sums[p.grad]
+
+
+def _add_to_sum(grad: Any, rank: int) -> None:
+    if rank and _sums[grad] is not None:
+        grad.zero_()
+    _sums[grad] = None
