@@ -8,7 +8,7 @@ edges from one another. Out-degrees and the numbers of nodes and edges are those
 [Note: two surroundings] A model may still use something that the neighborhood does not tell: the mean of all nodes,
 sums over out-edges, row numbers, one hop more. So it runs twice: with few stand-ins, whose features are like those of
 the nodes, and with many, whose features and degrees are others, and to which nodes have edges if they have edges that
-leave the neighborhood. Outputs that differ depend on the surroundings, and are refused.
+leave the neighborhood; and with other row numbers. Outputs that differ depend on these, and are refused.
 """
 
 import pickle
@@ -160,11 +160,13 @@ class _Surrounded(NamedTuple):
     near: _Neighborhood
     graph: GraphShardManager
     inputs: dict[str, Tensor]  # by node type
-    before: list[int]  # how many stand-ins of each type have rows before the nodes
+    stand_ins: list[int]  # of each node type; their rows come before those of the nodes
+    turned: bool  # whether the nodes have descending IDs
 
     def rows(self, kind: int, nodes: Tensor) -> Tensor:
         """The rows of nodes of one type, given by global ID."""
-        return self.before[kind] + find_sorted(self.near.nodes[self.near.types == kind], nodes)[0]
+        place, _ = find_sorted(known := self.near.nodes[self.near.types == kind], nodes)
+        return self.stand_ins[kind] + (len(known) - 1 - place if self.turned else place)
 
     def outputs(self, model: nn.Module, kind: int, nodes: Tensor) -> Tensor:
         """The outputs of nodes of one type, given by global ID."""
@@ -289,26 +291,25 @@ def _features(
 
 
 def _surround(near: _Neighborhood, stand_ins: int, crowded: bool = False) -> _Surrounded:
-    """A neighborhood with so many stand-ins of each node type, which come first; see [Note: two surroundings].
+    """A neighborhood with so many stand-ins of each node type; see [Note: two surroundings].
 
-    If `crowded`, they come last, with one more for every four nodes; the first has more in-edges than any node.
+    If `crowded`, with one more for every four nodes, the first with more in-edges than any node; and nodes descend.
     """
     node_types, random, n = near.spec.node_types, torch.Generator().manual_seed(stand_ins), len(near.nodes)
     counts = [stand_ins + crowded * int((near.types == kind).sum() // 4) for kind in range(len(node_types))]
-    *first, end = accumulate(counts, initial=n * crowded)
-    start = 0 if crowded else end  # of the nodes
+    *first, total = accumulate(counts, initial=0)
 
     def draw(kind: int, count: int) -> Tensor:
         return first[kind] + torch.randint(max(counts[kind], 1), (count,), generator=random)
 
-    def join(made_up: Tensor, rows: Tensor) -> Tensor:
-        return torch.cat([rows, made_up] if crowded else [made_up, rows])
+    def turn(rows: Tensor) -> Tensor:
+        return rows.flip(0) if crowded else rows
 
     inputs, ends, features = {}, [], {}
     for key, rows in near.node_features.items():
         ntype = key.partition("/")[0]
-        inputs[ntype] = join(_made_up(rows, counts[node_types.index(ntype)], random, crowded), rows)
-    of_type = types_of(near.edges[2], near.spec.edge_ranges)
+        inputs[ntype] = torch.cat([_made_up(rows, counts[node_types.index(ntype)], random, crowded), turn(rows)])
+    row, of_type = turn(torch.arange(total, total + n)), types_of(near.edges[2], near.spec.edge_ranges)
     for number, (source, relation, target) in enumerate(near.etypes):
         u, v = node_types.index(source), node_types.index(target)
         src, dst, _ = near.edges[:, of_type == number]
@@ -317,18 +318,18 @@ def _surround(near: _Neighborhood, stand_ins: int, crowded: bool = False) -> _Su
         leaving = torch.repeat_interleave(crowded * torch.minimum(near.out_degrees[:, number] - sent, sent + 1))
         busy = torch.zeros(crowded * (int(torch.bincount(dst, minlength=1).max()) + 1), dtype=torch.int64)
         into = first[v] + torch.cat([torch.arange(counts[v]), busy])
-        src = torch.cat([torch.where(there, start + src, draw(u, len(src))), draw(u, len(into)), start + leaving])
-        ends.append(torch.stack([src, torch.cat([start + dst, into, draw(v, len(leaving))])]))
+        src = torch.cat([torch.where(there, row[src], draw(u, len(src))), draw(u, len(into)), row[leaving]])
+        ends.append(torch.stack([src, torch.cat([row[dst], into, draw(v, len(leaving))])]))
         for key, rows in near.edge_features.items():
             if key.startswith(f"{source}:{relation}:{target}/"):
                 features[key] = torch.cat([rows, _made_up(rows, len(src) - len(rows), random, crowded)])
     features[ETYPE] = torch.repeat_interleave(torch.tensor([found.shape[1] for found in ends]))
-    types = join(torch.repeat_interleave(torch.tensor(counts)), near.types)
+    types = torch.cat([torch.repeat_interleave(torch.tensor(counts)), turn(near.types)])
     src, dst = torch.cat(ends, 1)
     shard = ShardEdgesAndFeatures((src, dst), features)
     data = PartitionData([shard], [(0, len(types))], {NTYPE: types}, node_types, near.etypes)
-    before = [0] * len(counts) if crowded else counts
-    return _Surrounded(near, _with_true_counts(construct_full_graph(data), near, before), inputs, before)
+    surrounded = _Surrounded(near, construct_full_graph(data), inputs, counts, crowded)
+    return surrounded._replace(graph=_with_true_counts(surrounded))
 
 
 def _made_up(rows: Tensor, count: int, random: torch.Generator, beyond: bool) -> Tensor:
@@ -343,15 +344,16 @@ def _made_up(rows: Tensor, count: int, random: torch.Generator, beyond: bool) ->
     return torch.where(coin < 0.5, above, below).to(rows.dtype)
 
 
-def _with_true_counts(graph: GraphShardManager, near: _Neighborhood, before: list[int]) -> GraphShardManager:
+def _with_true_counts(surrounded: _Surrounded) -> GraphShardManager:
     """The graph with out-degrees, and numbers of nodes and edges on all workers, as in the directory."""
+    near, graph, _, stand_ins, turned = surrounded
     spec, old, relations = near.spec, graph._structure, []
     num_nodes, num_edges = (np.diff(ranges).sum((0, 2)).tolist() for ranges in (spec.node_ranges, spec.edge_ranges))
-    for relation, total, column in zip(old.relations, num_edges, near.out_degrees.T, strict=True):
-        kind = spec.node_types.index(relation.etype[0])
-        degrees, own = relation.out_degrees + column.sum() * (before[kind] == 0), column[near.types == kind]
-        degrees[before[kind] :][: len(own)] = own  # stand-ins keep more than any node if they come last
-        relations.append(replace(relation, out_degrees=degrees, num_edges_global=total))
+    for relation, count, column in zip(old.relations, num_edges, near.out_degrees.T, strict=True):
+        known = column[near.types == (kind := spec.node_types.index(relation.etype[0]))]
+        degrees = relation.out_degrees + turned * column.sum()  # those of stand-ins are others
+        degrees[stand_ins[kind] :] = known.flip(0) if turned else known
+        relations.append(replace(relation, out_degrees=degrees, num_edges_global=count))
     nodes = replace(old.src, counts_global=dict(zip(spec.node_types, num_nodes, strict=True)))
     return graph._with(structure=replace(old, src=nodes, dst=nodes, relations=relations), relations=relations)
 
