@@ -83,7 +83,7 @@ def sample_layer(
             indptr, (src, *fields) = asked[relation.etype[2]].restore_segments(counts, values)
         else:
             indptr = torch.zeros(len(destinations[relation.etype[2]]) + 1, dtype=torch.int64, device="cpu")
-            src, *fields = (field[:0] for field in (relation.src, relation.ids, *relation.features.values()))
+            src, *fields = (field[:0].clone() for field in (relation.src, relation.ids, *relation.features.values()))
         found = SampledEdges(relation.etype, indptr, src, dict(zip(names, fields, strict=True)))
         edges.append(found if settings.exclude is None else _without(found, settings.exclude))
     return _number_sources(graph, destinations, edges)

@@ -1,13 +1,16 @@
 """How distributed calls combine under autograd: every combination gives the gradients of single-machine DGL."""
 
+from typing import NamedTuple
+
 import dgl.function as fn
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import sar
 from sar.comm import session
+from tests.core.attempts import fail_on_all_ranks
 from tests.matrix import corner
 from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
 from tests.parity.programs import LAYERS, largest, pairwise, weighted
@@ -153,6 +156,32 @@ def parameters_captured_by_a_message_function(graph, data):
     return {"node x.grad": x.grad, "edge out": out, **parameter_gradients(module)}
 
 
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def parameters_that_no_operation_shows(graph, data):
+    """TorchScript's operations are not seen one by one, and arguments may be named tuples."""
+    x, model = data.leaf("x"), nn.Sequential(nn.Linear(6, 6), nn.Tanh()).to(data.leaf("x").dtype)
+    scripted, pair = torch.jit.script(model), Pair(*nn.Parameter(torch.rand(6, dtype=x.dtype)).split(3))
+    graph.ndata["h"] = x
+    graph.update_all(lambda edges: {"m": scripted(edges.src["h"] * torch.cat(pair))}, fn.max("m", "out"))
+    weighted_sum(graph.ndata.pop("out"), data.nodes["cotangent"]).backward()
+    graph.ndata.pop("h")
+    return {"node x.grad": x.grad, **parameter_gradients(model)}
+
+
+def computed_before_a_script(graph, data):
+    weight, product = nn.Parameter(torch.ones(6)).to(torch.float64), torch.jit.script(multiplied)
+    graph.ndata["h"] = data.leaf("x")
+    graph.update_all(lambda edges: {"m": product(edges.src["h"], weight)}, fn.sum("m", "out"))
+
+
+def multiplied(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight
+
+
 PROGRAMS = [
     accumulated_over_two_backwards,
     retained_and_run_twice,
@@ -189,7 +218,10 @@ def test_parameters_captured_by_a_message_function(pool, world_size):
     parts = SCENARIOS["isolated"](world_size)
     data = random_data(parts, torch.float64)
     data.edges["w"] = torch.full_like(data.edges["w"], 0.7)  # whose local mean is the global one
-    check(pool, parts, data, [(parameters_captured_by_a_message_function, ())])
+    programs = parameters_captured_by_a_message_function, parameters_that_no_operation_shows
+    check(pool, parts, data, [(program, ()) for program in programs])
+    failures = fail_on_all_ranks(pool, parts, computed_before_a_script)
+    assert any("set it as a field" in failure.message for failure in failures), failures
 
 
 def mailboxes_after_inference(graph, data):

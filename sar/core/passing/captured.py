@@ -46,6 +46,8 @@ class _SeeTensors(TorchFunctionMode):
             return self.see(argument)
         if type(argument) in (list, tuple):
             return type(argument)(map(self._see_all, argument))
+        if isinstance(argument, tuple) and hasattr(argument, "_make"):  # a named one
+            return argument._make(map(self._see_all, argument))
         if type(argument) is dict:
             return {key: self._see_all(value) for key, value in argument.items()}
         return argument
@@ -86,6 +88,25 @@ class FindCaptured(_SeeTensors):
             self.found.append(tensor)
             self._versions.append(tensor._version)
         return tensor
+
+    def see_below(self, results: Iterable[Tensor]) -> None:
+        """See those that no operation showed but autograd comes to from the results, as in code of TorchScript."""
+        found = {(tensor.grad_fn, tensor.output_nr) for tensor in self.found}
+        seen, waiting = {(None, 0), *found}, [(result.grad_fn, result.output_nr) for result in results]
+        while waiting:
+            if (end := waiting.pop()) in seen:
+                continue
+            seen.add(end)
+            node: Any = end[0]
+            if (variable := getattr(node, "variable", None)) is not None:
+                self.see(variable)
+            elif node._sequence_nr() < self._start:
+                raise GraphError(
+                    "A message function gives code that torch cannot look into, such as that of TorchScript, a tensor "
+                    "that is computed before the call and needs a gradient; set it as a field."
+                )
+            else:
+                waiting += node.next_functions
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__":

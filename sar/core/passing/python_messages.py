@@ -126,6 +126,7 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
         given = [ids, *(column for sample in samples for column in sample.values())]
         with FindCaptured(given, constants=True) as finder:
             made = checked_results(function, function(batch), rows)
+        finder.see_below(made.values())
         captured.update((id(tensor), tensor) for tensor in finder.captured)
         return made
 
