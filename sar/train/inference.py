@@ -43,6 +43,7 @@ from sar.train.graph_counts import FEATURE, LABEL, GraphInfo
 
 _INPUTS = (FEATURE, "x")
 _ROUND_OFF = {torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the largest output; 1e-5 in other dtypes
+_FEW = 7  # stand-ins, by which rows move: odd, so that those with even numbers get odd ones
 _WHOLE = "evaluate on the whole graph, as docs/howto/infer.md says"
 
 
@@ -97,14 +98,14 @@ def infer(
     group = group_of_processes(torch.distributed.HashStore(), 0, 1)
     with closing(group), torch.no_grad(), standing_in(group, BufferPool(group.device)):
         if hops is None:
-            alone = _surround(nothing, 2)
+            alone = _surround(nothing, _FEW)
             listeners.append(calls := _Calls())
             try:
                 alone.outputs(load(), kind, wanted[:0])
             finally:
                 listeners.remove(calls)
         near = _read(spec, wanted.unique(), len(calls) if hops is None else hops)
-        few = partial(_surround, near, 2)
+        few = partial(_surround, near, _FEW)
         out = few().outputs(load(), kind, wanted)
         others = [("with other surroundings", partial(_surround, near, 8, crowded=True), torch.arange(len(out)))]
         if check:

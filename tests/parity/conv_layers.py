@@ -134,6 +134,10 @@ def of_classes(layer, graph, x, w, data):
     return layer(graph, node_types(data), data.nodes["y"][:, 1] > 0)
 
 
+def of_one_class(layer, graph, x, w, data):
+    return layer(graph, torch.zeros_like(node_types(data)), data.nodes["y"][:, 1] > 0)
+
+
 def of_scores(layer, graph, x, w, data):
     return layer(graph, data.nodes["y"][:, :3].abs(), data.nodes["y"][:, 1] > 0)
 
@@ -329,6 +333,7 @@ REGISTRY = {
     ),
     **{f"HeteroGraphConv {how}": Conv(partial(_typed, how), by_type) for how in ("sum", "mean", "max", "min", "stack")},
     "LabelPropagation classes": Conv(lambda: dglnn.LabelPropagation(3, 0.4), of_classes),
+    "LabelPropagation one class": Conv(lambda: dglnn.LabelPropagation(3, 0.4), of_one_class),
     "LabelPropagation scores, row, no clamp": Conv(
         lambda: dglnn.LabelPropagation(3, 0.4, norm_type="row", clamp=False), of_scores
     ),
@@ -348,7 +353,7 @@ NEEDS_PATCH = (
     *("EdgeWeightNorm both", "RelGraphConv presorted", "EdgeConv batch_norm", "GatedGraphConv etypes", "GatedGCNConv"),
     *("TAGConv edge_weight", "SGConv edge_weight", "APPNPConv edge_weight", "TWIRLSConv norm batch, no precond"),
     *("GroupRevRes", "GCN2Conv edge_weight, own weights, activation"),
-    *("LabelPropagation classes", "LabelPropagation classes, normalize, reset"),
+    *("LabelPropagation classes", "LabelPropagation classes, normalize, reset", "LabelPropagation one class"),
 )
 # DGL's own layer mixes float32 into other precisions.
 SINGLE_PRECISION = ("APPNPConv", "TWIRLSConv", "TWIRLSUnfoldingAndAttention")

@@ -175,6 +175,17 @@ class Keeping(pyg.SimpleConv):
         return x_j * self.kept
 
 
+class NormalisingParts(pyg.SimpleConv):
+    """Names the module that looks at all edges in a comprehension only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(IN // 2)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.cat([self.norm(part) for part in x_j.split(IN // 2, 1)], 1)
+
+
 class OfHalves(pyg.GCNConv):
     """Messages see as many columns as decomposed layers give them; `factor` has a default."""
 
@@ -221,6 +232,7 @@ LAYERS: dict[str, Layer] = {
     "SimpleConv batched": Layer(lambda: pyg.SimpleConv("max"), batched),
     "SimpleConv replaced": Layer(lambda: pyg.SimpleConv(), replaced),
     "SimpleConv keeping": Layer(Keeping, kept_messages),
+    "SimpleConv normalising": Layer(NormalisingParts, plain),
     "GCNConv": Layer(lambda: pyg.GCNConv(IN, OUT), plain),
     "GCNConv weighted": Layer(lambda: pyg.GCNConv(IN, OUT, improved=True), weighted),
     "GCNConv cached": Layer(lambda: pyg.GCNConv(IN, OUT, cached=True), twice),

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 import sar
 from tests.graphs import load_cora, partition_in_memory
@@ -89,6 +90,32 @@ def gin_of_unlike_ends(graph, data):
 def test_gin_of_unlike_ends(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     check(pool, parts, random_data(parts, torch.float64), [(gin_of_unlike_ends, ())], tolerance=1e-6)
+
+
+def gin_with_eps(graph, data, eps, hooked):
+    """An epsilon that the layer was given afterwards, and a hook on all modules that doubles some results."""
+    patch()
+    x, layer = data.leaf("x"), dgl.nn.GINConv(None, "sum").double()
+    del layer.eps
+    layer.eps = eps
+    hook = register_module_forward_hook(
+        lambda module, _, out: 2 * out if hooked and type(module) is nn.Identity else None
+    )
+    try:
+        out = layer(graph, x)
+    finally:
+        hook.remove()
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out, "node x.grad": x.grad}
+
+
+@pytest.mark.parametrize("world_size", [2])
+@pytest.mark.parametrize(
+    ("eps", "hooked"), [(0.3, False), (torch.arange(6.0).double(), False), (torch.ones(1).double(), True)]
+)
+def test_gin_with_an_epsilon_of_any_kind_calls_no_module_of_its_own(pool, eps, hooked):
+    parts = SCENARIOS["random"](2)
+    check(pool, parts, random_data(parts, torch.float64), [(gin_with_eps, (eps, hooked))])
 
 
 class Gcn(nn.Module):

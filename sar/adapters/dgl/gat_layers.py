@@ -34,11 +34,12 @@ def in_one_pass(one_pass: Forward) -> Forward:
         get_attention: bool = False,
         **kwargs: Any,
     ) -> Any:
-        asks_for_weights = get_attention or any(isinstance(argument, bool) for argument in args)
+        if args and not isinstance(args[-1], Tensor | None):  # the last parameter, given by position
+            *args, get_attention = args  # type: ignore[assignment]
         is_served = _is_served(layer, feat)
         if not is_served:
             _say_once(type(layer).__name__)
-        if asks_for_weights or not is_served:
+        if get_attention or not is_served:
             return original(layer, graph, feat, *args, get_attention=get_attention, **kwargs)
         with graph.local_scope():
             if not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any()):

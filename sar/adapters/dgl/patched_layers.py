@@ -60,9 +60,11 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
 
 def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Any:
     """`GINConv`: own rows are added to the sums in their place, without tensors of products and of the result."""
-    source, destination = ends_of(graph, feat, nn.Identity())
-    alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype == layer.eps.dtype
-    if edge_weight is not None or layer.eps.requires_grad or not (alike and destination.is_cpu):
+    source, destination = ends_of(graph, feat, lambda rows: rows)  # a module might have hooks, as all modules do
+    alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype
+    eps = layer.eps if isinstance(layer.eps, Tensor) and layer.eps.numel() == 1 else None
+    plain = eps is not None and eps.dtype == source.dtype and not eps.requires_grad
+    if edge_weight is not None or not (plain and alike and destination.is_cpu):
         return original(layer, graph, feat, edge_weight)
     fn = require_dgl().function
     with graph.local_scope():
@@ -165,10 +167,11 @@ def gated_graph_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, et
 
 def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor, mask: Tensor | None = None) -> Tensor:
     """`LabelPropagation`: the original counts the classes that one worker sees."""
-    if labels.dim() == 1 or labels.shape[1] == 1:
-        greatest = all_max(int(labels.max()) if len(labels) else -1)
-        labels = nn.functional.one_hot(labels.view(-1), greatest + 1)
-    return original(layer, graph, labels, mask)
+    if labels.dim() > 1 and labels.shape[1] != 1:
+        return original(layer, graph, labels, mask)
+    classes = 1 + all_max(int(labels.max()) if len(labels) else -1)
+    scores = nn.functional.one_hot(labels.view(-1), max(classes, 2))  # a single column would count as labels again
+    return original(layer, graph, scores, mask)[:, :classes]
 
 
 def in_any_order(original: Forward, layer: Any, graph: Any, *args: Any, presorted: bool = False, **kwargs: Any) -> Any:

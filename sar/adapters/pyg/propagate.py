@@ -133,8 +133,10 @@ def _check_sizes(conv: MessagePassing, edges: DistributedEdgeIndex, size: Any, k
 
 @cache
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Attributes that a function sets, and all names that it uses."""
-    return {each.argval for each in get_instructions(code) if each.opname == "STORE_ATTR"}, {*code.co_names}
+    """Attributes that a function sets, and all names that it uses; so do functions and comprehensions in it."""
+    kept, used = {each.argval for each in get_instructions(code) if each.opname == "STORE_ATTR"}, {*code.co_names}
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return kept.union(*(names for names, _ in inner)), used.union(*(names for _, names in inner))
 
 
 def _sees_all_edges(conv: MessagePassing) -> bool:

@@ -239,9 +239,10 @@ def test_attention_that_one_pass_does_not_serve_is_dgls_own_and_says_so_once(cap
     assert [type(layer).__name__ in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_attention_weights_that_are_asked_for_come_from_dgls_own_forward(caplog):
+@pytest.mark.parametrize(("args", "named"), [((), {"get_attention": True}), ((True,), {}), ((None, True), {})])
+def test_attention_weights_that_are_asked_for_come_from_dgls_own_forward(caplog, args, named):
     forward = in_one_pass(lambda *args: "one pass")
     with caplog.at_level("WARNING", logger="sar"):
-        result = forward(lambda *args, **kwargs: kwargs, Plain(), None, torch.ones(3, 2), get_attention=True)
+        result = forward(lambda *args, **kwargs: kwargs, Plain(), None, torch.ones(3, 2), *args, **named)
     assert result == {"get_attention": True}
     assert not caplog.records
