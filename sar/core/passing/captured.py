@@ -287,13 +287,14 @@ class Fingerprint:
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(4, dtype=torch.complex128, device=device)
         self._squares = torch.zeros(4, dtype=torch.float64, device=device)
-        self._eps = 0.0
+        self._share = 0.0  # by which they may differ
 
     def add(self, values: Tensor, places: Tensor, *, relative: bool = False) -> None:
         """Take in (n, ...) messages, or sums of those that are `relative` to a peak, and their places, (n,) integer."""
         if not values.is_floating_point() and not values.is_complex():  # which take no gradient
             return
-        self._eps = max(self._eps, torch.finfo(values.dtype).eps)
+        eps = torch.finfo(values.dtype).eps
+        self._share = max(self._share, eps, min(eps ** (1 / 2 if relative else 2 / 3), 4e-4))  # many are added up before
         rows = by_head(values.to(accumulation_dtype(values.dtype)))
         rows = rows if relative else rows.nan_to_num(1, 1, 1)  # a maximum may be of some that are infinite
         weights = _weights(torch.arange(rows.shape[1], device=rows.device)).to(rows.dtype)
@@ -304,8 +305,8 @@ class Fingerprint:
 
     def equals(self, first: "Fingerprint") -> bool:
         """Whether this may be of the same messages as the first run's."""
-        share = max(self._eps, min(self._eps ** (2 / 3), 3e-5))  # 200 units in the last place of float32, one of a half
-        same = (self._sums - first._sums).abs() <= share * (self._squares.sqrt() + first._sums.abs())
+        size = torch.maximum(self._squares, first._squares).sqrt() + first._sums.abs()
+        same = (self._sums - first._sums).abs() <= self._share * size
         return same.is_meta or bool((same | ~first._sums.isfinite()).all())
 
 
