@@ -43,7 +43,7 @@ from sar.train.graph_counts import FEATURE, LABEL, GraphInfo
 
 _INPUTS = (FEATURE, "x")
 _ROUND_OFF = {torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the largest output; 1e-5 in other dtypes
-_FEW = 7  # stand-ins, by which rows move: odd, so that those with even numbers get odd ones
+_FEW, _MANY = 7, 8  # stand-ins of each node type in the two surroundings
 _WHOLE = "evaluate on the whole graph, as docs/howto/infer.md says"
 
 
@@ -107,7 +107,7 @@ def infer(
         near = _read(spec, wanted.unique(), len(calls) if hops is None else hops)
         few = partial(_surround, near, _FEW)
         out = few().outputs(load(), kind, wanted)
-        others = [("with other surroundings", partial(_surround, near, 8, crowded=True), torch.arange(len(out)))]
+        others = [("with other surroundings", partial(_surround, near, _MANY, crowded=True), torch.arange(len(out)))]
         if check:
             every = _read(spec, torch.arange(sum(counts.values())), 0)
             others.append(("on the whole graph", partial(_surround, every, 0), torch.randperm(len(out))[:check]))
@@ -294,10 +294,12 @@ def _features(
 def _surround(near: _Neighborhood, stand_ins: int, crowded: bool = False) -> _Surrounded:
     """A neighborhood with so many stand-ins of each node type; see [Note: two surroundings].
 
-    If `crowded`, with one more for every four nodes, the first with more in-edges than any node; and nodes descend.
+    If `crowded`, with one more for every four nodes, the first with more in-edges than any node; and nodes descend, so
+    that even rows become odd.
     """
     node_types, random, n = near.spec.node_types, torch.Generator().manual_seed(stand_ins), len(near.nodes)
-    counts = [stand_ins + crowded * int((near.types == kind).sum() // 4) for kind in range(len(node_types))]
+    own = torch.bincount(near.types, minlength=len(node_types)).tolist()
+    counts = [stand_ins + crowded * (m // 4 + (stand_ins + m // 4 + m + _FEW) % 2) for m in own]
     *first, total = accumulate(counts, initial=0)
 
     def draw(kind: int, count: int) -> Tensor:

@@ -294,7 +294,8 @@ class Fingerprint:
         if not values.is_floating_point() and not values.is_complex():  # which take no gradient
             return
         eps = torch.finfo(values.dtype).eps
-        self._share = max(self._share, eps, min(eps ** (1 / 2 if relative else 2 / 3), 4e-4))  # many are added up before
+        share = min(eps ** (1 / 2 if relative else 2 / 3), 4e-4)  # as many are added up before
+        self._share = max(self._share, eps, share)
         rows = by_head(values.to(accumulation_dtype(values.dtype)))
         rows = rows if relative else rows.nan_to_num(1, 1, 1)  # a maximum may be of some that are infinite
         weights = _weights(torch.arange(rows.shape[1], device=rows.device)).to(rows.dtype)
