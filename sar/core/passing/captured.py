@@ -294,8 +294,9 @@ class Fingerprint:
         if not values.is_floating_point() and not values.is_complex():  # which take no gradient
             return
         eps = torch.finfo(values.dtype).eps
-        share = min(eps ** (1 / 2 if relative else 2 / 3), 4e-4)  # as many are added up before
-        self._share = max(self._share, eps, share)
+        # Of those relative to a peak many are added up before, and halves are rounded at another peak.
+        share = max(4 * eps, min(eps ** (1 / 2), 4e-4)) if relative else max(eps, min(eps ** (2 / 3), 4e-4))
+        self._share = max(self._share, share)
         rows = by_head(values.to(accumulation_dtype(values.dtype)))
         rows = rows if relative else rows.nan_to_num(1, 1, 1)  # a maximum may be of some that are infinite
         weights = _weights(torch.arange(rows.shape[1], device=rows.device)).to(rows.dtype)
