@@ -130,13 +130,13 @@ def _is_sum(p: Any) -> bool:
     return (then is None or p.grad._version in then[:1] or p._version in then[1:]) and bool(p.grad.any())
 
 
-@torch.no_grad()
 def _before_adding(of: Any, rank: int, _: Tensor) -> None:
+    """A backward is about to add to a gradient, unless this is torch.autograd.grad, which has no node that does."""
     p = of()
-    if p is None or p.grad not in _sums:
-        return
-    with suppress(RuntimeError):  # so torch.autograd.grad answers, which adds to no gradient
-        if torch._C._will_engine_execute_node(get_gradient_edge(p).node):
+    if p is not None and p.grad in _sums:
+        with suppress(RuntimeError), torch.enable_grad():  # in earlier torch the edge is that of a view
+            if not torch._C._will_engine_execute_node(get_gradient_edge(p).node):
+                return
             if p.grad.any():
                 _add_to_sum(p.grad, rank)
             else:

@@ -45,7 +45,8 @@ def partition_graph(
 ) -> Mapped | None:
     """Divide a graph in memory into parts, as `dgl.distributed.partition_graph` does, which has the same arguments.
 
-    A part may be without nodes or edges of some type, or of any. The graph is not changed.
+    After `sar.initialize_comms` all workers call this together. A part may be without nodes or edges of some type, or
+    of any. The graph is not changed.
 
     Args:
         g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric (with `edge_index` or, as `T.ToSparseTensor`

@@ -127,7 +127,8 @@ def trained_in_parts(graph, data, wrapped, hook, summed, context="sum", detached
         else:
             weighted_sum(out, x[:, :3]).backward()
     if not alone:
-        sar.gather_grads(nn.ModuleDict({name: parts[name] for name in summed}))
+        given = dict(model.named_children()) if context == "bare" else parts
+        sar.gather_grads(nn.ModuleDict({name: given[name] for name in summed}))
     return {f"same {name}.grad": p.grad for name, p in model.named_parameters()}
 
 
@@ -169,7 +170,7 @@ def test_parts_of_a_model(pool, world_size, wrapped, hook, summed, context):
 @pytest.mark.parametrize("world_size", [2])
 def test_parts_that_are_averaged_or_summed_twice(pool, world_size, wrapped, hook, summed, detached, word):
     parts = SCENARIOS["random"](world_size)
-    for failure in fail_on_all_ranks(pool, parts, trained_in_parts, wrapped, hook, summed, "average", detached):
+    for failure in fail_on_all_ranks(pool, parts, trained_in_parts, wrapped, hook, summed, "bare", detached):
         assert failure.kind == "ConfigError", failure
         assert word in failure.message, failure.message
         assert "register_comm_hook" in failure.message

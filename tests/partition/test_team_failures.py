@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dgl
 import numpy as np
 import pytest
 from torch.distributed import TCPStore
 
+import sar
 from sar.cli import main
 from sar.partition import pipeline
 from sar.partition.write import write
@@ -109,8 +111,6 @@ def test_where_one_is_killed_the_others_end_and_the_run_resumes(tmp_path: Path, 
 
 
 def partition_here(folder: Path, phase: str) -> None:
-    import sar
-
     options = (
         pipeline.InputOptions(str(folder / "edges.csv"), node_features={"feat": str(folder / "feat.npy")}),
         pipeline.AssigningOptions(3, "random"),
@@ -120,6 +120,26 @@ def partition_here(folder: Path, phase: str) -> None:
         if phase and PHASES[phase][2] == sar.rank():
             patch.setattr(*PHASES[phase][:2], fail)
         pipeline.run_partition(*options)
+
+
+def partition_on_one(folder: Path, then: str) -> None:
+    """What only worker 0 should not call; the others go on to another call."""
+    graph = dgl.graph(([0, 1, 2], [1, 2, 3]))
+    if sar.rank() == 0 and then == "partition_graph":
+        sar.partition_graph(graph, "g", 2, folder / "parts")
+    elif sar.rank() == 0:
+        sar.write_partitions(graph, np.zeros(4, int), 1, folder / "parts", "g", method="own")
+    sar.all_sum(1)
+
+
+@pytest.mark.parametrize("call", ["partition_graph", "write_partitions"])
+@pytest.mark.parametrize("world_size", [2])
+def test_a_graph_is_divided_by_all_workers(pool: Any, world_size: int, call: str, tmp_path: Path) -> None:
+    for outcome in pool.outcomes(partition_on_one, tmp_path, call):
+        assert outcome.kind == "DisagreementError"
+        assert f"sar.{call}" in outcome.message
+        assert "which all workers" in outcome.message
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.processes("one worker's module is patched")

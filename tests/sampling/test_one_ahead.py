@@ -1,5 +1,6 @@
 """Without background processes a batch's features travel while the one before it is used, which nobody else notices."""
 
+import itertools
 from types import SimpleNamespace
 
 import dgl
@@ -40,6 +41,32 @@ def test_changes_show_in_the_next_batch(pool, world_size):
     for found in pool.run(change_fields, per_rank=parts_of(SIZES).partitions):
         assert [values for values, _ in found] == [[0], [1], [2], [3], [4]]
         assert [sum(edges) > 0 for _, edges in found] == [True, True, False, False, False]
+
+
+def change_one_worker(partition, seed_edges):
+    """Whether batches, of a loop and of `sample`, have the features of their step, which worker 0 alone changes."""
+    graph = sar.construct_full_graph(partition)
+    features = torch.zeros(graph.num_nodes())
+    sampler = sar.DistNeighborSampler([2], input_node_features={"x": features})
+    seeds = graph.node_ids()
+    if seed_edges:
+        sampler, seeds = sar.EdgePredictionSampler(sampler), graph.edata[dgl.EID]
+    loader, found = sar.DataLoader(graph, seeds, sampler, 5), []
+    for step, batch in enumerate(itertools.chain(loader, (None, None))):
+        blocks = sampler.sample(graph, seeds[:3]) if batch is None else batch
+        [block] = blocks[-1] if seed_edges else blocks
+        expected = torch.where(block.srcdata[dgl.NID] < partition.node_ranges[0][1], float(step), 0.0)
+        found.append(torch.equal(block.srcdata["x"], expected))
+        if sar.rank() == 0:
+            features += 1
+    return found, len(loader) + 2
+
+
+@pytest.mark.parametrize("seed_edges", [False, True])
+@pytest.mark.parametrize("world_size", [2])
+def test_a_change_on_one_worker_shows(pool, world_size, seed_edges):
+    for found, steps in pool.run(change_one_worker, seed_edges, per_rank=parts_of(SIZES).partitions):
+        assert found == [True] * steps
 
 
 def rename_fields(partition, num_workers):
