@@ -79,7 +79,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
 
     def work(rank: int) -> Tensor:
         group = Group(SimulatedTransport(network, store, rank))
-        settings = Settings(depth or 0, 2**20, tile_rows, False, depth is None, None, None, False)
+        settings = Settings(depth or 0, 2**20, tile_rows, False, depth is None, None, None)
         exchange = Exchange(group, plans[rank], settings, RowFormat.of([x[rank]]), BufferPool(CPU), "a call")
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
@@ -124,7 +124,7 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
 
     def work(rank: int) -> None:
         group = Group(SimulatedTransport(network, store, rank, fail if rank == 1 else lambda: None))
-        settings = Settings(1, 2**20, 2, False, False, None, None, False)
+        settings = Settings(1, 2**20, 2, False, False, None, None)
         x = torch.zeros(NODES, 1)
         with group.guard():
             exchange = Exchange(group, plans[rank], settings, RowFormat.of([x]), BufferPool(CPU), "a call")

@@ -116,7 +116,7 @@ def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_pl
     def work(rank: int, group: Group) -> torch.Tensor:
         assert list(group.local_peers) == list(range(workers))
         plan = HaloPlan(rank, plans[rank].send_rows, torch.tensor(plans[rank].halo_counts), NODES, everywhere)
-        settings = Settings(1, 2**20, tile_rows, False, False, None, None, False)
+        settings = Settings(1, 2**20, tile_rows, False, False, None, None)
         exchange = Exchange(group, plan, settings, RowFormat.of([x[rank]]), BufferPool(CPU), "a call")
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
