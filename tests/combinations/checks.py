@@ -93,7 +93,10 @@ def problem(case: Case, by_rank: Sequence[Results | Raised], expected: Results |
     if found.keys() != expected.keys():
         return f"returns {sorted(found)}, expected {sorted(expected)}"
     # Sums of derivatives that cancel, as of a softmax by what all of a node's edges have, are 0 but for rounding.
-    cancels = ("same", "edge w.grad") if case.rounds else ("same",)
+    cancels: tuple[str, ...] = ("same", "edge w.grad") if case.rounds else ("same",)
+    if case.size == "size 1e-30" and "GATv2Conv" in case.calls:
+        # The bias hides features so small: all of a node's edges have the same score, and its own part cancels.
+        cancels += ("node y.grad",)
     least = 0.05 * max([_largest(rows) for name, rows in expected.items() if name.startswith(cancels)], default=0.0)
     if case.rounds:
         least = 0.1 * max([_largest(rows) for name, rows in expected.items() if name.endswith("grad")], default=0.0)
