@@ -34,22 +34,20 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import _StopRecomputationError
 
-from sar.comm import beside
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import FollowedCall, counters, followed
 from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
-from sar.ranges import named
+from sar.ranges import named, traced
 from sar.raw_memory import resolved
 
 T = TypeVar("T")
@@ -83,7 +81,7 @@ class Group:
         self._known = True  # whether a call has raised what stopped the group
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
-        self._beside: beside.Beside[Any] | None = None  # what has not ended of the latest call
+        self.paused: Paused[Any] | None = None  # the rest of the latest call
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
@@ -130,7 +128,7 @@ class Group:
             raise self._stop_error()
         if self.stopped is None:  # an error of others has not come here yet; or there is none, which they then hear
             self.abort(sys.exc_info()[1] or CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
-        self._end_beside()
+        self.paused = None
         with self._lock:
             self.generation += 1
             self.stopped = None
@@ -143,8 +141,11 @@ class Group:
 
     def _connect(self, limit: float) -> None:
         """Make this generation's connections, once all workers are about to."""
-        with self._waiting("connecting", "all workers"):
+        before, self.waiting = self.waiting, Wait("connecting", "all workers", time.monotonic())
+        try:
             self._transport.connect(self, limit)
+        finally:
+            self.waiting = before
         self.calls = 0
         self._connected = True
 
@@ -184,7 +185,7 @@ class Group:
 
     def leave_to_parent(self) -> None:
         """Make every further call raise, in a process that was forked from this worker's."""
-        self._lock, self._owner, self._beside = threading.Lock(), None, None
+        self._lock, self._owner, self.paused = threading.Lock(), None, None
         if self.world_size > 1:
             self.stopped, self.final = FORKED, True
 
@@ -193,24 +194,9 @@ class Group:
         self.stopped, self.final = f"Worker {self.rank} has left.", True
         self._transport.close()
 
-    @contextmanager
-    def guard(self) -> Iterator["Group"]:
-        """Pass an error raised inside on to all other workers, once, and end a call agreed on inside; gives itself."""
-        me = threading.get_ident()
-        before = self._owner if self._owner is not None and self._owner[0] == me else None
-        outer = len(self._followed)
-        try:
-            yield self
-        except _StopRecomputationError:  # how torch's checkpointing leaves a forward that it has seen enough of
-            raise
-        except BaseException as error:
-            self.abort(error)
-            raise
-        finally:
-            while len(self._followed) > outer:
-                self._followed.pop().end()
-            if self._owner is not None and self._owner[0] == me:
-                self._owner = before
+    def guard(self) -> "_Guard":
+        """A context that passes an error raised inside on to all other workers, once, and ends the call made inside."""
+        return _Guard(self)
 
     # -- agreement
 
@@ -222,7 +208,8 @@ class Group:
         self.follow(call)
         if self.world_size == 1:
             return [flags]
-        self._end_beside()
+        if self.paused is not None:
+            self.paused.finish()
         self._claim(call)
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
@@ -244,25 +231,11 @@ class Group:
                 self.replicas.compare(list(models), partial(self.all_gather, call=call))
         return list(all_flags)
 
-    def run_beside(self, rest: Callable[[], T]) -> Callable[[], T]:
-        """Run the rest of the agreed call in another thread; what this gives waits for its end, for the result.
-
-        This thread goes on once the rest mostly waits. The next agreement waits for its end, too.
-        """
-        thread: beside.Beside[T] = beside.Beside(rest, self.abort)
-        self._beside = thread
-        thread.mostly_waits.wait()
-
-        def result() -> T:
-            self._end_beside()
-            return thread.result()
-
-        return result
-
-    def _end_beside(self) -> None:
-        if self._beside is not None:
-            self._beside.wait()
-            self._beside = None
+    def pause(self, steps: Generator[None, None, T]) -> "Paused[T]":
+        """Run an agreed call until it yields. Its caller runs the rest, or else the next agreement does."""
+        next(steps)
+        self.paused = Paused(self, steps)
+        return self.paused
 
     def follow(self, call: str) -> None:
         """Tell those who follow calls that one begins, which ends with the innermost `guard`."""
@@ -367,26 +340,21 @@ class Group:
         """
         who = "another worker" if peer is None else self._transport.name(peer)
         start = time.perf_counter()
+        before, self.waiting = self.waiting, Wait(call, who, time.monotonic())  # for the liveness thread
         try:
-            with self._waiting(call, who), named(f"wait for {who}"):
-                return operation()
+            if traced():
+                with named(f"wait for {who}"):
+                    return operation()
+            return operation()
         except CommunicationError as error:  # which says all that is known
             self.abort(error)
             raise
         except RuntimeError as error:
             self._explain(error, call, who)
         finally:
-            if self._alone and beside.current() is None:
-                counters.seconds_waited += time.perf_counter() - start
-
-    @contextmanager
-    def _waiting(self, call: str, who: str) -> Iterator[None]:
-        """Let the liveness thread know what this worker waits for inside."""
-        before, self.waiting = self.waiting, Wait(call, who, time.monotonic())
-        try:
-            yield
-        finally:
             self.waiting = before
+            if self._alone:
+                counters.seconds_waited += time.perf_counter() - start
 
     def _explain(self, error: RuntimeError, call: str, who: str) -> NoReturn:
         """Raise the error that a failed wait means; closes this worker's connections first."""
@@ -399,3 +367,54 @@ class Group:
         found, final = explained
         self.abort(found, final=final)
         raise found from error
+
+
+class _Guard:
+    """See `Group.guard`."""
+
+    __slots__ = ("_group", "_outer", "_owner")
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def __enter__(self) -> Group:
+        group = self._group
+        owner = group._owner
+        self._owner = owner if owner is not None and owner[0] == threading.get_ident() else None
+        self._outer = len(group._followed)
+        return group
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        group = self._group
+        # Checkpoints of torch leave a forward by an error, once they have seen enough of it.
+        if error is not None and not isinstance(error, _StopRecomputationError):
+            group.abort(error)
+        while len(group._followed) > self._outer:
+            group._followed.pop().end()
+        if group._owner is not None and group._owner[0] == threading.get_ident():
+            group._owner = self._owner
+
+
+class Paused(Generic[T]):
+    """The rest of an agreed call, for which other workers may wait."""
+
+    def __init__(self, group: Group, steps: Generator[None, None, T]) -> None:
+        self._group = group
+        self._steps: Generator[None, None, T] | None = steps
+        self._result: Any = None
+
+    def finish(self) -> T:
+        """Run the rest, unless that has been done, and return the result of the call."""
+        if self._group.paused is self:
+            self._group.paused = None
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            self._group.check()
+            with torch.no_grad():
+                try:
+                    while True:
+                        next(steps)
+                except StopIteration as end:
+                    self._result = end.value
+        result: T = self._result
+        return result

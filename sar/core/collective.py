@@ -12,13 +12,6 @@ unpacks it first, before it communicates: there torch notices fields that were c
 checkpointed forward again. Unless the graph is retained, the list is then the only owner: what a backward takes out of
 it and lets go of is free.
 
-[Note: two halves]
-What a layer computes beside a call (`meanwhile`) can hide the wire. The call is two nodes of autograd then, tied by an
-empty tensor. The first agrees, and waits until another thread has posted the first messages and computed the own edges.
-The second waits for the rest of what that thread does. Autograd runs nodes in the reverse order
-of their making, so in the backward, too, the layer's own computation stands between the halves. What travels, and in
-which order, is as in one node. After an error between the halves, the thread still does what other workers wait for.
-
 [Note: second derivatives]
 There are none, and to ask for one raises. torch's `once_differentiable` is not enough: where the loss is linear in a
 result, or where autograd is asked for the gradients of some inputs only, it leaves out this call's part in silence. So
@@ -26,28 +19,27 @@ a gradient that is made to be differentiated again depends, by a node that raise
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sar.comm import beside, session
-from sar.comm.exchange import OWN_ROWS, Exchange, Tile
+from sar.comm import session
+from sar.comm.exchange import OWN_ROWS, Exchange, Layout, Tile
 from sar.comm.gradients import refuse_average
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.settings import SMALL_TILE, Settings
+from sar.comm.settings import Settings
 from sar.comm.statistics import BACKWARD
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype
-from sar.per_thread import PerThread
-from sar.ranges import named
+from sar.ranges import named, traced
 from sar.raw_memory import empty_spillable
 
 
@@ -70,40 +62,39 @@ class CallContext:
             f"graph {self.structure.signature}, {self.settings}"
         )
 
-    def exchange(self, widest: RowFormat, signature: str, *, both_ways: bool = True) -> Exchange:
-        """The exchange of a call along the relation; see `Exchange`."""
-        plan, pool = self.relation.plan, session.current().pool
-        return Exchange(self.group, plan, self.settings, widest, pool, signature, both_ways=both_ways)
+    def layout(self, widest: RowFormat, *, both_ways: bool = True) -> Layout:
+        """The tiles of a call along the relation that sends rows of at most `widest`; see `Layout`."""
+        return Layout.of(self.relation.plan, self.settings, widest, both_ways=both_ways)
 
-    def can_hide_wire(self, x: Tensor) -> bool:
-        """Whether work beside a call that sends rows of (N_src, ...) x can hide the wire; equal on all workers."""
-        few = self.relation.plan.mean_rows * RowFormat.of([x]).row_bytes < SMALL_TILE
-        # Another thread would be on another CUDA device, and in a stream of its own.
-        on_cpu = x.device.type == self.group.device.type == "cpu"
-        return on_cpu and not few and len(self.group.local_peers) == 1
+    def exchange(self, layout: Layout, signature: str) -> Exchange:
+        """An exchange of the call, in one direction."""
+        pool = session.current().pool
+        return Exchange(self.structure.group, self.relation.plan, self.settings, layout, pool, signature)
 
-    def tiles(self, received: Iterable[Tile] | None) -> Iterator[tuple[EdgeBlock, Tile]]:
-        """All edges of the relation, with the tile that they read; the own ones while the first messages travel.
+    def tiles(self, received: Iterable[Tile] | None) -> Iterable[tuple[EdgeBlock, Tile]]:
+        """All edges of the relation, each block with the tile it reads; the own ones while the first messages travel.
 
-        Edges that read this worker's rows come with `OWN_ROWS`. `received` is the exchange, which has begun; None where
+        Edges that read this worker's rows come with `OWN_ROWS`. `received` is the exchange, which has begun; None if
         nothing travels.
         """
         if received is None:
-            yield from ((block, OWN_ROWS) for block in self.relation.blocks)
-            return
+            return [(block, OWN_ROWS) for block in self.relation.blocks]
+        return self._placed(received)
+
+    def _placed(self, received: Iterable[Tile]) -> Iterator[tuple[EdgeBlock, Tile]]:
         for tile in received:
             halo = tile.halo
             if halo is None:
-                with named("own edges"):
-                    yield self.relation.blocks[self.structure.part], tile
-                if (thread := beside.current()) is not None:
-                    thread.mostly_waits.set()
-                continue
-            with named(f"tile {halo.begin}-{halo.end} of worker {halo.owner}"):
-                if tile.sources is None:
-                    yield self.relation.tile(halo), tile
-                else:
-                    yield self.relation.in_place(halo.owner, tile.sources), tile
+                block = self.relation.blocks[self.structure.part]
+            elif tile.sources is None:
+                block = self.relation.tile(halo)
+            else:
+                block = self.relation.in_place(halo.owner, tile.sources)
+            if traced():
+                with named("own edges" if halo is None else f"tile {halo.begin}-{halo.end} of worker {halo.owner}"):
+                    yield block, tile
+            else:
+                yield block, tile
 
 
 class ForwardOutput(NamedTuple):
@@ -112,30 +103,6 @@ class ForwardOutput(NamedTuple):
     results: tuple[Tensor, ...]
     saved: Sequence[Tensor | None] = ()
     constants: tuple[Tensor, ...] = ()  # those of the results that never take a gradient
-
-
-class Meanwhile:
-    """What a layer computes beside a call, or else once it is asked for."""
-
-    def __init__(self, work: Callable[[], Tensor]) -> None:
-        self._work = work
-        self._made: Tensor | None = None
-
-    def __call__(self) -> Tensor:
-        if self._made is None:
-            self._made = self._work()
-        return self._made
-
-
-_meanwhile = PerThread[Meanwhile | None](None)
-
-
-@contextmanager
-def meanwhile(work: Callable[[], Tensor]) -> Iterator[Meanwhile]:
-    """Have the first call inside that can hide the wire compute `work` beside it: see [Note: two halves]."""
-    made = Meanwhile(work)
-    with _meanwhile.set_to(made):
-        yield made
 
 
 def widest_row(fields: Sequence[Tensor]) -> RowFormat:
@@ -160,8 +127,7 @@ class Collective(ABC):
         self.needed = 0  # what needs a gradient on any worker; bit i is input i, unless `flags` says otherwise
         self.dtypes: list[torch.dtype | None] = []  # of the inputs
         self.number = 0  # of the forward; see `Group.call_id`
-        self._rest: Callable[[], Any] | None = None
-        self.given = torch.empty(0, device="cpu")  # stands for all inputs: see [Note: second derivatives]
+        self.given: list[Tensor] = []  # empty tensors made of the inputs: see [Note: second derivatives]
 
     @abstractmethod
     def forward(self, *inputs: Any) -> ForwardOutput:
@@ -176,34 +142,21 @@ class Collective(ABC):
         """Whether workers must meet in the backward; equal on all of them."""
         return self.distributed
 
-    def can_hide_wire(self, *inputs: Any) -> bool:
-        """Whether other work gains from being computed beside, where the call is distributed; equal on all workers."""
-        return False
-
     def flags(self) -> int:
         """What this worker adds to the agreement: up to 63 bits, of which the OR over workers is `needed`."""
         return sum(need << i for i, need in enumerate(self.needs))
 
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """Compute the results, as one node of autograd, or as two."""
-        anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and self.distributed, device="cpu")
-        (self.given,) = _NotTwice.apply([self.given], *inputs)
-        work = _meanwhile.value
-        results: tuple[Tensor, ...]
-        if work is None or not self.distributed or not self.can_hide_wire(*inputs):
-            results = _Node.apply(anchor, self, *inputs)
-            return results
-        _meanwhile.value = None
-        with self.guard():
-            tie, before = _FirstHalf.apply(anchor, self, *inputs), _versions(inputs)
-            work()
-            if _versions(inputs) != before:
-                raise GraphError(
-                    "A layer changes its input in place while rows of it travel to other workers: a module such as "
-                    "fc_self or lin_r, or a hook of one. Let it work on a copy, as without inplace=True."
-                )
-            results = _SecondHalf.apply(tie, self)
+        """Compute the results, as one node of autograd."""
+        results: tuple[Tensor, ...] = _Node.apply(self.anchor(*inputs), self, *inputs)
         return results
+
+    def anchor(self, *inputs: Tensor | None) -> Tensor:
+        """Ties the node to autograd on every worker: see [Note: one worker's gradient is everybody's]."""
+        grad = torch.is_grad_enabled()
+        if grad:
+            self.given = [(x[:0] if x.dim() else x).clone() for x in inputs if x is not None and x.requires_grad]
+        return torch.empty(0, requires_grad=grad and self.distributed, device="cpu")
 
     def begin(self, what: str, flags: int = 0, *, communicates: bool) -> list[int]:
         """Begin one direction, with an agreement where it communicates; return all workers' flags, or one's own."""
@@ -249,24 +202,7 @@ class Collective(ABC):
         """The gradients of what a node was given: an anchor, the call, and its inputs."""
         wanted = zip(made, self.dtypes, self.needs, strict=True)
         found = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)]
-        return _NotTwice.apply(found, self.given, *grads) if torch.is_grad_enabled() else tuple(found)
-
-    def run_beside(self, rest: Callable[[], Any]) -> None:
-        """Run the rest of a direction beside this thread, until `take_rest`."""
-        assert self.group is not None
-        self._rest = self.group.run_beside(rest)
-
-    def take_rest(self) -> Any:
-        """What `run_beside` has made; nothing is left of it here."""
-        rest, self._rest = self._rest, None
-        assert rest is not None
-        with self.guard():
-            return rest()
-
-
-def _versions(inputs: Sequence[Tensor | None]) -> list[int]:
-    """How often torch has changed each in place, where it counts that."""
-    return [x._version for x in inputs if x is not None and not x.is_inference()]
+        return NotTwice.apply(found, *self.given, *grads) if torch.is_grad_enabled() else tuple(found)
 
 
 class _Node(torch.autograd.Function):
@@ -289,43 +225,8 @@ class _Node(torch.autograd.Function):
         return call.end_backward(made, *grads)
 
 
-class _FirstHalf(torch.autograd.Function):
-    """What begins a forward, and ends its backward: see [Note: two halves]."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> Tensor:
-        with call.guard():
-            call.begin_forward(ctx, inputs)
-            call.run_beside(partial(call.forward, *inputs))
-        ctx.call = call
-        return torch.empty_like(anchor)
-
-    @staticmethod
-    def backward(ctx: Any, tie: Tensor) -> Any:
-        call: Collective = ctx.call
-        return call.end_backward(call.take_rest(), tie)
-
-
-class _SecondHalf(torch.autograd.Function):
-    """What ends a forward, and begins its backward."""
-
-    @staticmethod
-    def forward(ctx: Any, tie: Tensor, call: Collective) -> tuple[Tensor, ...]:
-        return call.end_forward(ctx, call.take_rest())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        call: Collective = ctx.call
-        if call.distributed:
-            refuse_average()
-        with torch.no_grad(), call.guard():
-            call.run_beside(partial(call.backward, call.begin_backward(ctx), *grads))
-        tie = torch.empty(0, device="cpu")
-        return *(_NotTwice.apply([tie], call.given, *grads) if torch.is_grad_enabled() else (tie,)), None
-
-
-class _NotTwice(torch.autograd.Function):
-    """Hands on tensors as made of others, and raises where autograd comes to it."""
+class NotTwice(torch.autograd.Function):
+    """Identity of the first argument that depends on all; its backward raises, to forbid double backward."""
 
     @staticmethod
     def forward(ctx: Any, made: list[Tensor | None], *others: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -51,6 +51,7 @@ class Relation:
     _tiles: dict[int, dict[HaloSlice, EdgeBlock]] = field(init=False, default_factory=dict)
     _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
     _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
+    operations: dict[Any, Any] = field(init=False, default_factory=dict)  # built-in calls, compiled: see `Operation`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_order_version", _version(self.message_order))

@@ -5,8 +5,7 @@ Checks what is handed in, and calls the backend that serves it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -23,12 +22,14 @@ _ROWS = {Target.U: "sources", Target.V: "destinations", Target.E: "edges"}
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Add to each destination row of `out` the messages of its edges in the block.
 
-    `out` is (num_dst, *message shape), float32 where operands have a half precision.
+    `out` is (num_dst, *message shape), float32 if operands have a half precision.
     """
-    _check_message(block, message, out, Target.V)
+    _check(block, message, out, Target.V)
     if block.num_edges:
-        with _contiguous(out) as (result,):
-            choose(out, *message.tensors).aggregate_sum(block, message, result)
+        result = out.contiguous()
+        choose(out, *message.tensors).aggregate_sum(block, message, result)
+        if result is not out:
+            out.copy_(result)
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
@@ -37,23 +38,29 @@ def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tens
     Of equal messages that with the greatest edge ID wins, in whatever order blocks come. NaN never wins.
 
     Args:
-        out: (num_dst, *message shape), -inf (+inf) at first, float32 where operands have a half precision.
+        out: (num_dst, *message shape), -inf (+inf) at first, float32 if operands have a half precision.
         arg: like `out`, int32 or int64, -1 at first: the edge ID of the extreme.
         largest: maximum rather than minimum.
     """
-    _check_message(block, message, out, Target.V)
+    _check(block, message, out, Target.V)
     _check_shape(arg, tuple(out.shape), "The tensor of edge IDs of extremes")
     if block.num_edges:
-        with _contiguous(out, arg) as (result, edge_ids):
-            choose(out, *message.tensors).aggregate_cmp(block, message, result, edge_ids, largest)
+        result, edge_ids = out.contiguous(), arg.contiguous()
+        choose(out, *message.tensors).aggregate_cmp(block, message, result, edge_ids, largest)
+        if result is not out:
+            out.copy_(result)
+        if edge_ids is not arg:
+            arg.copy_(edge_ids)
 
 
 def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Write the message of every edge of the block to its row of `out`, (edges, *message shape)."""
-    _check_message(block, message, out, Target.E)
+    _check(block, message, out, Target.E)
     if block.num_edges:
-        with _contiguous(out) as (result,):
-            choose(out, *message.tensors).edge_apply(block, message, result)
+        result = out.contiguous()
+        choose(out, *message.tensors).edge_apply(block, message, result)
+        if result is not out:
+            out.copy_(result)
 
 
 def aggregate_grad(
@@ -62,10 +69,10 @@ def aggregate_grad(
     """Add to `out` the gradient of the messages' operand `wrt`, summed over the dimensions that it broadcasts.
 
     Args:
-        message: as in the forward; values may be None where `operand_values_needed` says so.
+        message: as in the forward; values may be None if `operand_values_needed` says so.
         wrt: "lhs" or "rhs".
         grad: gradient of the messages, with rows of edges, or of their aggregation, with rows of destinations.
-        out: (rows of the operand's target, *trailing shape of the operand), float32 where that has a half precision.
+        out: (rows of the operand's target, *trailing shape of the operand), float32 if that has a half precision.
         arg: edge IDs of a maximum or minimum, like `grad`; only their elements contribute. None: all do.
     """
     operand = message.operand(wrt)
@@ -76,20 +83,22 @@ def aggregate_grad(
         )
     if arg is not None and grad.values is not None:
         _check_shape(arg, tuple(grad.values.shape), "The tensor of edge IDs of extremes")
-    for given in (*message.operands, grad):
-        _check_fits(block, given.values, given.target, given.shape)
-    _check_fits(block, out, operand.target, operand.shape)
+    _check(block, message, out, operand.target, operand.shape, grad)
     if block.num_edges:
-        with _contiguous(out) as (result,):
-            choose(out, grad.values, *message.tensors).aggregate_grad(block, message, wrt, grad, result, arg)
+        result = out.contiguous()
+        choose(out, grad.values, *message.tensors).aggregate_grad(block, message, wrt, grad, result, arg)
+        if result is not out:
+            out.copy_(result)
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     """Add (n, ...) values to `rows`, (n,) integer and all distinct, of `out`, in place."""
     _check_shape(values, (len(rows), *out.shape[1:]), "A tensor of rows to add")
     if values.numel():
-        with _contiguous(out) as (result,):
-            choose(out, values).add_rows(rows, values, result)
+        result = out.contiguous()
+        choose(out, values).add_rows(rows, values, result)
+        if result is not out:
+            out.copy_(result)
 
 
 def edge_softmax_forward(blocks: Sequence[EdgeBlock], logits: Tensor) -> Tensor:
@@ -129,32 +138,25 @@ def edge_softmax_backward(blocks: Sequence[EdgeBlock], out: Tensor, grad: Tensor
     return grad_logits.mul_(weight).to(out.dtype)
 
 
-@contextmanager
-def _contiguous(*results: Tensor) -> Iterator[list[Tensor]]:
-    """Contiguous tensors to write to in place of `results`."""
-    stand_ins = [result.contiguous() for result in results]
-    yield stand_ins
-    for result, stand_in in zip(results, stand_ins, strict=True):
-        if stand_in is not result:
-            result.copy_(stand_in)
-
-
-def _check_message(block: EdgeBlock, message: EdgeMessage, out: Tensor, out_target: Target) -> None:
-    for operand in message.operands:
-        _check_fits(block, operand.values, operand.target, operand.shape)
-    _check_fits(block, out, out_target, message.shape)
-
-
-def _check_fits(block: EdgeBlock, values: Tensor | None, target: Target, shape: Shape) -> None:
-    """Raise where an operand has too few rows or another width, since compiled loops do not check bounds."""
-    if values is None:
-        return
-    rows = block.edge_bound if target is Target.E else (block.num_src, block.num_dst)[target]
-    if len(values) < rows or tuple(values.shape[1:]) != shape:
-        raise GraphError(
-            f"A tensor with rows of {_ROWS[target]} has shape {tuple(values.shape)}; expected {(rows, *shape)}, "
-            "or more rows."
-        )
+def _check(
+    block: EdgeBlock,
+    message: EdgeMessage,
+    out: Tensor,
+    out_target: Target,
+    out_shape: Shape | None = None,
+    grad: EdgeOperand | None = None,
+) -> None:
+    """Raise if an operand has too few rows or another width, since compiled loops do not check bounds."""
+    result = EdgeOperand(out, out_target, message.shape if out_shape is None else out_shape)
+    for values, target, shape in (*message.operands, result) if grad is None else (*message.operands, result, grad):
+        if values is None:
+            continue
+        rows = block.edge_bound if target is Target.E else block.num_src if target is Target.U else block.num_dst
+        if values.size(0) < rows or values.shape[1:] != shape:
+            raise GraphError(
+                f"A tensor with rows of {_ROWS[target]} has shape {tuple(values.shape)}; expected {(rows, *shape)}, "
+                "or more rows."
+            )
 
 
 def _check_shape(values: Tensor, shape: Shape, what: str) -> None:

@@ -77,19 +77,21 @@ class _Named:
 
 
 def choose(*tensors: Tensor | None) -> Backend:
-    """The backend that serves these operands and results; None stands for an operand that there is not."""
-    backend = _choose(*tensors)
+    """The backend for these operands and results; None stands for an operand that is not given."""
+    devices, dtypes, empty = set(), set(), False
+    for tensor in tensors:
+        if tensor is not None:
+            devices.add(tensor.device.type)
+            dtypes.add(tensor.dtype)
+            empty |= tensor.numel() == 0
+    backend = torch_kernels if empty and "meta" not in devices else _choose(frozenset(devices), frozenset(dtypes))
     return cast(Backend, _Named(backend)) if traced() else backend
 
 
-def _choose(*tensors: Tensor | None) -> Backend:
-    given = [tensor for tensor in tensors if tensor is not None]
-    devices = {tensor.device.type for tensor in given}
+@cache
+def _choose(devices: frozenset[str], dtypes: frozenset[torch.dtype]) -> Backend:
     if "meta" in devices:
         return meta_kernels
-    dtypes = {tensor.dtype for tensor in given}
-    if not all(tensor.numel() for tensor in given):
-        return torch_kernels
     if devices == {"cuda"} and dtypes <= TRITON_DTYPES:
         return for_cuda()
     if devices != {"cpu"}:
@@ -97,7 +99,11 @@ def _choose(*tensors: Tensor | None) -> Backend:
     known = any(dtypes <= together for together in COMPILED_DTYPES)
     if known and (torch.float16 not in dtypes or _converts_float16()):
         return compiled()
-    _say_slow(" and ".join(sorted(str(dtype) for dtype in dtypes)))
+    logger.warning(
+        "Kernels on %s values take plain torch on this CPU, which is several times slower than the compiled ones for "
+        "float32. Convert features to float32, or use a GPU.",
+        " and ".join(sorted(str(dtype) for dtype in dtypes)),
+    )
     return torch_kernels
 
 
@@ -133,15 +139,6 @@ def for_cuda() -> Backend:
         )
         return torch_kernels
     return triton_kernels
-
-
-@cache
-def _say_slow(dtypes: str) -> None:
-    logger.warning(
-        "Kernels on %s values take plain torch on this CPU, which is several times slower than the compiled ones for "
-        "float32. Convert features to float32, or use a GPU.",
-        dtypes,
-    )
 
 
 def load_kernels() -> None:

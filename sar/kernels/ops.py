@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ class Target(IntEnum):
     E = 2
 
 
-class Op(Enum):
+class Op(str, Enum):
     """How a message is made of its operands."""
 
     COPY = "copy_lhs"
@@ -31,8 +32,7 @@ class Op(Enum):
     DOT = "dot"
 
 
-@dataclass(frozen=True)
-class EdgeOperand:
+class EdgeOperand(NamedTuple):
     """A tensor that has a row per source, destination or edge."""
 
     values: Tensor | None  # (rows of the target, *shape); None where only the shape matters
@@ -45,38 +45,53 @@ class EdgeOperand:
         return cls(values, target, tuple(values.shape[1:]))
 
 
-@dataclass(frozen=True)
 class EdgeMessage:
-    """op(lhs, rhs) of every edge, trailing shapes broadcast as in NumPy; rhs is None for a copy."""
+    """op(lhs, rhs) of every edge, trailing shapes broadcast as in NumPy; rhs is None for a copy.
 
-    op: Op
-    lhs: EdgeOperand
-    rhs: EdgeOperand | None = None
+    Attributes:
+        operands: lhs and rhs, or lhs alone.
+        shape: trailing shape of the messages; `dot` reduces the last dimension to 1.
 
-    @property
-    def operands(self) -> list[EdgeOperand]:
-        """One or two."""
-        return [self.lhs] if self.rhs is None else [self.lhs, self.rhs]
+    Raises:
+        GraphError: for operands that do not broadcast.
+    """
+
+    __slots__ = ("_aligned", "lhs", "op", "operands", "rhs", "shape")
+
+    def __init__(self, op: Op, lhs: EdgeOperand, rhs: EdgeOperand | None = None) -> None:
+        self.op = op
+        self.lhs = lhs
+        self.rhs = rhs
+        self.operands: tuple[EdgeOperand, ...] = (lhs,) if rhs is None else (lhs, rhs)
+        self._aligned = self._align()
+        scalars = not any(operand.shape for operand in self.operands)
+        self.shape: Shape = () if scalars else aligned_message_shape(op, self._aligned[2])
+
+    def with_values(self, values: Sequence[Tensor | None]) -> EdgeMessage:
+        """The same message of operands with these values, whose shapes are not checked again."""
+        made = object.__new__(EdgeMessage)
+        made.op, made._aligned, made.shape = self.op, self._aligned, self.shape
+        made.lhs = EdgeOperand(values[0], self.lhs.target, self.lhs.shape)
+        if self.rhs is None:
+            made.rhs, made.operands = None, (made.lhs,)
+        else:
+            made.rhs = EdgeOperand(values[1], self.rhs.target, self.rhs.shape)
+            made.operands = (made.lhs, made.rhs)
+        return made
 
     @property
     def tensors(self) -> list[Tensor | None]:
         """The values of the operands."""
         return [operand.values for operand in self.operands]
 
-    @property
-    def shape(self) -> Shape:
-        """Trailing shape of the messages; `dot` reduces the last dimension to 1.
-
-        Operands that do not broadcast raise a GraphError.
-        """
-        scalars = not any(operand.shape for operand in self.operands)
-        return () if scalars else aligned_message_shape(self.op, self.aligned_shapes()[2])
-
     def aligned_shapes(self) -> tuple[Shape, Shape, Shape]:
         """The trailing shapes of lhs, rhs and their product space, padded with leading ones to equal length.
 
         The product space of `dot` still has the last dimension, which the message then sums.
         """
+        return self._aligned
+
+    def _align(self) -> tuple[Shape, Shape, Shape]:
         if self.rhs is None:
             return self.lhs.shape, (), self.lhs.shape
         lhs_shape, rhs_shape = self.lhs.shape, self.rhs.shape

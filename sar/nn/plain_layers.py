@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sar.core.collective import meanwhile
+from sar.core.overlap import meanwhile
 from sar.core.passing.attention import attention, recompute_linear
 from sar.core.passing.builtin import COPY_SOURCE, aggregate
 from sar.kernels.attention_operands import Score

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
 
 import sar
-from sar.comm.beside import Beside
-from sar.core import collective
+from sar.comm.group import Paused
+from sar.core import overlap
 from sar.core.passing import builtin
 from tests.core.attempts import catch, fail_on_all_ranks
 from tests.matrix import corner
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.processes("workers of one process make such calls in on
 
 @contextmanager
 def in_two_halves():
-    """Calls of any size; gives what is waited for, and when."""
+    """Calls of any size; yields a list of what happens, and in which order."""
     events = []
 
-    def wait(beside):
-        events.append("wait")
-        wait_for_end(beside)
+    def note_end(paused):
+        events.append("rest")
+        return finish(paused)
 
-    wait_for_end = Beside.wait
-    with patch.object(collective, "SMALL_TILE", 0), patch.object(Beside, "wait", wait):
+    finish = Paused.finish
+    with patch.object(builtin, "SMALL_TILE", 0), patch.object(Paused, "finish", note_end):
         yield events
 
 
@@ -208,7 +208,7 @@ def add_own(graph, x, in_forward, in_backward):
         made.register_hook(lambda grad: in_backward())
         return made
 
-    with collective.meanwhile(own) as made:
+    with overlap.meanwhile(own) as made:
         mean = builtin.aggregate(graph.call_context(), builtin.COPY_SOURCE, "mean", x)
     return mean + made()
 
@@ -226,7 +226,7 @@ def what_happens(mine):
 def test_the_second_half_comes_after_what_stands_between(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     for events in pool.run(what_happens, per_rank=deal(parts, random_data(parts, torch.float64))):
-        assert events == ["forward", "wait", "backward", "wait"]
+        assert events == ["forward", "rest", "backward", "rest"]
 
 
 def fail_on_worker_1(*_):
@@ -244,7 +244,7 @@ def error_in_the_forward(graph, data):
         sar.all_sum(1.0)
 
 
-def error_in_the_other_thread(graph, data):
+def error_in_the_second_half(graph, data):
     with in_two_halves(), patch.object(builtin, "aggregate_sum", fail_on_worker_1):
         add_own(graph, data.leaf("x"), nothing, nothing)
         sar.all_sum(1.0)
@@ -262,7 +262,7 @@ def test_what_is_computed_beside_leaves_the_rows_as_they_are(pool, world_size):
     assert all("in place" in failure.message for failure in failures)
 
 
-@pytest.mark.parametrize("program", [error_in_the_forward, error_in_the_other_thread])
+@pytest.mark.parametrize("program", [error_in_the_forward, error_in_the_second_half])
 @pytest.mark.parametrize("world_size", [2])
 def test_an_error_reaches_everybody(pool, world_size, program):
     failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), program)
@@ -294,5 +294,5 @@ def test_an_error_in_the_backward_is_one_worker_s_own(pool, world_size):
     of_0, of_1 = pool.run(error_in_the_backward, per_rank=deal(parts, random_data(parts, torch.float64)))
     assert of_0[0] is None
     assert "on purpose" in of_1[0].message
-    # Worker 1 waits for the end of the first backward in the agreement after it.
-    assert of_0[1] == of_1[1] == ["wait"] * 4
+    # Worker 1 runs the rest of the first backward in the agreement after it.
+    assert of_0[1] == of_1[1] == ["rest"] * 4

@@ -7,8 +7,8 @@ import torch
 import sar
 from sar import comm
 from sar.comm import session
-from sar.comm.exchange import OWN_ROWS, BufferPool, Exchange, GradientReturn
-from sar.comm.rows import RowFormat
+from sar.comm.exchange import OWN_ROWS, Exchange, GradientReturn, Layout
+from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.settings import Settings
 from sar.core.relation import TILE_SIZES
 from tests.graphs import PartitionedGraph
@@ -124,10 +124,12 @@ def exchange_at_depth(mine, depth, both_ways, grads):
     group, pool = session.current_group(), CountingPool(torch.device("cpu"))
     fields = [data.nodes["x"]]
     plan, width = graph.call_context().relation.plan, RowFormat.of(fields)
-    exchange = Exchange(group, plan, Settings.current(), width, pool, "an exchange", both_ways=both_ways)
+    settings = Settings.current()
+    layout = Layout.of(plan, settings, width, both_ways=both_ways)
     with group.guard():  # else the call would stay this thread's
         group.agree("an exchange")
         returns = GradientReturn(fields, lambda rows, values, total: None) if grads else None
+        exchange = Exchange(group, plan, settings, layout, pool, "an exchange")
         start = comm.statistics()
         received = exchange.exchange_tiles(torch.device("cpu"), fields, returns=returns)
         at_once = (comm.statistics() - start).messages_sent

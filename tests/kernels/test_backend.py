@@ -70,7 +70,7 @@ def test_without_triton_plain_torch_serves_cuda_which_is_logged_once(found, why,
 
 
 def test_the_slow_path_on_the_cpu_is_logged_once(caplog):
-    backend._say_slow.cache_clear()
+    backend._choose.cache_clear()
     with caplog.at_level(logging.WARNING, "sar"):
         for _ in range(2):
             backend.choose(torch.ones(2, dtype=torch.int64))

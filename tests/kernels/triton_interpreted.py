@@ -6,7 +6,6 @@ Programs take few edges at a time, and few of a row, so that small graphs have h
 """
 
 import torch
-from torch import Tensor
 
 import sar.kernels.triton as triton_kernels
 from sar.kernels import backend
@@ -17,12 +16,9 @@ edges.PIECE, edges.TILE = 9, 256
 _others = backend._choose
 
 
-def _choose(*tensors: Tensor | None) -> backend.Backend:
+def _choose(devices: frozenset[str], dtypes: frozenset[torch.dtype]) -> backend.Backend:
     """As for CUDA tensors."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    fit = all(tensor.dtype in backend.TRITON_DTYPES and tensor.numel() for tensor in given)
-    on_cpu = all(tensor.device == torch.device("cpu") for tensor in given)
-    return triton_kernels if fit and on_cpu else _others(*tensors)
+    return triton_kernels if devices == {"cpu"} and dtypes <= backend.TRITON_DTYPES else _others(devices, dtypes)
 
 
 backend._choose = _choose

@@ -19,8 +19,8 @@ from sar.adapters.pyg.edge_index import DistributedEdgeIndex, HyperedgeIndex, Jo
 from sar.adapters.pyg.guarded import Original, replace
 from sar.comm.collectives import all_sum, exchange_tensors
 from sar.comm.session import current_group
-from sar.core.collective import meanwhile
 from sar.core.eager import views_of_nothing
+from sar.core.overlap import meanwhile
 from sar.errors import GraphError
 from sar.nn.rows import pair_graph
 from sar.nn.statistics import global_max, global_mean, global_sum

@@ -161,7 +161,7 @@ class _AttentionCall(Collective):
         x, received, scores = inputs.x, None, self._scores(inputs)
         if self.distributed:
             # The first tiles travel while all of the own nodes' part is computed.
-            exchange = self.context.exchange(widest_row([x]), self.signature)
+            exchange = self.context.exchange(self.context.layout(widest_row([x])), self.signature)
             received = exchange.exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
         ends, kept = _ends(inputs, *scores), {}
         running = OnlineSoftmaxState.start(self.relation.num_dst, ends.x)
@@ -191,7 +191,8 @@ class _AttentionCall(Collective):
         x, received, scores = inputs.x, None, self._scores(inputs)
         totals = list(map(zero_total, (x, *scores)))
         if self.distributed:
-            keep, exchange = self.context.settings.keep, self.context.exchange(widest_row([x]), self.signature)
+            keep = self.context.settings.keep
+            exchange = self.context.exchange(self.context.layout(widest_row([x])), self.signature)
             returns, local = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])
             fetch = None if keep else [x]
             received = exchange.exchange_tiles(x.device, fetch, keep=keep, local=local, returns=returns)

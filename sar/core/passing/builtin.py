@@ -9,18 +9,20 @@ instead.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import GradientReturn, LocalFields, Tile
+from sar.comm.exchange import GradientReturn, Layout, LocalFields, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.core.collective import CallContext, Collective, ForwardOutput
+from sar.comm.settings import SMALL_TILE
+from sar.core.collective import CallContext, ForwardOutput
 from sar.core.eager import uncompiled
+from sar.core.overlap import Overlapping, Steps
 from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.core.passing.reductions import Reduction
 from sar.errors import GraphError
@@ -37,7 +39,7 @@ from sar.kernels import (
     edge_apply,
     operand_values_needed,
 )
-from sar.raw_memory import empty_spillable
+from sar.raw_memory import empty_spillable, spills
 
 SIDES = ("lhs", "rhs")
 
@@ -46,13 +48,14 @@ Values = Sequence[Tensor | None]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+TARGETS = tuple(Target)
+OPERATORS = {op.value: op for op in Op}
 REDUCERS = ("sum", "mean", "max", "min")
 REAL_ONLY = "built-in arithmetic takes floating point. Call .float() or, on complex numbers, torch.view_as_real first."
 
 
-@dataclass(frozen=True)
-class Operand:
-    """A field that a message reads, and whose rows it has."""
+class Operand(NamedTuple):
+    """A field that a message reads: of sources, destinations or edges."""
 
     target: Target
     field: str
@@ -61,8 +64,7 @@ class Operand:
         return f"{self.target.name.lower()}[{self.field!r}]"
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A built-in message function: op(lhs, rhs) per edge; `rhs` is None for a copy."""
 
     op: Op
@@ -86,13 +88,13 @@ def is_python(function: Any) -> bool:
 def parse_message(function: Any) -> Message:
     """Read a built-in message function."""
     if hasattr(function, "binary_op"):
-        lhs = Operand(Target(function.lhs), function.lhs_field)
-        rhs, op = Operand(Target(function.rhs), function.rhs_field), Op(function.binary_op)
+        lhs = Operand(TARGETS[function.lhs], function.lhs_field)
+        rhs, op = Operand(TARGETS[function.rhs], function.rhs_field), OPERATORS[function.binary_op]
         if op is Op.MUL and (lhs.target, rhs.target) == (Target.E, Target.U):
             lhs, rhs = rhs, lhs  # the order that kernels are made for
         return Message(op, lhs, rhs, function.out_field)
     if hasattr(function, "in_field") and hasattr(function, "target"):
-        return Message(Op.COPY, Operand(Target(function.target), function.in_field), None, function.out_field)
+        return Message(Op.COPY, Operand(TARGETS[function.target], function.in_field), None, function.out_field)
     name = repr(getattr(function, "name", function))
     raise GraphError(f"{name} is not a message function; expected one of dgl.function, or a Python function.")
 
@@ -134,16 +136,18 @@ def aggregate(
     Returns:
         The messages combined at their destinations, (N_dst, *message), or written to the edges, (E, *message).
     """
-    operands = [lhs] if rhs is None else _promoted(lhs, rhs)
-    of = {side.target: operand for side, operand in ((message.lhs, lhs), (message.rhs, rhs)) if side is not None}
-    rows, by_column = of.get(Target.U), reducer is not None and message.op is not Op.DOT
-    if by_column and rows is not None and all(operand.dim() <= rows.dim() for operand in operands):
-        return in_blocks(partial(_aggregate, context, message, reducer), column_blocks(context, rows, operands))
+    operands = (lhs,) if rhs is None else _promoted(lhs, rhs)
+    if spills(lhs.device) and reducer is not None and message.op is not Op.DOT:
+        sides = zip((message.lhs, message.rhs), operands, strict=False)
+        rows = next((x for side, x in sides if side is not None and side.target is Target.U), None)
+        if rows is not None and all(operand.dim() <= rows.dim() for operand in operands):
+            return in_blocks(partial(_aggregate, context, message, reducer), column_blocks(context, rows, operands))
     return _aggregate(context, message, reducer, *operands)
 
 
 def _aggregate(context: CallContext, message: Message, reducer: str | None, *operands: Tensor) -> Tensor:
-    return BuiltinCall(context, message, reducer, operands).apply(*operands)[0]
+    operation = Operation.of(context, message, reducer, operands)
+    return BuiltinCall(context, operation).apply(*operands)[0]
 
 
 def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
@@ -151,49 +155,99 @@ def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
     return aggregate(context, COPY_SOURCE, None, values)
 
 
-class BuiltinCall(Collective):
-    """One call of a message function of two operands at most, and its reducer: see [Note: forward and backward]."""
+OPERATIONS = 32
+"""Operations that a relation keeps, the latest used."""
 
-    def __init__(self, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> None:
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """A message function and its reducer, compiled for one graph, settings, shapes and dtypes of operands.
+
+    Kept with the relation: it has no reference to it, so that a graph is free once nobody uses it.
+    """
+
+    message: EdgeMessage  # without values
+    reducer: str | None
+    source: int | None  # the operand that has rows of sources
+    dtype: torch.dtype
+    sum_dtype: torch.dtype
+    signature: str
+    layouts: tuple[Layout, Layout] | None  # of exchanges that go one way, and both ways; None without sources
+    # By the operands whose gradients are needed, as bits: whether the backward reads the values of each operand.
+    values_read: tuple[tuple[bool, ...], ...]
+    row_bytes: int  # of the sources
+
+    @classmethod
+    def of(cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> "Operation":
+        """The operation that the relation keeps, or a new one."""
+        kept = context.relation.operations
+        shapes = tuple([(x.dtype, x.shape[1:]) for x in operands])
+        key = (message, reducer, shapes, context.settings, context.structure.signature, torch.is_grad_enabled())
+        found: Operation | None = kept.get(key)
+        if found is None:
+            found = kept[key] = cls.compiled(context, message, reducer, operands)
+            if len(kept) > OPERATIONS:
+                del kept[next(iter(kept))]
+        return found
+
+    @classmethod
+    def compiled(
+        cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]
+    ) -> "Operation":
+        """Check the operands, and make the operation."""
         _check(message, reducer, operands)
         sides = [message.lhs] if message.rhs is None else [message.lhs, message.rhs]
         lhs, *rhs = (
             EdgeOperand(None, side.target, tuple(operand.shape[1:]))
             for side, operand in zip(sides, operands, strict=True)
         )
-        self.message = EdgeMessage(message.op, lhs, *rhs)
-        self.operands = self.message.operands
-        # Which operand has rows of sources, if any.
-        self.source = next((i for i, operand in enumerate(self.operands) if operand.target is Target.U), None)
+        spec = EdgeMessage(message.op, lhs, *rhs)
+        source = next((i for i, operand in enumerate(spec.operands) if operand.target is Target.U), None)
         what = f"update_all, {reducer}" if reducer else "apply_edges"
-        shapes = " and ".join(str(operand.shape) for operand in self.operands)
+        shapes = " and ".join(str(operand.shape) for operand in spec.operands)
         signature = context.signature(f"{what} of {message}: {operands[0].dtype}, widths {shapes}")
-        super().__init__(context.group, signature, distributed=self.source is not None)
+        dtype, sum_dtype = operands[0].dtype, accumulation_dtype(operands[0].dtype)
+        layouts, row_bytes = None, 0
+        if source is not None:
+            widest = RowFormat((FieldFormat(sum_dtype, spec.operands[source].shape),))
+            layouts = context.layout(widest, both_ways=False), context.layout(widest)
+            row_bytes = RowFormat.of([operands[source]]).row_bytes
+        count = len(sides)
+        reads = [operand_values_needed(message.op, side) for side in SIDES[:count]]
+        values_read = tuple(
+            tuple(any(needed >> i & 1 and reads[i][k] for i in range(count)) for k in range(count))
+            for needed in range(4)
+        )
+        return cls(spec, reducer, source, dtype, sum_dtype, signature, layouts, values_read, row_bytes)
+
+
+class BuiltinCall(Overlapping):
+    """One call of an operation: see [Note: forward and backward]."""
+
+    def __init__(self, context: CallContext, operation: Operation) -> None:
+        super().__init__(context.structure.group, operation.signature, distributed=operation.source is not None)
         self.context = context
-        self.relation = context.relation
-        self.dtype = operands[0].dtype
-        self.sum_dtype = accumulation_dtype(self.dtype)
-        self.reduction = Reduction(self.relation, reducer, self.dtype, self.message.shape)
+        self.operation = operation
+        self.message = operation.message
+        self.source = operation.source
+        self.reduction = Reduction(context.relation, operation.reducer, operation.dtype, operation.message.shape)
         self.reducer = self.reduction.reducer
         self.kept: list[HaloSlice | None] = []
 
     def can_hide_wire(self, *operands: Any) -> bool:
-        return self.source is not None and self.context.can_hide_wire(operands[self.source])
+        plan, group = self.context.relation.plan, self.context.group
+        few = self.source is None or plan.mean_rows * self.operation.row_bytes < SMALL_TILE
+        on_cpu = operands[0].device.type == group.device.type == "cpu"
+        return on_cpu and not few and len(group.local_peers) == 1
 
-    def values_needed(self) -> list[bool]:
+    def values_needed(self) -> tuple[bool, ...]:
         """Whether the backward reads the values of each operand."""
-        pairs = [operand_values_needed(self.message.op, side) for i, side in enumerate(SIDES) if self.needed >> i & 1]
-        return [any(pair[i] for pair in pairs) for i in range(len(self.operands))]
+        return self.operation.values_read[self.needed & 3]
 
     @property
     def rows_needed(self) -> bool:
         """Whether the backward reads the values of source rows."""
         return self.source is not None and self.values_needed()[self.source]
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the forward keeps the source rows that it fetches for the backward."""
-        return self.context.settings.keep and self.rows_needed
 
     @property
     def backward_communicates(self) -> bool:
@@ -205,29 +259,33 @@ class BuiltinCall(Collective):
     def exchange(
         self, device: torch.device, fields: list[Tensor] | None = None, *, returns: GradientReturn | None = None
     ) -> Iterator[Tile]:
-        """Begin an exchange; see `Exchange.exchange_tiles`. Forward and backward have the same needs."""
+        """Begin an exchange; see `Exchange.exchange_tiles`. Forward and backward have the same layout."""
         assert self.source is not None
-        widest = RowFormat((FieldFormat(self.sum_dtype, self.operands[self.source].shape),))
-        both_ways = bool(self.needed >> self.source & 1) and self.rows_needed
-        exchange = self.context.exchange(widest, self.signature, both_ways=both_ways)
-        return exchange.exchange_tiles(device, fields, keep=self.keeps, local=LocalFields(), returns=returns)
+        assert self.operation.layouts is not None
+        rows_needed = self.rows_needed
+        both_ways = bool(self.needed >> self.source & 1) and rows_needed
+        exchange = self.context.exchange(self.operation.layouts[both_ways], self.signature)
+        keep = rows_needed and self.context.settings.keep
+        return exchange.exchange_tiles(device, fields, keep=keep, local=LocalFields(), returns=returns)
 
     # -- forward
 
-    def forward(self, *operands: Any) -> ForwardOutput:
+    def forward_steps(self, *operands: Any) -> Steps:
+        source, values_needed = self.source, self.values_needed()
         received = None
-        own = None if self.source is None else operands[self.source]
-        kept: dict[HaloSlice | None, Tensor] = {}
-        if self.distributed and own is not None:
-            received = self.exchange(own.device, [own])
+        kept: dict[HaloSlice | None, Tensor] | None = None
+        if self.distributed and source is not None:
+            received = self.exchange(operands[source].device, [operands[source]])
+            yield
+            kept = {} if values_needed[source] and self.context.settings.keep else None
         combined = self.reduction.start()  # not before the turn of this worker may pass
         for block, tile in self.context.tiles(received):
-            here = list(operands)
-            if tile.rows is not None and self.source is not None:
-                here[self.source] = tile.rows[0]
-                if self.keeps:
+            values = operands
+            if tile.rows is not None and source is not None:
+                values = (*operands[:source], tile.rows[0], *operands[source + 1 :])
+                if kept is not None:
                     kept[tile.halo] = tile.rows[0]
-            message = _with_values(self.message, here)
+            message = self.message.with_values(values)
             if self.reducer is None:
                 edge_apply(block, message, combined.total)
             elif combined.argmax is None:
@@ -235,26 +293,27 @@ class BuiltinCall(Collective):
             else:
                 aggregate_cmp(block, message, combined.total, combined.argmax, self.reducer == "max")
         out = self.reduction.finish(combined)
-        self.kept = list(kept)
-        values = [operand if read else None for operand, read in zip(operands, self.values_needed(), strict=True)]
-        return ForwardOutput((out,), [*values, combined.argmax, *kept.values()])
+        self.kept = list(kept or ())
+        saved = [operand if read else None for operand, read in zip(operands, values_needed, strict=True)]
+        return ForwardOutput((out,), [*saved, combined.argmax, *(kept or {}).values()])
 
     # -- backward
 
-    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
-        count = len(self.operands)
+    def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
+        count, sum_dtype = len(self.message.operands), self.operation.sum_dtype
         values, argmax, rows = saved[:count], saved[count], saved[count + 1 :]
         kept = dict(zip(self.kept, rows, strict=True))
-        grad, message = grads[0], self.message
+        grad, message, relation = grads[0], self.message, self.context.relation
         if self.reducer == "mean" and message.op is Op.COPY:
             # As the sum of copies times 1 / in-degree, without a copy of the gradient. Only the backward: sum and
             # division in the forward make the mean of equal rows that row, exactly.
-            weights = self.relation.inverse_degrees(self.sum_dtype, len(message.lhs.shape))
+            weights = relation.inverse_degrees(sum_dtype, len(message.lhs.shape))
             message, values = EdgeMessage(Op.MUL, message.lhs, EdgeOperand.of(weights, Target.V)), [None, weights]
         elif self.reducer == "mean":
-            grad = grad.to(self.sum_dtype)
-            grad = grad / self.relation.degrees_like(grad)
-        return self.gradients(message, values, grad, self.needed, argmax, kept)[:count]
+            grad = grad.to(sum_dtype)
+            grad = grad / relation.degrees_like(grad)
+        made = yield from self.gradients(message, values, grad, self.needed, argmax, kept)
+        return made[:count]
 
     def gradients(
         self,
@@ -264,7 +323,7 @@ class BuiltinCall(Collective):
         needed: int,
         argmax: Tensor | None = None,
         kept: Mapping[HaloSlice | None, Tensor] | None = None,
-    ) -> list[Tensor | None]:
+    ) -> Steps:
         """Gradients of the operands on this worker, for those that are `needed` somewhere, from that of the sums.
 
         The backward is agreed on. `values` are operands, where the derivatives read their values; `argmax` are edges of
@@ -283,35 +342,32 @@ class BuiltinCall(Collective):
             received = self.exchange(grad.device, fetch, returns=returns)
         for block, tile in self.context.tiles(received):
             here, here_grads = list(values), list(grads)
+            if tile.halo is None:
+                yield  # while the first messages travel
             if tile.halo is not None and self.source is not None:
                 here[self.source] = (kept or {}).get(tile.halo) if tile.rows is None else tile.rows[0]
                 here_grads[self.source] = None if tile.grads is None else tile.grads[0]
             for i, out in enumerate(here_grads):
                 if out is not None:
-                    aggregate_grad(block, _with_values(message, here), SIDES[i], gradient, out, arg=argmax)
+                    aggregate_grad(block, message.with_values(here), SIDES[i], gradient, out, arg=argmax)
         return grads
 
     def _zeros(self, spec: EdgeOperand, device: torch.device, *, leaves: bool) -> Tensor:
         """For a gradient; of what `leaves`, turns of other workers of the process pass before it is complete."""
-        relation = self.relation
+        relation, dtype = self.context.relation, self.operation.sum_dtype
         rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}[spec.target]
         if leaves:
-            return empty_spillable((rows, *spec.shape), self.sum_dtype, device, zeros=True)
-        return torch.zeros(rows, *spec.shape, dtype=self.sum_dtype, device=device)
+            return empty_spillable((rows, *spec.shape), dtype, device, zeros=True)
+        return torch.zeros(rows, *spec.shape, dtype=dtype, device=device)
 
 
-def _promoted(lhs: Tensor, rhs: Tensor) -> list[Tensor]:
+def _promoted(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
     """Both operands in the wider of their floating-point dtypes under autocast, which mixes them; else as given."""
     mixed = lhs.dtype != rhs.dtype and lhs.is_floating_point() and rhs.is_floating_point()
     if not mixed or not torch.is_autocast_enabled(lhs.device.type):
-        return [lhs, rhs]
+        return lhs, rhs
     dtype = torch.promote_types(lhs.dtype, rhs.dtype)
-    return [lhs.to(dtype), rhs.to(dtype)]
-
-
-def _with_values(message: EdgeMessage, values: Values) -> EdgeMessage:
-    lhs, *rhs = (replace(operand, values=given) for operand, given in zip(message.operands, values, strict=True))
-    return EdgeMessage(message.op, lhs, *rhs)
+    return lhs.to(dtype), rhs.to(dtype)
 
 
 def _check(message: Message, reducer: str | None, operands: Sequence[Tensor]) -> None:

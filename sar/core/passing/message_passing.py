@@ -13,11 +13,13 @@ from torch import Tensor
 from sar.comm.exchange import GradientReturn
 from sar.core.collective import CallContext, ForwardOutput
 from sar.core.eager import uncompiled
+from sar.core.overlap import Steps
 from sar.core.passing.batches import EdgeFields, reduce_mailboxes
 from sar.core.passing.builtin import (
     COPY_SOURCE,
     BuiltinCall,
     Message,
+    Operation,
     aggregate,
     is_python,
     parse_message,
@@ -115,21 +117,21 @@ class _AtSources(BuiltinCall):
     """Values of edges travel as gradients of "copy the source's row to the edge" do."""
 
     def __init__(self, what: str, context: CallContext, values: Tensor) -> None:
-        super().__init__(context, COPY_SOURCE, None, [values])
+        super().__init__(context, Operation.of(context, COPY_SOURCE, None, [values]))
         self.signature = f"{what} at sources; {self.signature}"
 
 
 class _SumAtSources(_AtSources):
     """The backward of these copies, with them as its own backward."""
 
-    def forward(self, *operands: Any) -> ForwardOutput:
+    def forward_steps(self, *operands: Any) -> Steps:
         (values,) = operands
-        (out,) = self.gradients(self.message, [None], values.to(self.sum_dtype), needed=1)
-        assert out is not None
+        (out,) = yield from self.gradients(self.message, [None], values.to(self.operation.sum_dtype), needed=1)
         return ForwardOutput((out.to(values.dtype),))
 
-    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
-        return [super().forward(grads[0].contiguous()).results[0]]
+    def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
+        made = yield from super().forward_steps(grads[0].contiguous())
+        return [made.results[0]]
 
 
 @uncompiled
@@ -145,7 +147,7 @@ def max_at_sources(context: CallContext, values: Tensor) -> Tensor:
 class _MaxAtSources(_AtSources):
     def forward(self, *operands: Any) -> ForwardOutput:
         (values,) = operands
-        shape = self.relation.num_src, *values.shape[1:]
+        shape = self.context.relation.num_src, *values.shape[1:]
         greatest = empty_spillable(shape, values.dtype, values.device).fill_(-torch.inf)
         received = None
         if self.distributed:

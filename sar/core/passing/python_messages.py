@@ -199,7 +199,7 @@ class PythonCall(Collective):
         received = None
         if self.distributed:
             src = fields[: self.num_src]
-            exchange = self.context.exchange(widest_row(src), self.signature)
+            exchange = self.context.exchange(self.context.layout(widest_row(src)), self.signature)
             received = exchange.exchange_tiles(self.context.structure.device, src, keep=keep)
         kept: list[Tensor] = []
         for block, tile in self.context.tiles(received):
@@ -292,7 +292,8 @@ class PythonCall(Collective):
             src = fields[: self.num_src]
             totals = [total for total in sums.totals[: self.num_src] if total is not None]
             returns = GradientReturn(totals, add_rows) if totals else None
-            exchange, fetch = self.context.exchange(widest_row(src), self.signature), not self.context.settings.keep
+            exchange = self.context.exchange(self.context.layout(widest_row(src)), self.signature)
+            fetch = not self.context.settings.keep
             device = self.context.structure.device
             # In the order of the forward, in which the function drew its random numbers.
             received = exchange.exchange_tiles(device, src if fetch else None, returns=returns, own_first=True)

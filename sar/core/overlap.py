@@ -1,0 +1,151 @@
+"""Computes what a layer does beside a call, such as `fc_self` of `SAGEConv`, while the call's messages travel.
+
+[Note: two halves]
+Such a call is two nodes of autograd, tied by an empty tensor. The first agrees, posts the first messages and pauses;
+the layer's own computation follows; the second goes through the tiles. Autograd runs nodes in the reverse order of
+their making, so in the backward, too, the layer's own computation stands between the halves. The same messages travel
+in the same order as in one node. If the layer's computation fails in the backward, this worker's next agreement runs
+the rest, for which other workers wait.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.comm.gradients import refuse_average
+from sar.comm.group import Paused
+from sar.core.collective import Collective, ForwardOutput, NotTwice
+from sar.errors import GraphError
+from sar.per_thread import PerThread
+
+Steps = Generator[None, None, Any]
+"""One direction of a call, which yields where it may pause and returns what the direction makes."""
+
+
+class Overlapping(Collective):
+    """A collective that may pause while its first messages travel."""
+
+    paused: Paused[Any] | None = None
+
+    def can_hide_wire(self, *inputs: Any) -> bool:
+        """Whether other work gains from being computed beside this call; equal on all workers."""
+        raise NotImplementedError
+
+    def forward_steps(self, *inputs: Any) -> Steps:
+        """`forward`, in steps."""
+        raise NotImplementedError
+
+    def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
+        """`backward`, in steps."""
+        raise NotImplementedError
+
+    def forward(self, *inputs: Any) -> ForwardOutput:
+        made: ForwardOutput = _run(self.forward_steps(*inputs))
+        return made
+
+    def backward(self, saved: list[Any], *grads: Tensor) -> Sequence[Tensor | None]:
+        made: Sequence[Tensor | None] = _run(self.backward_steps(saved, *grads))
+        return made
+
+    def pause(self, steps: Steps) -> None:
+        """Run the first step; `resume` runs the rest."""
+        assert self.group is not None
+        self.paused = self.group.pause(steps)
+
+    def resume(self) -> Any:
+        """Run what is left, and return the result; nothing is kept of it."""
+        paused, self.paused = self.paused, None
+        assert paused is not None
+        with self.guard():
+            return paused.finish()
+
+    def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """Compute the results, as one node of autograd, or as two with the work of `meanwhile` between them."""
+        work = _meanwhile.value
+        if work is None or not self.distributed or not self.can_hide_wire(*inputs):
+            return super().apply(*inputs)
+        _meanwhile.value = None
+        with self.guard():
+            tie, before = _FirstHalf.apply(self.anchor(*inputs), self, *inputs), _versions(inputs)
+            work()
+            if _versions(inputs) != before:
+                raise GraphError(
+                    "A layer changes its input in place while rows of it travel to other workers: a module such as "
+                    "fc_self or lin_r, or a hook of one. Let it work on a copy, as without inplace=True."
+                )
+            results: tuple[Tensor, ...] = _SecondHalf.apply(tie, self)
+        return results
+
+
+def _run(steps: Steps) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+class Meanwhile:
+    """The result of a layer's own work, computed beside a call, or else when it is asked for."""
+
+    def __init__(self, work: Callable[[], Tensor]) -> None:
+        self._work = work
+        self._made: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        if self._made is None:
+            self._made = self._work()
+        return self._made
+
+
+_meanwhile = PerThread[Meanwhile | None](None)
+
+
+@contextmanager
+def meanwhile(work: Callable[[], Tensor]) -> Iterator[Meanwhile]:
+    """Have the first call inside that can hide the wire compute `work` beside it: see [Note: two halves]."""
+    made = Meanwhile(work)
+    with _meanwhile.set_to(made):
+        yield made
+
+
+def _versions(inputs: Sequence[Tensor | None]) -> list[int]:
+    """Number of in-place changes of each input, if torch counts them."""
+    return [x._version for x in inputs if x is not None and not x.is_inference()]
+
+
+class _FirstHalf(torch.autograd.Function):
+    """Begins a forward, and ends its backward: see [Note: two halves]."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: Overlapping, *inputs: Tensor | None) -> Tensor:
+        with call.guard():
+            call.begin_forward(ctx, inputs)
+            call.pause(call.forward_steps(*inputs))
+        ctx.call = call
+        return torch.empty_like(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, tie: Tensor) -> Any:
+        call: Overlapping = ctx.call
+        return call.end_backward(call.resume(), tie)
+
+
+class _SecondHalf(torch.autograd.Function):
+    """Ends a forward, and begins its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tie: Tensor, call: Overlapping) -> tuple[Tensor, ...]:
+        return call.end_forward(ctx, call.resume())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        call: Overlapping = ctx.call
+        refuse_average()
+        with torch.no_grad(), call.guard():
+            call.pause(call.backward_steps(call.begin_backward(ctx), *grads))
+        tie = torch.empty(0, device="cpu")
+        return *(NotTwice.apply([tie], *call.given, *grads) if torch.is_grad_enabled() else (tie,)), None
