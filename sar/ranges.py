@@ -1,5 +1,6 @@
 """Named ranges, of tiles, waits and kernels, for the traces of torch.profiler."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,9 +10,8 @@ from torch.autograd.profiler import record_function
 _NOTHING = nullcontext()
 
 
-def traced() -> bool:
-    """Whether torch.profiler is running."""
-    return torch.autograd._profiler_enabled()
+traced: Callable[[], bool] = torch.autograd._profiler_enabled
+"""Whether torch.profiler is running."""
 
 
 def named(what: str) -> AbstractContextManager[Any]:

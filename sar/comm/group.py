@@ -55,6 +55,8 @@ T = TypeVar("T")
 REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to come back after an error."""
 
+CONNECTING: Final = "connecting"
+
 FORKED: Final = (
     "This process was forked from a worker, whose connections and threads it does not have, so it cannot make "
     "distributed calls. Make them in the worker itself; a torch DataLoader whose dataset does needs num_workers=0."
@@ -71,7 +73,7 @@ class Group:
         self.local_peers, self.clock, self.spilled = transport.local_peers, transport.clock, transport.spilled
         self.generation = 0  # counts recoveries; equal on all workers
         self.calls = 0  # agreed on in this generation; equal on all workers
-        self.waiting: Wait | None = None
+        self._wait: tuple[str, int | None, float] | None = None  # the call it waits in, for which peer, since when
         self.stopped: str | None = None  # what ended this generation
         self.final = False  # whether the group cannot recover
         self.replicas: Replicas | None = None  # where models are to be compared: see [Note: replicas]
@@ -100,7 +102,8 @@ class Group:
     def transport(self) -> Transport:
         """What carries bytes, with the connections of this generation, which all workers make together on first use."""
         connected = self._connected
-        self.check()
+        if self.stopped is not None:
+            raise self._stop_error()
         if not connected:
             self._connect(Config.timeout)
         return self._transport
@@ -114,6 +117,17 @@ class Group:
     def call_id(self) -> int:
         """A number of up to 61 bits for the latest agreed call: equal on all workers, and of no other call."""
         return self.generation << 32 | self.calls
+
+    @property
+    def waiting(self) -> Wait | None:
+        """What this worker waits for."""
+        if self._wait is None:
+            return None
+        call, peer, began = self._wait
+        return Wait(call, ("all workers" if call == CONNECTING else self._who(peer)), began)
+
+    def _who(self, peer: int | None) -> str:
+        return "another worker" if peer is None else self._transport.name(peer)
 
     @property
     def whereabouts(self) -> str:
@@ -141,11 +155,11 @@ class Group:
 
     def _connect(self, limit: float) -> None:
         """Make this generation's connections, once all workers are about to."""
-        before, self.waiting = self.waiting, Wait("connecting", "all workers", time.monotonic())
+        before, self._wait = self._wait, (CONNECTING, None, time.monotonic())
         try:
             self._transport.connect(self, limit)
         finally:
-            self.waiting = before
+            self._wait = before
         self.calls = 0
         self._connected = True
 
@@ -194,9 +208,9 @@ class Group:
         self.stopped, self.final = f"Worker {self.rank} has left.", True
         self._transport.close()
 
-    def guard(self) -> "_Guard":
-        """A context that passes an error raised inside on to all other workers, once, and ends the call made inside."""
-        return _Guard(self)
+    def guard(self) -> "Guard":
+        """A context for distributed calls; see `Guard`."""
+        return Guard(self)
 
     # -- agreement
 
@@ -261,7 +275,7 @@ class Group:
         """Gather one small tensor, on the CPU or the group's device, of equal shape on all; inside an agreed call."""
         if self.world_size == 1:
             return [tensor]
-        gathered = self.wait_for(lambda: self.transport.all_gather(resolved(tensor)), call)
+        gathered = self.wait_for(self.transport.all_gather, call, resolved(tensor))
         counters.bytes_sent += tensor.nbytes * (self.world_size - 1)
         counters.bytes_received += tensor.nbytes * (self.world_size - 1)
         return gathered
@@ -272,13 +286,13 @@ class Group:
 
     def all_reduce(self, tensor: Tensor, op: Any, call: str) -> None:
         """Combine a contiguous tensor over all workers, in place; only inside an agreed call."""
-        self.wait_for(lambda: self.transport.all_reduce(tensor, op), call)
+        self.wait_for(self.transport.all_reduce, call, tensor, op)
         counters.bytes_sent += tensor.nbytes
         counters.bytes_received += tensor.nbytes
 
     def broadcast(self, tensor: Tensor, call: str) -> None:
         """Give all workers the contiguous tensor of worker 0, in place; only inside an agreed call."""
-        self.wait_for(lambda: self.transport.broadcast(tensor), call)
+        self.wait_for(self.transport.broadcast, call, tensor)
         counters.bytes_sent += tensor.nbytes if self.rank == 0 else 0
         counters.bytes_received += tensor.nbytes if self.rank != 0 else 0
 
@@ -292,11 +306,11 @@ class Group:
         given = inbound or outbound
         if given is None:
             return None, None
-        return self.wait_for(lambda: self.transport.post(inbound, outbound, tag), call, given.peer)
+        return self.wait_for(self.transport.post, call, inbound, outbound, tag, peer=given.peer)
 
     def wait(self, work: Any, peer: int, call: str) -> None:
         """Wait for what `post` gave for a message with this worker."""
-        self.wait_for(lambda: self.transport.wait(work, peer), call, peer)
+        self.wait_for(self.transport.wait, call, work, peer, peer=peer)
 
     def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Send `buffers[q]` to every worker q; return what every worker sent to this one, its own buffer as it is.
@@ -321,7 +335,7 @@ class Group:
         """What each of `local_peers` shares, by rank, with these tensors of this worker; see `Transport.share`."""
         if self._alone:
             return {self.rank: self._transport.share(read, added_to, in_order=in_order)[0]}
-        shared = self.wait_for(lambda: self.transport.share(read, added_to, in_order=in_order), call)
+        shared = self.wait_for(partial(self.transport.share, read, added_to, in_order=in_order), call)
         return dict(zip(self.local_peers, shared, strict=True))
 
     def new_name(self, call: str) -> str:
@@ -333,26 +347,25 @@ class Group:
 
     # -- waiting
 
-    def wait_for(self, operation: Callable[[], T], call: str, peer: int | None = None) -> T:
+    def wait_for(self, operation: Callable[..., T], call: str, *operands: Any, peer: int | None = None) -> T:
         """Run a blocking operation of the transport, and turn its failures into errors that say what is known.
 
         The operation has to respect `Config.timeout` itself. `peer` is the one worker it depends on, if it is one.
         """
-        who = "another worker" if peer is None else self._transport.name(peer)
+        before, self._wait = self._wait, (call, peer, time.monotonic())  # for the liveness thread
         start = time.perf_counter()
-        before, self.waiting = self.waiting, Wait(call, who, time.monotonic())  # for the liveness thread
         try:
             if traced():
-                with named(f"wait for {who}"):
-                    return operation()
-            return operation()
+                with named(f"wait for {self._who(peer)}"):
+                    return operation(*operands)
+            return operation(*operands)
         except CommunicationError as error:  # which says all that is known
             self.abort(error)
             raise
         except RuntimeError as error:
-            self._explain(error, call, who)
+            self._explain(error, call, self._who(peer))
         finally:
-            self.waiting = before
+            self._wait = before
             if self._alone:
                 counters.seconds_waited += time.perf_counter() - start
 
@@ -369,8 +382,8 @@ class Group:
         raise found from error
 
 
-class _Guard:
-    """See `Group.guard`."""
+class Guard:
+    """Passes an error raised inside on to all other workers, once, and ends the call that was agreed on inside."""
 
     __slots__ = ("_group", "_outer", "_owner")
 

@@ -12,7 +12,8 @@ number where that is more; infinities and NaN arrive as they are.
 import contextlib
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from math import frexp, prod
 from typing import NamedTuple
 
@@ -28,6 +29,10 @@ OWN_MAPPING = 2**17
 """Bytes from which on a buffer has a mapping of its own: for less, to make one takes longer than to use it."""
 HUGE_PAGE = 2**21
 """Bytes from which on a buffer may have huge pages."""
+
+
+FORMATS, LAYOUTS = 64, 1024
+"""Formats that are kept, and message sizes that each of them knows."""
 
 
 class FieldRows(NamedTuple):
@@ -54,8 +59,7 @@ class FieldRows(NamedTuple):
         return values if self.scale is None else values.mul_(to_device(self.scale, device).to(dtype))
 
 
-@dataclass(frozen=True)
-class FieldFormat:
+class FieldFormat(NamedTuple):
     """The rows of one field: dtype, the shape of a row, and whether a scale precedes them ([Note: scaled fields])."""
 
     dtype: torch.dtype
@@ -67,63 +71,82 @@ class FieldFormat:
         return cls(tensor.dtype, tuple(tensor.shape[1:]))
 
     def narrowed(self, dtype: torch.dtype) -> "FieldFormat":
-        """The field in `dtype` in place of a wider floating-point type, scaled where the range shrinks."""
+        """The field in `dtype` in place of a wider floating-point type, scaled if the range shrinks."""
         if not self.dtype.is_floating_point or self.dtype.itemsize <= dtype.itemsize:
             return self
         shrinks = torch.finfo(dtype).tiny > torch.finfo(self.dtype).tiny
-        return FieldFormat(dtype, self.shape, scaled=shrinks and self.elements > 0)
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
+        return FieldFormat(dtype, self.shape, scaled=shrinks and prod(self.shape) > 0)
 
     def aligned_bytes(self, rows: int) -> int:
         """Bytes that so many rows take in a message."""
-        values = -(-rows * self.elements * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        values = -(-rows * prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
         return values + ALIGNMENT * self.scaled
 
     def view(self, message: Tensor, begin: int, rows: int) -> Tensor:
         """The rows that lie in a message (uint8) from byte `begin` on, (rows, ...); they share its memory."""
         begin += ALIGNMENT * self.scaled
-        size = rows * self.elements * self.dtype.itemsize
+        size = rows * prod(self.shape) * self.dtype.itemsize
         return message[begin : begin + size].view(self.dtype).view(rows, *self.shape)
 
 
-@dataclass(frozen=True)
-class RowFormat:
-    """The fields that travel together, with a row each for every node."""
+class MessageLayout(NamedTuple):
+    """Where the fields lie in a message of some rows: bytes of all, and of each field."""
 
-    fields: tuple[FieldFormat, ...]
+    nbytes: int
+    begins: tuple[int, ...]
+
+
+class RowFormat:
+    """The fields that travel together, with a row each for every node.
+
+    Attributes:
+        row_elements: elements of one row.
+        row_bytes: bytes of one row, without alignment.
+    """
+
+    def __init__(self, fields: tuple[FieldFormat, ...]) -> None:
+        self.fields = fields
+        self.row_elements = self.row_bytes = 0
+        for dtype, shape, _ in fields:
+            self.row_elements += prod(shape)
+            self.row_bytes += prod(shape) * dtype.itemsize
+        self._layouts: dict[int, MessageLayout] = {}  # by rows; tiles have few sizes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RowFormat) and self.fields == other.fields
+
+    def __hash__(self) -> int:
+        return hash(self.fields)
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "RowFormat":
         """The format of rows of these tensors, (N, ...) each."""
-        return cls(tuple(FieldFormat.of(tensor) for tensor in tensors))
+        return _row_format(tuple([(tensor.dtype, tensor.shape[1:]) for tensor in tensors]))
 
     def narrowed(self, dtype: torch.dtype | None) -> "RowFormat":
         """The format with `dtype` in place of wider floating-point types; None changes nothing."""
         return self if dtype is None else RowFormat(tuple(field.narrowed(dtype) for field in self.fields))
 
-    @property
-    def row_elements(self) -> int:
-        return sum(field.elements for field in self.fields)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row, without alignment."""
-        return sum(field.elements * field.dtype.itemsize for field in self.fields)
+    def layout(self, rows: int) -> MessageLayout:
+        """The layout of a message of that many rows: field after field, each aligned."""
+        found = self._layouts.get(rows)
+        if found is None:
+            if len(self._layouts) == LAYOUTS:
+                self._layouts.clear()
+            ends = [0, *accumulate(field.aligned_bytes(rows) for field in self.fields)]
+            found = self._layouts[rows] = MessageLayout(ends[-1], tuple(ends[:-1]))
+        return found
 
     def message_bytes(self, rows: int) -> int:
-        """Bytes of a message of that many rows: field after field, each aligned."""
-        return sum(field.aligned_bytes(rows) for field in self.fields)
+        """Bytes of a message of that many rows."""
+        return self.layout(rows).nbytes
 
     def rows(self, message: Tensor, rows: int) -> list[FieldRows]:
         """The fields inside a message (uint8) of that many rows."""
-        found, begin = [], 0
-        for field in self.fields:
+        found = []
+        for field, begin in zip(self.fields, self.layout(rows).begins, strict=True):
             scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if field.scaled else None
             found.append(FieldRows(field.view(message, begin, rows), scale))
-            begin += field.aligned_bytes(rows)
         return found
 
     def round(self, values: Sequence[Tensor]) -> None:
@@ -134,6 +157,11 @@ class RowFormat:
         for rows, one in zip(self.rows(message, len(values[0])), values, strict=True):
             rows.write(one)
             one.copy_(rows.read(one.device, one.dtype))
+
+
+@lru_cache(FORMATS)
+def _row_format(fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...]) -> RowFormat:
+    return RowFormat(tuple(FieldFormat(dtype, tuple(shape)) for dtype, shape in fields))
 
 
 def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -156,17 +184,17 @@ class BufferPool:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[Tensor] = []
-
-    @property
-    def bytes_kept(self) -> int:
-        """Bytes of the buffers that nobody uses now."""
-        return sum(buffer.nbytes for buffer in self._free)
+        self.bytes_kept = 0  # of buffers that nobody uses now
 
     def take(self, size: int) -> Tensor:
         """A buffer of at least `size` bytes (uint8), contents undefined."""
-        fitting = [i for i, buffer in enumerate(self._free) if size <= buffer.nbytes <= 4 * size]
-        if fitting:
-            return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+        best = None
+        for i, buffer in enumerate(self._free):
+            if size <= buffer.nbytes <= 4 * size and (best is None or buffer.nbytes < self._free[best].nbytes):
+                best = i
+        if best is not None:
+            self.bytes_kept -= self._free[best].nbytes
+            return self._free.pop(best)
         if self._device.type != "cpu" or size < OWN_MAPPING:
             return torch.empty(size, dtype=torch.uint8, device=self._device)
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # until the tensor goes
@@ -176,12 +204,14 @@ class BufferPool:
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def give(self, buffer: Tensor | None) -> None:
-        """Hand a buffer back; the oldest ones go when the pool outgrows `Config.comm_buffer_bytes`."""
+        """Take a buffer back; the oldest ones go when the pool outgrows `Config.comm_buffer_bytes`."""
         if buffer is None:
             return
         self._free.append(buffer)
+        self.bytes_kept += buffer.nbytes
         while self.bytes_kept > Config.comm_buffer_bytes:
-            self._free.pop(0)
+            self.bytes_kept -= self._free.pop(0).nbytes
 
     def clear(self) -> None:
         self._free.clear()
+        self.bytes_kept = 0

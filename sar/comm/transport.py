@@ -49,9 +49,10 @@ class Member(Protocol):
 
     generation: int
     calls: int
-    waiting: Wait | None
     final: bool
 
+    @property
+    def waiting(self) -> Wait | None: ...
     @property
     def whereabouts(self) -> str: ...
     def check(self) -> None: ...

@@ -144,7 +144,10 @@ class Collective(ABC):
 
     def flags(self) -> int:
         """What this worker adds to the agreement: up to 63 bits, of which the OR over workers is `needed`."""
-        return sum(need << i for i, need in enumerate(self.needs))
+        bits = 0
+        for i, need in enumerate(self.needs):
+            bits |= need << i
+        return bits
 
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the results, as one node of autograd."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import store_notes
-from sar.comm.exchange import Exchange, GradientReturn
+from sar.comm.exchange import Exchange, GradientReturn, Layout
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.comm.rows import BufferPool, RowFormat
@@ -80,10 +80,11 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
     def work(rank: int) -> Tensor:
         group = Group(SimulatedTransport(network, store, rank))
         settings = Settings(depth or 0, 2**20, tile_rows, False, depth is None, None, None)
-        exchange = Exchange(group, plans[rank], settings, RowFormat.of([x[rank]]), BufferPool(CPU), "a call")
+        layout = Layout.of(plans[rank], settings, RowFormat.of([x[rank]]))
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
             group.calls += 1
+            exchange = Exchange(group, plans[rank], settings, layout, BufferPool(CPU), "a call")
             returns = GradientReturn([total], add) if give else None
             for tile, rows, grads, _ in exchange.exchange_tiles(CPU, [x[rank]] if fetch else None, returns=returns):
                 if tile is None:  # the own edges' turn
@@ -127,8 +128,9 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
         settings = Settings(1, 2**20, 2, False, False, None, None)
         x = torch.zeros(NODES, 1)
         with group.guard():
-            exchange = Exchange(group, plans[rank], settings, RowFormat.of([x]), BufferPool(CPU), "a call")
+            layout = Layout.of(plans[rank], settings, RowFormat.of([x]))
             for _ in range(40):
+                exchange = Exchange(group, plans[rank], settings, layout, BufferPool(CPU), "a call")
                 for _ in exchange.exchange_tiles(CPU, [x]):
                     pass
 

@@ -1,5 +1,7 @@
 """What is written to a message and read again: exact, or rounded relative to the greatest number of the message."""
 
+from math import prod
+
 import pytest
 import torch
 from hypothesis import given
@@ -104,7 +106,7 @@ def test_what_a_message_takes(field, half, header):
     """Only fields that lose range have a scale; without narrowing there is none."""
     narrowed = RowFormat((field,)).narrowed(half)
     (kept,) = narrowed.fields
-    size = -(-8 * kept.elements * kept.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    size = -(-8 * prod(kept.shape) * kept.dtype.itemsize // ALIGNMENT) * ALIGNMENT
     assert narrowed.message_bytes(8) == size + header
     assert RowFormat((field,)).narrowed(None).fields == (field,)
     assert not field.scaled

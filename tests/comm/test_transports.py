@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from sar.comm import process_transport
-from sar.comm.exchange import Exchange, GradientReturn, LocalFields
+from sar.comm.exchange import Exchange, GradientReturn, Layout, LocalFields
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.comm.process_transport import GlooTransport, NcclTransport, ProcessTransport
@@ -117,10 +117,11 @@ def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_pl
         assert list(group.local_peers) == list(range(workers))
         plan = HaloPlan(rank, plans[rank].send_rows, torch.tensor(plans[rank].halo_counts), NODES, everywhere)
         settings = Settings(1, 2**20, tile_rows, False, False, None, None)
-        exchange = Exchange(group, plan, settings, RowFormat.of([x[rank]]), BufferPool(CPU), "a call")
+        layout = Layout.of(plan, settings, RowFormat.of([x[rank]]))
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
             group.agree("a call")
+            exchange = Exchange(group, plan, settings, layout, BufferPool(CPU), "a call")
             fields, returns = [x[rank]] if fetch else None, GradientReturn([total], add) if give else None
             local = LocalFields() if in_place else None
             for halo, rows, grads, sources in exchange.exchange_tiles(CPU, fields, local=local, returns=returns):
