@@ -34,7 +34,7 @@ from sar.comm.exchange import OWN_ROWS, Exchange, Layout, Tile
 from sar.comm.gradients import refuse_average
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.settings import Settings
+from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import BACKWARD
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
@@ -70,6 +70,12 @@ class CallContext:
         """An exchange of the call, in one direction."""
         pool = session.current().pool
         return Exchange(self.structure.group, self.relation.plan, self.settings, layout, pool, signature)
+
+    def can_hide_wire(self, x: Tensor) -> bool:
+        """Whether work beside a call that sends rows of x, (N_src, ...), hides messages; equal on all workers."""
+        few = self.relation.plan.mean_rows * x.itemsize * x.shape[1:].numel() < SMALL_TILE
+        on_cpu = x.device.type == self.group.device.type == "cpu"
+        return on_cpu and not few and len(self.group.local_peers) == 1
 
     def tiles(self, received: Iterable[Tile] | None) -> Iterable[tuple[EdgeBlock, Tile]]:
         """All edges of the relation, each block with the tile it reads; the own ones while the first messages travel.

@@ -13,7 +13,7 @@ from torch_geometric.nn import SAGEConv
 
 import sar
 from sar.comm.group import Paused
-from sar.core import overlap
+from sar.core import collective, overlap
 from sar.core.passing import builtin
 from tests.core.attempts import catch, fail_on_all_ranks
 from tests.matrix import corner
@@ -34,7 +34,7 @@ def in_two_halves():
         return finish(paused)
 
     finish = Paused.finish
-    with patch.object(builtin, "SMALL_TILE", 0), patch.object(Paused, "finish", note_end):
+    with patch.object(collective, "SMALL_TILE", 0), patch.object(Paused, "finish", note_end):
         yield events
 
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from sar.comm.exchange import GradientReturn, Layout, LocalFields, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.settings import SMALL_TILE
 from sar.core.collective import CallContext, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.overlap import Overlapping, Steps
@@ -175,7 +174,6 @@ class Operation:
     layouts: tuple[Layout, Layout] | None  # of exchanges that go one way, and both ways; None without sources
     # By the operands whose gradients are needed, as bits: whether the backward reads the values of each operand.
     values_read: tuple[tuple[bool, ...], ...]
-    row_bytes: int  # of the sources
 
     @classmethod
     def of(cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> "Operation":
@@ -207,18 +205,17 @@ class Operation:
         shapes = " and ".join(str(operand.shape) for operand in spec.operands)
         signature = context.signature(f"{what} of {message}: {operands[0].dtype}, widths {shapes}")
         dtype, sum_dtype = operands[0].dtype, accumulation_dtype(operands[0].dtype)
-        layouts, row_bytes = None, 0
+        layouts = None
         if source is not None:
             widest = RowFormat((FieldFormat(sum_dtype, spec.operands[source].shape),))
             layouts = context.layout(widest, both_ways=False), context.layout(widest)
-            row_bytes = RowFormat.of([operands[source]]).row_bytes
         count = len(sides)
         reads = [operand_values_needed(message.op, side) for side in SIDES[:count]]
         values_read = tuple(
             tuple(any(needed >> i & 1 and reads[i][k] for i in range(count)) for k in range(count))
             for needed in range(4)
         )
-        return cls(spec, reducer, source, dtype, sum_dtype, signature, layouts, values_read, row_bytes)
+        return cls(spec, reducer, source, dtype, sum_dtype, signature, layouts, values_read)
 
 
 class BuiltinCall(Overlapping):
@@ -235,10 +232,7 @@ class BuiltinCall(Overlapping):
         self.kept: list[HaloSlice | None] = []
 
     def can_hide_wire(self, *operands: Any) -> bool:
-        plan, group = self.context.relation.plan, self.context.group
-        few = self.source is None or plan.mean_rows * self.operation.row_bytes < SMALL_TILE
-        on_cpu = operands[0].device.type == group.device.type == "cpu"
-        return on_cpu and not few and len(group.local_peers) == 1
+        return self.source is not None and self.context.can_hide_wire(operands[self.source])
 
     def values_needed(self) -> tuple[bool, ...]:
         """Whether the backward reads the values of each operand."""
