@@ -128,21 +128,21 @@ MUTANTS = [
     Mutant(
         "rows that are not waited for",
         "sar/comm/exchange.py",
-        "self.exchange.wait(inbound)",
-        "pass",
+        "                    self._wait(inbound)\n                    columns",
+        "                    columns",
         "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "gradients that are not waited for",
         "sar/comm/exchange.py",
-        "popleft()\n            self.exchange.wait(inbound)",
-        "popleft()",
+        "self._grads_in_flight.popleft()\n            self._wait(inbound)",
+        "self._grads_in_flight.popleft()",
         "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "gradients that are not added",
         "sar/comm/exchange.py",
-        "self.returns.add(index.to(total.device), rows.read(total.device, total.dtype), total)",
+        "self.returns.add(index.to(total.device), place.read(total.device, total.dtype), total)",
         "pass",
         "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
     ),
@@ -163,8 +163,8 @@ MUTANTS = [
     Mutant(
         "an error that the others do not hear of",
         "sar/comm/group.py",
-        "self.abort(error)",
-        "pass",
+        "            group.abort(error)",
+        "            pass",
         "tests/core/test_failures.py::test_an_error_inside_local_scope_reaches_everybody",
     ),
     Mutant(
@@ -184,7 +184,7 @@ MUTANTS = [
     Mutant(
         "a mean's gradient without the degree",
         "sar/core/passing/builtin.py",
-        "grad = grad / self.relation.degrees_like(grad)",
+        "grad = grad / relation.degrees_like(grad)",
         "grad = grad * 1",
         "tests/parity/test_messages.py::test_messages",
     ),
