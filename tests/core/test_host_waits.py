@@ -35,7 +35,7 @@ MEANT = {
     "core/passing/captured.py equals: _local_scalar_dense": 1,  # whether a Python function made the same messages again
 }
 THROUGH_THE_CPU = {
-    "comm/exchange.py post: synchronize": 11,  # tiles, before they are sent
+    "comm/exchange.py _post: synchronize": 11,  # tiles, before they are sent
     "nn/statistics.py from_all: to the CPU": 7,  # statistics and readout, forward and backward
     "comm/collectives.py _combine: to the CPU": 2,  # the maxima of the readout
     "comm/collectives.py _sum_gradients: to the CPU": 1,  # all gradients in one piece

@@ -23,18 +23,18 @@ def forward_and_backward(graph, data):
 
 def with_a_late_worker(mine, late, mode):
     partition, data = mine
-    graph, post = build(partition, mode), Exchange.post
+    graph, post = build(partition, mode), Exchange._post
 
     def later(self, *args):
         time.sleep(LATE)
         return post(self, *args)
 
     if sar.rank() == late:
-        Exchange.post = later
+        Exchange._post = later
     try:
         return run_program(forward_and_backward, graph, data)
     finally:
-        Exchange.post = post
+        Exchange._post = post
 
 
 @pytest.mark.processes("delays the messages of one worker, by a change of a class that threads share")
