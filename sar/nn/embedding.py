@@ -27,8 +27,8 @@ from sar.core.passing.attention import SEED_STEP
 from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.rows import RowOwners, added_up
-from sar.nn.versions import Rows, find_rows, newest_version, write_version
 from sar.raw_memory import to_device
+from sar.storage.versions import Rows, find_rows, newest_version, write_version
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 State = dict[str, Any]

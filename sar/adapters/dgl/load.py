@@ -14,7 +14,6 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from sar.core.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
 from sar.errors import DglError, PartitionError
 from sar.id_slices import pieces
 from sar.kernels import compile_ahead
@@ -32,6 +31,7 @@ from sar.storage.part_files import (
     types_of,
 )
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
+from sar.storage.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
 
 
 def load_dgl_partition_data(
