@@ -19,7 +19,7 @@ from sar.errors import PartitionError
 from sar.id_slices import count_ids, is_sorted, less_first, number_distinct
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
-from sar.raw_memory import moved_to_file
+from sar.spillable import moved_to_file
 
 
 class Shard(NamedTuple):

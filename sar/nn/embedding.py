@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sar.comm import session
+from sar.comm.devices import to_device
 from sar.common_tuples import StrPath
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
@@ -27,7 +28,6 @@ from sar.core.passing.attention import SEED_STEP
 from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.rows import RowOwners, added_up
-from sar.raw_memory import to_device
 from sar.storage.versions import Rows, find_rows, newest_version, write_version
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]

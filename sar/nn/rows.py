@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
+from sar.comm.devices import to_device
 from sar.comm.group import Group
 from sar.common_tuples import EID, NTYPE, ORIG_ID, AnyEtype, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.build import build_structure
@@ -22,7 +23,6 @@ from sar.core.relation import Structure
 from sar.errors import GraphError
 from sar.id_slices import find_sorted
 from sar.kernels import accumulation_dtype
-from sar.raw_memory import to_device
 
 Pairs = TypeVar("Pairs", bound="PairGraph")
 

@@ -15,7 +15,7 @@ from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, PartitionData, Sh
 from sar.errors import PartitionError
 from sar.id_slices import pieces, to_offsets
 from sar.kernels import index_dtype
-from sar.raw_memory import empty_spillable
+from sar.spillable import empty_spillable
 from sar.storage.part_files import DST, SRC, LocalGraph, PartFile, check_node_ids
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path
 

@@ -18,7 +18,7 @@ from sar.errors import DglError, PartitionError
 from sar.id_slices import pieces
 from sar.kernels import compile_ahead
 from sar.logging_setup import logger
-from sar.raw_memory import empty_spillable
+from sar.spillable import empty_spillable
 from sar.storage.checksums import verifying
 from sar.storage.part_files import (
     PART_ID,
