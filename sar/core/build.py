@@ -3,9 +3,8 @@
 The visible edge order of a relation: source partition ascending, then destination, then edge ID.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from sar.core.relation import NodeSet, Relation, Structure, digest
+from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure, digest
 from sar.errors import PartitionError
 from sar.id_slices import count_ids, is_sorted, less_first, number_distinct
 from sar.kernels import EdgeBlock, load_kernels
@@ -229,7 +228,7 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
 
 
 def build_structure(
-    data: PartitionData, group: Group, make_sampling_graph: Callable[[Structure], Any] | None
+    data: PartitionData, group: Group, library: GraphLibrary | None
 ) -> tuple[Structure, list[dict[str, Tensor]]]:
     """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
 
@@ -244,9 +243,7 @@ def build_structure(
         check_edge_ids(list(graph.shards.values()), group)
         ranges, nodes, original = list(data.node_ranges), graph.nodes, data.node_features.get(ORIG_ID)
         original = None if original is None else original.clone()
-        structure = Structure(
-            group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph, original
-        )
+        structure = Structure(group, graph.device, ranges, nodes, nodes, relations, graph.signature, library, original)
         return structure, features
 
 

@@ -257,7 +257,7 @@ def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEty
             for asked in sources.send(distinct, distinct):
                 sources.rows(asked)
         data = _partition_of_pairs(graph, kind, sources.sort(src), (src, dst, ids))
-        structure, features = build_structure(data, group, graph._structure.make_sampling_graph)
+        structure, features = build_structure(data, group, graph._structure.library)
         # Positive and negative pairs may have the same numbers of edges, and must not be taken for each other.
         structure = structure.with_relations(structure.relations, f"of the pairs of call {group.call_id}")
     made = make_graph(structure, features, graph.partition_book)
