@@ -63,7 +63,7 @@ def check_partition(data: PartitionData, part: int, world_size: int) -> None:
 
 
 def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionData) -> Shard:
-    """The edges of edge type `number` in visible order; the shard's own tensors where there is nothing to select."""
+    """The edges of edge type `number` in visible order; shares the shard's memory if these are all, and sorted."""
     src, dst = shard.edges
     features = dict(shard.edge_features)
     rows, several = None, len(data.edge_type_names) > 1
@@ -79,33 +79,37 @@ def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionDa
         elif "/" not in key or not several:
             value = _checked_rows(key, value, len(shard.edges[0]))
             selected[key] = value if rows is None else value[rows]
-    return _in_visible_order(Shard(src, dst, selected))
-
-
-def with_edge_ids(shards: list[Shard], first_id: int) -> list[Shard]:
-    """The shards of a relation with edge IDs, which count from `first_id` where there are none."""
-    if any(EID in shard.features for shard in shards):
-        return shards
-    numbered = []
-    for src, dst, features in shards:
-        ids = torch.arange(first_id, first_id + len(src), device=src.device)
-        numbered.append(Shard(src, dst, {**features, EID: ids}))
-        first_id += len(src)
-    return numbered
+    ids = selected.get(EID)
+    if is_sorted(dst, ids):
+        return Shard(src, dst, selected)
+    order = torch.argsort(dst if ids is None else ids, stable=True)
+    if ids is not None:
+        order = order[torch.argsort(dst[order], stable=True)]
+    return Shard(src[order], dst[order], {name: values[order] for name, values in selected.items()})
 
 
 def join_features(shards: list[Shard]) -> dict[str, Tensor]:
-    """Edge features of a relation in the visible edge order."""
-    names = dict.fromkeys(name for shard in shards for name in shard.features)
+    """Edge features of a relation in the visible edge order.
+
+    Readers leave a feature's shards one after the other in memory; then it is not copied.
+    """
     joined = {}
-    for name in names:
-        pieces = []
+    for name in dict.fromkeys(name for shard in shards for name in shard.features):
         for p, shard in enumerate(shards):
-            if name in shard.features:
-                pieces.append(shard.features[name])
-            elif len(shard.src):
+            if name not in shard.features and len(shard.src):
                 raise PartitionError(f"Edge feature {name!r} is missing on the shard from partition {p}.")
-        joined[name] = _concatenated(name, pieces)
+        pieces = [shard.features[name] for shard in shards if name in shard.features]
+        if len({(piece.dtype, piece.shape[1:]) for piece in pieces}) > 1:
+            raise PartitionError(f"Edge feature {name!r} has different dtypes or widths on different shards.")
+        pieces = [piece for piece in pieces if len(piece)] or pieces[:1]  # empty ones have no address
+        first, end = pieces[0], pieces[0].data_ptr()
+        adjacent = True
+        for piece in pieces:
+            same_storage = piece.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            adjacent = adjacent and same_storage and piece.is_contiguous() and piece.data_ptr() == end
+            end += piece.nbytes
+        rows = sum(map(len, pieces))
+        joined[name] = first.as_strided((rows, *first.shape[1:]), first.stride()) if adjacent else torch.cat(pieces)
     return joined
 
 
@@ -129,37 +133,6 @@ def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
                 "after those before. The workers hold parts of different graphs: load one partitioning."
             )
         expected += count
-
-
-def _concatenated(name: str, pieces: list[Tensor]) -> Tensor:
-    """The pieces one after the other; without a copy where they already lie so in memory, as the readers leave them."""
-    if len({(piece.dtype, piece.shape[1:]) for piece in pieces}) > 1:
-        raise PartitionError(f"Edge feature {name!r} has different dtypes or widths on different shards.")
-    pieces = [piece for piece in pieces if len(piece)] or pieces[:1]  # empty ones have no address
-    whole, end = pieces[0], pieces[0].data_ptr() + pieces[0].nbytes
-    adjacent = all(piece.is_contiguous() for piece in pieces)
-    for piece in pieces[1:]:
-        adjacent = adjacent and piece.data_ptr() == end and _storage(piece) == _storage(whole)
-        end += piece.nbytes
-    if not adjacent:
-        return torch.cat(pieces)
-    rows = sum(len(piece) for piece in pieces)
-    return whole.as_strided((rows, *whole.shape[1:]), whole.stride())
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _in_visible_order(shard: Shard) -> Shard:
-    """Sort by destination, then edge ID (then as given), unless it is so already."""
-    ids = shard.features.get(EID)
-    if is_sorted(shard.dst, ids):
-        return shard
-    order = torch.argsort(shard.dst if ids is None else ids, stable=True)
-    if ids is not None:
-        order = order[torch.argsort(shard.dst[order], stable=True)]
-    return Shard(shard.src[order], shard.dst[order], {k: v[order] for k, v in shard.features.items()})
 
 
 def _check_range(nodes: Tensor, node_range: tuple[int, int], what: str) -> None:
@@ -220,7 +193,14 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     shards = {}
     for k, etype in enumerate(etypes):
         first_id = int(all_edges[:part].sum() + all_edges[part, :k].sum())
-        shards[etype] = with_edge_ids(relations[k], first_id)
+        shards[etype] = relations[k]
+        if not any(EID in shard.features for shard in relations[k]):
+            sizes = [len(shard.src) for shard in relations[k]]
+            ids = torch.arange(first_id, first_id + sum(sizes), device=device).split(sizes)
+            shards[etype] = [
+                shard._replace(features={**shard.features, EID: of_shard})
+                for shard, of_shard in zip(relations[k], ids, strict=True)
+            ]
     rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in ids_by_type.items()}
     nodes = NodeSet(ids_by_type, rows, dict(zip(names, totals, strict=True)))
     signature = digest(f"{graph} {totals} {all_edges.tolist()}")
