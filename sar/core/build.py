@@ -1,4 +1,4 @@
-"""From `PartitionData` as it is handed in to the structure of a distributed graph, checked on the way.
+"""Builds the structure of a distributed graph from `PartitionData`, and checks that on the way.
 
 The visible edge order of a relation: source partition ascending, then destination, then edge ID.
 """
@@ -30,7 +30,7 @@ class Shard(NamedTuple):
 
 
 def check_partition(data: PartitionData, part: int, world_size: int) -> None:
-    """Raise `PartitionError` where the data of this worker contradicts itself or the number of workers."""
+    """Raise `PartitionError` if this worker's data contradicts itself or the number of workers."""
     if not isinstance(data, PartitionData):
         raise PartitionError(
             f"The data of a partition is a {type(data).__name__}; expected what load_dgl_partition_data returns."
@@ -116,8 +116,8 @@ def join_features(shards: list[Shard]) -> dict[str, Tensor]:
 def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
     """Check, together with all workers, that their edge IDs fit together: the last step of the construction.
 
-    IDs as partitioners give them run on from one worker to the next. Where every worker has such a run, they must join,
-    in any order; IDs of another kind are taken as they are.
+    Partitioners number edges consecutively from one worker to the next. If every worker has such a run, the runs must
+    join, in any order; other IDs are not checked.
     """
     ids = [s.features[EID] for shards in relations for s in shards if EID in s.features and len(s.src)]
     first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
@@ -152,7 +152,7 @@ def _checked_rows(key: str, value: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AgreedGraph:
-    """A graph whose parts the workers have compared, before any of its edges is indexed."""
+    """A graph whose partitions the workers have compared, before its edges are indexed."""
 
     group: Group
     device: torch.device
@@ -228,7 +228,7 @@ def build_structure(
 
 
 def message_order(columns: dict[str, Tensor]) -> Tensor:
-    """`Relation.message_order` of edges with these fields: that of DGL on the whole graph, where the data tells it."""
+    """`Relation.message_order` of edges with these fields: the order of DGL on the whole graph, if the data has it."""
     original = columns.get(ORIG_ID)  # or a field of that name of the user's
     return original if original is not None and original.dtype == torch.int64 and original.dim() == 1 else columns[EID]
 

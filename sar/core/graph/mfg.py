@@ -108,7 +108,7 @@ def checked_nodes(
 
 
 class _LayerEdges(NamedTuple):
-    """The edges of one relation that a layer needs; lists are by source partition."""
+    """The edges of one relation in a layer; lists are by source partition."""
 
     cols: list[Tensor]  # the nodes that the edges read: rows of this partition's nodes, or columns of `halos`
     dst: list[Tensor]  # positions of the edges' destinations among the layer's

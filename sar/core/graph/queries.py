@@ -105,7 +105,7 @@ class GraphQueries:
         """The canonical edge type that a relation name, or a canonical type, stands for; None for the only one.
 
         Raises:
-            FieldError: where there is none, or several relations have the name.
+            FieldError: if there is none, or several relations have the name.
         """
         if isinstance(etype, tuple) and etype in self._relations:
             return etype
@@ -165,7 +165,7 @@ class GraphQueries:
         return sum(relation.num_edges_global for relation in self._relations_of(etype))
 
     def _nodes_of(self, ntype: str | None) -> list[tuple[NodeSet, str]]:
-        """Pairs of a node set and a type that it has; of the type that is named, or of all."""
+        """Pairs of a node set and one of its types: the named one, or all."""
         sides = [(self._structure.src, self._frames.src)] if self.is_block else []
         sides.append((self._structure.dst, self._frames.dst))
         types = self._ntypes_of(ntype, self.ntypes)
@@ -202,7 +202,7 @@ class GraphQueries:
 
     @property
     def device(self) -> torch.device:
-        """Where the structure and the fields are."""
+        """The device of the structure and the fields."""
         return self._structure.device
 
     @property
@@ -240,17 +240,17 @@ class GraphQueries:
         """Global IDs of this worker's nodes, (N_i,) int64, in the order of their rows; of a flow graph's `seeds`.
 
         Args:
-            ntype: node type; may be left out where there is one.
+            ntype: node type; may be left out if there is one.
         """
         if ntype is None and len(self.ntypes) > 1:
             raise GraphError(f"The graph has several node types; name one of {self.ntypes}.")
         return self._structure.dst.ids[self._ntypes_of(ntype, self.ntypes)[0]].clone()
 
     def original_ids(self, ntype: str | None = None) -> Tensor | None:
-        """IDs in the input graph of the nodes `node_ids(ntype)`, counted within their type; None where none are known.
+        """IDs in the input graph of the nodes `node_ids(ntype)`, counted within their type; None if unknown.
 
         Args:
-            ntype: node type; may be left out where there is one.
+            ntype: node type; may be left out if there is one.
         """
         known, rows = self._structure.original_ids, self.node_ids(ntype) - self.node_ranges[self._structure.part][0]
         return None if known is None else known[rows.to(known.device)].long()
@@ -315,7 +315,7 @@ class GraphQueries:
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:
-        """Undo at the end what is set on the graph inside, also when an exception passes.
+        """Context in which fields are set temporarily; they are restored at the end, also after an exception.
 
         An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
         """
