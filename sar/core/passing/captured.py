@@ -28,7 +28,6 @@ import torch
 from numpy.random import mtrand
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 from torch.utils.weak import TensorWeakRef
 
 from sar.core.passing.reductions import by_head
@@ -39,30 +38,59 @@ from sar.kernels import accumulation_dtype
 class _SeeTensors(TorchFunctionMode):
     """Shows every tensor that enters a torch operation to `see`, and passes on the tensor that it returns.
 
-    `known` are the tensors that are not captured, by ID; they stay alive, so that no other tensor gets their IDs.
+    `known` are tensors that are not captured, by ID: also leaves that the function makes for itself and, to find
+    `constants`, all results of operations. They stay alive, so that no other tensor gets their IDs.
     """
 
-    def __init__(self) -> None:
+    constants = False
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
-        self.known: dict[int, Tensor] = {}
+        self.known = {id(tensor): tensor for tensor in known}
 
     def see(self, tensor: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def know(self, result: Tensor) -> None:
-        """Note a tensor that an operation made."""
-        self.known[id(result)] = result
+    def _see_all(self, argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            return self.see(argument)
+        if type(argument) in (list, tuple):
+            return type(argument)(map(self._see_all, argument))
+        if isinstance(argument, tuple) and hasattr(argument, "_make"):  # a named one
+            return argument._make(map(self._see_all, argument))
+        if type(argument) is dict:
+            return {key: self._see_all(value) for key, value in argument.items()}
+        return argument
+
+    def _know(self, result: Any) -> None:
+        if isinstance(result, tuple | list):
+            for each in result:
+                self._know(each)
+        elif isinstance(result, Tensor) and (self.constants or (result.requires_grad and result.is_leaf)):
+            self.known[id(result)] = result
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__" and not isinstance(attribute := func(*args), Tensor):
             return attribute  # such as a shape, which is no use of values
-        result = func(*tree_map_only(Tensor, self.see, args), **tree_map_only(Tensor, self.see, kwargs or {}))
-        tree_map_only(Tensor, self.know, result)
+        result = func(*self._see_all(args), **self._see_all(kwargs or {}))
+        self._know(result)
         return result
 
 
-def _leaves_below(results: Iterable[Tensor], ends_at: Callable[[Any, int], bool]) -> Iterator[Tensor]:
-    """The leaves that autograd reaches from the results without passing an output of a node that `ends_at` accepts."""
+_HIDDEN = (
+    "A message function gives code that torch cannot look into, such as TorchScript or an autograd function of yours, "
+    "a tensor that has a hook, or that is computed before the call and needs a gradient; give it "
+    "`tensor.view_as(tensor)` instead, or set it as a field."
+)
+
+
+def _first_reached(results: Iterable[Tensor], computed: Iterable[Tensor], start: int) -> list[Tensor]:
+    """The leaves, and those of the `computed` tensors, that autograd reaches first from the results.
+
+    Raises if it comes to a node from before `start` otherwise.
+    """
+    ends = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
+    found: list[Tensor] = []
     seen: set[tuple[Any, int]] = {(None, 0)}
     waiting: list[tuple[Any, int]] = [(result.grad_fn, result.output_nr) for result in results]
     while waiting:
@@ -70,26 +98,23 @@ def _leaves_below(results: Iterable[Tensor], ends_at: Callable[[Any, int], bool]
             continue
         seen.add(end)
         node, _ = end
-        if (leaf := getattr(node, "variable", None)) is not None:
-            yield leaf
-        elif not ends_at(*end):
+        tensor = ends.get(end, getattr(node, "variable", None))
+        if tensor is not None:
+            found.append(tensor)
+        elif node._sequence_nr() < start:
+            raise GraphError(_HIDDEN)
+        else:
             waiting += node.next_functions
-
-
-def _hidden() -> GraphError:
-    return GraphError(
-        "A message function gives code that torch cannot look into, such as TorchScript or an autograd function of "
-        "yours, a tensor that has a hook, or that is computed before the call and needs a gradient; give it "
-        "`tensor.view_as(tensor)` instead, or set it as a field."
-    )
+    return found
 
 
 class FindCaptured(_SeeTensors):
     """Finds the tensors that a function captures in a run, of which none is `given`."""
 
+    constants = True
+
     def __init__(self, given: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.known = {id(tensor): tensor for tensor in given}
+        super().__init__(given)
         self._found: list[tuple[Tensor, int]] = []
         with torch.inference_mode(False), torch.enable_grad():
             # Autograd numbers its nodes: those of tensors that are there already have lower numbers than this one.
@@ -98,7 +123,7 @@ class FindCaptured(_SeeTensors):
     def see(self, tensor: Tensor) -> Tensor:
         is_old = tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < self._start
         if is_old and id(tensor) not in self.known and not tensor.is_inference():  # which autograd could not save
-            self.know(tensor)
+            self.known[id(tensor)] = tensor
             self._found.append((tensor, tensor._version))
         return tensor
 
@@ -107,17 +132,8 @@ class FindCaptured(_SeeTensors):
 
         Constants that the run itself has changed, such as a counter, are left out.
         """
-        found = {(tensor.grad_fn, tensor.output_nr) for tensor, _ in self._found}
-
-        def ends_at(node: Any, output: int) -> bool:
-            if (node, output) in found:
-                return True
-            if node._sequence_nr() < self._start:
-                raise _hidden()
-            return False
-
-        for leaf in _leaves_below(results, ends_at):
-            self.see(leaf)
+        for tensor in _first_reached(results, [tensor for tensor, _ in self._found], self._start):
+            self.see(tensor)
         return [tensor for tensor, version in self._found if tensor.requires_grad or tensor._version == version]
 
 
@@ -158,15 +174,14 @@ class StandIns(_SeeTensors):
     """
 
     def __init__(self, captured: Captured, saved: Sequence[Tensor]) -> None:
-        super().__init__()
         self.leaves = [each.detach().requires_grad_() if each.requires_grad else each for each in saved]
+        super().__init__(self.leaves)
         self.captured = [tensor() for tensor in captured.tensors]  # None if only autograd has it still
         self.used: set[int] = set()
         self._number_of = {id(tensor): number for number, tensor in enumerate(self.captured)}
         self._cells = captured.cells
 
     def __enter__(self) -> "StandIns":
-        self.known = {id(leaf): leaf for leaf in self.leaves}
         for cell, number in self._cells:
             cell.cell_contents = self.leaves[number]
         super().__enter__()
@@ -184,32 +199,23 @@ class StandIns(_SeeTensors):
         self.used.add(number)
         return self.leaves[number]
 
-    def know(self, result: Tensor) -> None:
-        if result.requires_grad and result.is_leaf:  # others need not stay alive
-            super().know(result)
-
     def reached(self, results: Iterable[Tensor], given: Iterable[Tensor]) -> list[int]:
         """The numbers of captured tensors that autograd reaches themselves; `given` are the run's other leaves."""
-        computed = {(t.grad_fn, t.output_nr) for t in self.captured if t is not None and t.grad_fn is not None}
-
-        def ends_at(node: Any, output: int) -> bool:
-            if (node, output) in computed:
-                raise _hidden()
-            return False
-
         known = self.known.keys() | map(id, given)
-        hidden = [leaf for leaf in _leaves_below(results, ends_at) if id(leaf) not in known]
-        for leaf in hidden:
-            if id(leaf) not in self._number_of:
+        self.known = {id(leaf): leaf for leaf in self.leaves}  # the function's own leaves may be freed
+        computed = [tensor for tensor in self.captured if tensor is not None and tensor.grad_fn is not None]
+        hidden = [tensor for tensor in _first_reached(results, computed, 0) if id(tensor) not in known]
+        for tensor in hidden:
+            if id(tensor) not in self._number_of:
                 raise GraphError(
-                    f"A message function uses a tensor of shape {tuple(leaf.shape)} that needs a gradient on some "
+                    f"A message function uses a tensor of shape {tuple(tensor.shape)} that needs a gradient on some "
                     "edges only, or it uses other tensors in the backward than in the forward, as after "
                     "torch.func.functional_call. Let it use the same tensors whenever it is called, from variables "
                     "around it, or set them as fields."
                 )
-            if leaf._backward_hooks:  # which would run for each tile
-                raise _hidden()
-        return sorted(self._number_of[id(leaf)] for leaf in hidden)
+            if tensor.grad_fn is not None or tensor._backward_hooks:  # which would run for each tile
+                raise GraphError(_HIDDEN)
+        return sorted(self._number_of[id(tensor)] for tensor in hidden)
 
 
 class AmbientState:
