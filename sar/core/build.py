@@ -219,18 +219,12 @@ def build_structure(
         relations, features = [], []
         for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
             features.append(join_features(shards))
-            relations.append(_build_relation(graph, etype, shards, num_edges_global, message_order(features[-1])))
+            relations.append(_build_relation(graph, etype, shards, num_edges_global, features[-1]))
         check_edge_ids(list(graph.shards.values()), group)
         ranges, nodes, original = list(data.node_ranges), graph.nodes, data.node_features.get(ORIG_ID)
         original = None if original is None else original.clone()
         structure = Structure(group, graph.device, ranges, nodes, nodes, relations, graph.signature, library, original)
         return structure, features
-
-
-def message_order(columns: dict[str, Tensor]) -> Tensor:
-    """`Relation.message_order` of edges with these fields: the order of DGL on the whole graph, if the data has it."""
-    original = columns.get(ORIG_ID)  # or a field of that name of the user's
-    return original if original is not None and original.dtype == torch.int64 and original.dim() == 1 else columns[EID]
 
 
 def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -249,7 +243,7 @@ def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tens
 
 
 def _build_relation(
-    graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int, order: Tensor
+    graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int, features: dict[str, Tensor]
 ) -> Relation:
     index, part, device, ranges = graph.index, graph.part, graph.device, graph.data.node_ranges
     num_src, num_dst = graph.nodes.counts[etype[0]], graph.nodes.counts[etype[2]]
@@ -268,7 +262,7 @@ def _build_relation(
         halos.append(moved_to_file(halo))
         offset += block.num_edges
     send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
-    return connect(graph, etype, blocks, halos, send_rows, num_edges_global, order)
+    return connect(graph, etype, blocks, halos, send_rows, num_edges_global, features)
 
 
 def connect(
@@ -278,7 +272,7 @@ def connect(
     halos: list[Tensor],
     send_rows: list[Tensor],
     num_edges_global: int,
-    order: Tensor,
+    features: dict[str, Tensor],
 ) -> Relation:
     """The relation of these edges: workers count the degrees together, and compare their halo lists.
 
@@ -293,5 +287,8 @@ def connect(
     in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=graph.device)
     for block in blocks:
         in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
+    order = features.get(ORIG_ID)  # the order of DGL on the whole graph; or a field of that name of the user's
+    if order is None or order.dtype != torch.int64 or order.dim() != 1:
+        order = features[EID]
     plan = HaloPlan.agreed(graph.group, send_rows, halos, num_src, f"{etype}")
     return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, out_degrees, order)

@@ -16,7 +16,7 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.common_tuples import CanonicalEtype, PartitionData
-from sar.core.build import AgreedGraph, Shard, agree_on_graph, check_edge_ids, connect, join_features, message_order
+from sar.core.build import AgreedGraph, Shard, agree_on_graph, check_edge_ids, connect, join_features
 from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure, digest
@@ -195,5 +195,4 @@ def _make_relation(
         blocks.append(EdgeBlock.from_coo(columns, dst, num_src, num_dst, edge_offset=offset))
         offset += len(dst)
     send_rows = [number[rows.long()] for rows in edges.read_rows]
-    order = message_order(edges.features)
-    return connect(graph, etype, blocks, edges.halos, send_rows, num_edges_global, order)
+    return connect(graph, etype, blocks, edges.halos, send_rows, num_edges_global, edges.features)
