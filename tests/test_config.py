@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import sar
+from sar.config import _ACCEPTED, GlobalConfig
 from sar.errors import ConfigError
 
 WRONG = [
@@ -45,5 +46,6 @@ def test_every_setting_is_checked_and_takes_its_default(monkeypatch):
 def test_help_explains_every_setting():
     page = pydoc.plain(pydoc.render_doc(sar.Config))
     assert re.search(r"pipeline_depth \(an integer of at least 0; default: 1\):\n \|\s+Tiles in flight while", page)
-    explained = re.findall(r"^ \|      (\w+) \(.*; default: .*\):\n \|          [A-Z]", page, re.MULTILINE)
-    assert explained == list(sar.Config.__annotations__)
+    explained = re.findall(r"^ \|      (\w+) \((.*); default: (.*)\):\n \|          [A-Z]", page, re.MULTILINE)
+    defaults = {name: getattr(GlobalConfig, name) for name in sar.Config.__annotations__}
+    assert explained == [(name, _ACCEPTED[name][1], repr(value)) for name, value in defaults.items()]

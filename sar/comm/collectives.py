@@ -15,12 +15,14 @@ from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter, is_lazy
 
+from sar.comm.devices import to_device
 from sar.comm.gradients import begin_sum, end_sum
 from sar.comm.group import Group
 from sar.comm.replicas import all_gather_json, described
 from sar.comm.session import current_group
+from sar.dtypes import accumulation_dtype
 from sar.errors import ConfigError, DisagreementError
-from sar.raw_memory import accumulation_dtype, resolved, to_device
+from sar.tensor_views import materialize
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
@@ -57,7 +59,7 @@ def _combine(group: Group, tensor: Tensor, op: Any, device: torch.device) -> Non
     group.agree(call)
     if group.world_size > 1:
         given = tensor.detach()
-        travelling = resolved(given).to(device, accumulation_dtype(given.dtype)).contiguous()
+        travelling = materialize(given).to(device, accumulation_dtype(given.dtype)).contiguous()
         group.all_reduce(travelling, op, call)
         if travelling is not given:
             given.copy_(to_device(travelling, given.device))

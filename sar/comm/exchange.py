@@ -35,13 +35,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sar.comm.devices import side_stream
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice, Step
 from sar.comm.rows import BufferPool, FieldRows, RowFormat
 from sar.comm.same_process import SharedRows
 from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.transport import Message
-from sar.raw_memory import side_stream
 
 OUT, BACK = 0, 1
 """Direction of a message: rows to a reader, or gradients to the owner of the rows."""

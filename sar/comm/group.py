@@ -48,7 +48,7 @@ from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
 from sar.ranges import named, traced
-from sar.raw_memory import resolved
+from sar.tensor_views import materialize
 
 T = TypeVar("T")
 
@@ -275,7 +275,7 @@ class Group:
         """Gather one small tensor, on the CPU or the group's device, of equal shape on all; inside an agreed call."""
         if self.world_size == 1:
             return [tensor]
-        gathered = self.wait_for(self.transport.all_gather, call, resolved(tensor))
+        gathered = self.wait_for(self.transport.all_gather, call, materialize(tensor))
         counters.bytes_sent += tensor.nbytes * (self.world_size - 1)
         counters.bytes_received += tensor.nbytes * (self.world_size - 1)
         return gathered

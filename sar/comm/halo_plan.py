@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.id_slices import pieces
-from sar.raw_memory import moved_to_file
+from sar.spillable import moved_to_file
 
 SCHEDULES = 8
 """Sizes of tiles whose steps a plan keeps, the latest used."""

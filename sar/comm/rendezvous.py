@@ -24,8 +24,8 @@ from sar.comm.joining import host_store
 from sar.comm.liveness import Stall
 from sar.comm.store_notes import Abandonable
 from sar.config import Config
+from sar.durable import written_whole
 from sar.errors import CommunicationTimeout, ConfigError
-from sar.storage.durable import written_whole
 
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0

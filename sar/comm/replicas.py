@@ -31,7 +31,7 @@ from sar.config import Config
 from sar.errors import DisagreementError
 from sar.id_slices import pieces
 from sar.logging_setup import logger
-from sar.raw_memory import as_bytes, resolved
+from sar.tensor_views import as_bytes, materialize
 
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1
@@ -166,7 +166,7 @@ class Replicas:
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
     """A checksum made where the tensor is, () int64: one changed element always changes it."""
-    bits = resolved(tensor.detach()).contiguous().view(-1)
+    bits = materialize(tensor.detach()).contiguous().view(-1)
     bits = bits.view(INTEGERS[min(bits.element_size(), 8)])
     weights = _weights(bits.device)
     total = weights.new_zeros(())

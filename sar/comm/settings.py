@@ -26,7 +26,6 @@ class Settings(NamedTuple):
 
     @classmethod
     def current(cls, *, one_shot: bool = False) -> "Settings":
-        Config.validate()
         return cls(
             Config.pipeline_depth,
             Config.comm_buffer_bytes,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sar.comm.statistics import counters
 from sar.errors import CommunicationError
-from sar.raw_memory import resolved
+from sar.tensor_views import materialize
 
 T = TypeVar("T")
 
@@ -189,7 +189,7 @@ class Transport(ABC):
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
     ) -> list[Tensor]:
         """As `Group.exchange`: all messages are posted at once, the k-th from (rank - k) and to (rank + k) mod W."""
-        buffers = list(map(resolved, buffers))
+        buffers = list(map(materialize, buffers))
         if into is not None:
             return self.start_all_to_all(group, call, buffers, into)()
         received = buffers.copy()
@@ -212,8 +212,8 @@ class Transport(ABC):
     ) -> Callable[[], list[Tensor]]:
         """As `Group.start_exchange`."""
         received = list(into)
-        received[self.rank] = resolved(buffers[self.rank])
-        finish = self._swap(group, self.device, received, list(map(resolved, buffers)), call)
+        received[self.rank] = materialize(buffers[self.rank])
+        finish = self._swap(group, self.device, received, list(map(materialize, buffers)), call)
 
         def wait() -> list[Tensor]:
             finish()

@@ -1,11 +1,10 @@
-"""From `PartitionData` as it is handed in to the structure of a distributed graph, checked on the way.
+"""Builds the structure of a distributed graph from `PartitionData`, and checks that on the way.
 
 The visible edge order of a relation: source partition ascending, then destination, then edge ID.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +13,12 @@ from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from sar.core.relation import NodeSet, Relation, Structure, digest
+from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure, digest
 from sar.errors import PartitionError
 from sar.id_slices import count_ids, is_sorted, less_first, number_distinct
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
-from sar.raw_memory import moved_to_file
+from sar.spillable import moved_to_file
 
 
 class Shard(NamedTuple):
@@ -31,7 +30,7 @@ class Shard(NamedTuple):
 
 
 def check_partition(data: PartitionData, part: int, world_size: int) -> None:
-    """Raise `PartitionError` where the data of this worker contradicts itself or the number of workers."""
+    """Raise `PartitionError` if this worker's data contradicts itself or the number of workers."""
     if not isinstance(data, PartitionData):
         raise PartitionError(
             f"The data of a partition is a {type(data).__name__}; expected what load_dgl_partition_data returns."
@@ -64,7 +63,7 @@ def check_partition(data: PartitionData, part: int, world_size: int) -> None:
 
 
 def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionData) -> Shard:
-    """The edges of edge type `number` in visible order; the shard's own tensors where there is nothing to select."""
+    """The edges of edge type `number` in visible order; shares the shard's memory if these are all, and sorted."""
     src, dst = shard.edges
     features = dict(shard.edge_features)
     rows, several = None, len(data.edge_type_names) > 1
@@ -80,41 +79,45 @@ def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionDa
         elif "/" not in key or not several:
             value = _checked_rows(key, value, len(shard.edges[0]))
             selected[key] = value if rows is None else value[rows]
-    return _in_visible_order(Shard(src, dst, selected))
-
-
-def with_edge_ids(shards: list[Shard], first_id: int) -> list[Shard]:
-    """The shards of a relation with edge IDs, which count from `first_id` where there are none."""
-    if any(EID in shard.features for shard in shards):
-        return shards
-    numbered = []
-    for src, dst, features in shards:
-        ids = torch.arange(first_id, first_id + len(src), device=src.device)
-        numbered.append(Shard(src, dst, {**features, EID: ids}))
-        first_id += len(src)
-    return numbered
+    ids = selected.get(EID)
+    if is_sorted(dst, ids):
+        return Shard(src, dst, selected)
+    order = torch.argsort(dst if ids is None else ids, stable=True)
+    if ids is not None:
+        order = order[torch.argsort(dst[order], stable=True)]
+    return Shard(src[order], dst[order], {name: values[order] for name, values in selected.items()})
 
 
 def join_features(shards: list[Shard]) -> dict[str, Tensor]:
-    """Edge features of a relation in the visible edge order."""
-    names = dict.fromkeys(name for shard in shards for name in shard.features)
+    """Edge features of a relation in the visible edge order.
+
+    Readers leave a feature's shards one after the other in memory; then it is not copied.
+    """
     joined = {}
-    for name in names:
-        pieces = []
+    for name in dict.fromkeys(name for shard in shards for name in shard.features):
         for p, shard in enumerate(shards):
-            if name in shard.features:
-                pieces.append(shard.features[name])
-            elif len(shard.src):
+            if name not in shard.features and len(shard.src):
                 raise PartitionError(f"Edge feature {name!r} is missing on the shard from partition {p}.")
-        joined[name] = _concatenated(name, pieces)
+        pieces = [shard.features[name] for shard in shards if name in shard.features]
+        if len({(piece.dtype, piece.shape[1:]) for piece in pieces}) > 1:
+            raise PartitionError(f"Edge feature {name!r} has different dtypes or widths on different shards.")
+        pieces = [piece for piece in pieces if len(piece)] or pieces[:1]  # empty ones have no address
+        first, end = pieces[0], pieces[0].data_ptr()
+        adjacent = True
+        for piece in pieces:
+            same_storage = piece.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            adjacent = adjacent and same_storage and piece.is_contiguous() and piece.data_ptr() == end
+            end += piece.nbytes
+        rows = sum(map(len, pieces))
+        joined[name] = first.as_strided((rows, *first.shape[1:]), first.stride()) if adjacent else torch.cat(pieces)
     return joined
 
 
 def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
     """Check, together with all workers, that their edge IDs fit together: the last step of the construction.
 
-    IDs as partitioners give them run on from one worker to the next. Where every worker has such a run, they must join,
-    in any order; IDs of another kind are taken as they are.
+    Partitioners number edges consecutively from one worker to the next. If every worker has such a run, the runs must
+    join, in any order; other IDs are not checked.
     """
     ids = [s.features[EID] for shards in relations for s in shards if EID in s.features and len(s.src)]
     first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
@@ -130,37 +133,6 @@ def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
                 "after those before. The workers hold parts of different graphs: load one partitioning."
             )
         expected += count
-
-
-def _concatenated(name: str, pieces: list[Tensor]) -> Tensor:
-    """The pieces one after the other; without a copy where they already lie so in memory, as the readers leave them."""
-    if len({(piece.dtype, piece.shape[1:]) for piece in pieces}) > 1:
-        raise PartitionError(f"Edge feature {name!r} has different dtypes or widths on different shards.")
-    pieces = [piece for piece in pieces if len(piece)] or pieces[:1]  # empty ones have no address
-    whole, end = pieces[0], pieces[0].data_ptr() + pieces[0].nbytes
-    adjacent = all(piece.is_contiguous() for piece in pieces)
-    for piece in pieces[1:]:
-        adjacent = adjacent and piece.data_ptr() == end and _storage(piece) == _storage(whole)
-        end += piece.nbytes
-    if not adjacent:
-        return torch.cat(pieces)
-    rows = sum(len(piece) for piece in pieces)
-    return whole.as_strided((rows, *whole.shape[1:]), whole.stride())
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _in_visible_order(shard: Shard) -> Shard:
-    """Sort by destination, then edge ID (then as given), unless it is so already."""
-    ids = shard.features.get(EID)
-    if is_sorted(shard.dst, ids):
-        return shard
-    order = torch.argsort(shard.dst if ids is None else ids, stable=True)
-    if ids is not None:
-        order = order[torch.argsort(shard.dst[order], stable=True)]
-    return Shard(shard.src[order], shard.dst[order], {k: v[order] for k, v in shard.features.items()})
 
 
 def _check_range(nodes: Tensor, node_range: tuple[int, int], what: str) -> None:
@@ -180,7 +152,7 @@ def _checked_rows(key: str, value: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AgreedGraph:
-    """A graph whose parts the workers have compared, before any of its edges is indexed."""
+    """A graph whose partitions the workers have compared, before its edges are indexed."""
 
     group: Group
     device: torch.device
@@ -221,7 +193,14 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     shards = {}
     for k, etype in enumerate(etypes):
         first_id = int(all_edges[:part].sum() + all_edges[part, :k].sum())
-        shards[etype] = with_edge_ids(relations[k], first_id)
+        shards[etype] = relations[k]
+        if not any(EID in shard.features for shard in relations[k]):
+            sizes = [len(shard.src) for shard in relations[k]]
+            ids = torch.arange(first_id, first_id + sum(sizes), device=device).split(sizes)
+            shards[etype] = [
+                shard._replace(features={**shard.features, EID: of_shard})
+                for shard, of_shard in zip(relations[k], ids, strict=True)
+            ]
     rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in ids_by_type.items()}
     nodes = NodeSet(ids_by_type, rows, dict(zip(names, totals, strict=True)))
     signature = digest(f"{graph} {totals} {all_edges.tolist()}")
@@ -229,7 +208,7 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
 
 
 def build_structure(
-    data: PartitionData, group: Group, make_sampling_graph: Callable[[Structure], Any] | None
+    data: PartitionData, group: Group, library: GraphLibrary | None
 ) -> tuple[Structure, list[dict[str, Tensor]]]:
     """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
 
@@ -240,20 +219,12 @@ def build_structure(
         relations, features = [], []
         for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
             features.append(join_features(shards))
-            relations.append(_build_relation(graph, etype, shards, num_edges_global, message_order(features[-1])))
+            relations.append(_build_relation(graph, etype, shards, num_edges_global, features[-1]))
         check_edge_ids(list(graph.shards.values()), group)
         ranges, nodes, original = list(data.node_ranges), graph.nodes, data.node_features.get(ORIG_ID)
         original = None if original is None else original.clone()
-        structure = Structure(
-            group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph, original
-        )
+        structure = Structure(group, graph.device, ranges, nodes, nodes, relations, graph.signature, library, original)
         return structure, features
-
-
-def message_order(columns: dict[str, Tensor]) -> Tensor:
-    """`Relation.message_order` of edges with these fields: that of DGL on the whole graph, where the data tells it."""
-    original = columns.get(ORIG_ID)  # or a field of that name of the user's
-    return original if original is not None and original.dtype == torch.int64 and original.dim() == 1 else columns[EID]
 
 
 def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -272,7 +243,7 @@ def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tens
 
 
 def _build_relation(
-    graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int, order: Tensor
+    graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int, features: dict[str, Tensor]
 ) -> Relation:
     index, part, device, ranges = graph.index, graph.part, graph.device, graph.data.node_ranges
     num_src, num_dst = graph.nodes.counts[etype[0]], graph.nodes.counts[etype[2]]
@@ -291,7 +262,7 @@ def _build_relation(
         halos.append(moved_to_file(halo))
         offset += block.num_edges
     send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
-    return connect(graph, etype, blocks, halos, send_rows, num_edges_global, order)
+    return connect(graph, etype, blocks, halos, send_rows, num_edges_global, features)
 
 
 def connect(
@@ -301,7 +272,7 @@ def connect(
     halos: list[Tensor],
     send_rows: list[Tensor],
     num_edges_global: int,
-    order: Tensor,
+    features: dict[str, Tensor],
 ) -> Relation:
     """The relation of these edges: workers count the degrees together, and compare their halo lists.
 
@@ -316,5 +287,8 @@ def connect(
     in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=graph.device)
     for block in blocks:
         in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
+    order = features.get(ORIG_ID)  # the order of DGL on the whole graph; or a field of that name of the user's
+    if order is None or order.dtype != torch.int64 or order.dim() != 1:
+        order = features[EID]
     plan = HaloPlan.agreed(graph.group, send_rows, halos, num_src, f"{etype}")
     return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, out_degrees, order)

@@ -40,7 +40,7 @@ from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype
 from sar.ranges import named, traced
-from sar.raw_memory import empty_spillable
+from sar.spillable import empty_spillable
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice
 from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
-from sar.errors import GraphError
+from sar.errors import GraphError, MissingMethodError
 from sar.id_slices import to_offsets
 from sar.kernels import EdgeBlock
 
@@ -163,6 +163,13 @@ class NodeSet:
         return replace(self, ids=ids, rows=rows)
 
 
+class GraphLibrary(NamedTuple):
+    """The library whose graphs a distributed graph stands in for, such as DGL; the engine imports none."""
+
+    sampling_graph: "Callable[[Structure], Any]"  # makes a graph of the library from a worker's edges and their ends
+    missing_method: Callable[[str], MissingMethodError]  # the error for a method that only the library's graphs have
+
+
 @dataclass(frozen=True)
 class Structure:
     """All relations of a graph, and how its nodes are spread."""
@@ -174,8 +181,7 @@ class Structure:
     dst: NodeSet  # the same, except on message flow graphs
     relations: list[Relation]
     signature: str  # equal on workers that hold parts of the same graph
-    # Handed in, because the engine imports no other library's graphs.
-    make_sampling_graph: "Callable[[Structure], Any] | None" = None
+    library: "GraphLibrary | None" = None
     original_ids: Tensor | None = None  # of this worker's nodes, in the input graph, counted within types, (N_i,)
 
     @property
@@ -195,12 +201,12 @@ class Structure:
 
     @cached_property
     def sampling_graph(self) -> Any:
-        """This worker's edges and their ends as a graph of another library, made once."""
-        if self.make_sampling_graph is None:
+        """This worker's edges and their ends as a graph of `library`, made once."""
+        if self.library is None or self.is_block or self.device.type == "meta":
             raise GraphError(
                 "Message flow graphs and plans have no sampling_graph; take that of `construct_full_graph(data)`."
             )
-        return self.make_sampling_graph(self)
+        return self.library.sampling_graph(self)
 
     def with_relations(self, relations: list[Relation], how: str) -> "Structure":
         """The structure with other edges; `how` they came about makes the signature another one."""

@@ -1,4 +1,4 @@
-"""CUDA devices of this process: whether there are any, and the memory of tensors on one."""
+"""CUDA devices of this process: their availability, and the peak memory of tensors on one."""
 
 import torch
 
@@ -6,7 +6,7 @@ from sar.host.memory import PeakMemory
 
 
 class PeakCudaMemory:
-    """As `PeakMemory`, of tensors on this process's CUDA device."""
+    """Like `PeakMemory`, for tensors on this process's CUDA device."""
 
     def __init__(self) -> None:
         self.restart()
@@ -22,12 +22,12 @@ class PeakCudaMemory:
 
 
 def peak_memory(device: torch.device) -> PeakMemory | PeakCudaMemory:
-    """What measures the memory in which tensors of a device are."""
+    """A measurement of the memory that holds tensors of a device."""
     return PeakCudaMemory() if device.type == "cuda" else PeakMemory()
 
 
 def why_no_cuda(devices: int = 1) -> str | None:
-    """The reason why this process does not have so many CUDA devices, or None where it has."""
+    """The reason why this process has fewer CUDA devices than that, or None."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     there = torch.cuda.device_count()

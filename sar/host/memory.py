@@ -1,4 +1,4 @@
-"""Peak resident memory of a stretch of this process's life, and how much this machine has."""
+"""Peak resident memory of this process, and the memory of this machine."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ _CONTROL_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine, or as many as a container allows."""
+    """Bytes of memory of this machine, or the limit of its container."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for file in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
@@ -38,15 +38,15 @@ def available_memory() -> int:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """What lines of a name, a number and perhaps a unit say."""
+    """The number in each line of a file, by the name before it."""
     return {words[0]: int(words[1]) for words in map(str.split, file.read_text().splitlines())}
 
 
 class PeakMemory:
     """Measures how far resident memory rises above its level at construction.
 
-    The kernel's high-water mark is reset first. Where that is not allowed, the mark of the process's whole life is
-    taken, so that an earlier peak may hide a later one: use a fresh process per measurement.
+    The kernel's high-water mark is reset first. If that is not allowed, the mark of the whole process is used, and
+    an earlier peak may hide a later one: use a fresh process per measurement.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class PeakMemory:
 
 
 def _resident(field: str) -> int:
-    """Bytes of resident memory, VmRSS now or VmHWM at most; the process's peak for both where /proc does not say."""
+    """Bytes of resident memory: VmRSS (current) or VmHWM (peak); without /proc, the peak for both."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -27,7 +27,7 @@ class WorkerError(SarError, RuntimeError):
 
 
 class _Message(NamedTuple):
-    """What a worker sends to its parent: `kind` is "progress", "result" or "error"."""
+    """A message from a worker to its parent; `kind` is "progress", "result" or "error"."""
 
     kind: str
     content: Any
@@ -54,8 +54,8 @@ def run_workers(
         n_workers: W.
         n_threads: threads of each worker.
         time_limit: seconds after which all workers are killed.
-        on_progress: called for what any worker reports.
-        host: the address of this process at which workers find the store; nobody else's is listened at.
+        on_progress: called with each report of a worker.
+        host: the address of the store, the only one at which it listens.
     """
     listener = socket.create_server((host, 0))  # torch's own would listen on all interfaces
     port = listener.getsockname()[1]
@@ -89,7 +89,7 @@ def run_workers(
 def _supervise(
     processes: dict[Connection, SpawnProcess], time_limit: float, on_progress: Callable[[Any], None]
 ) -> list[Any]:
-    """Listen until every worker has ended, one has failed, or time is up."""
+    """Receive messages until every worker has ended, one has failed, or the time limit is reached."""
     results: dict[int, Any] = {}
     failures: dict[int, _Message] = {}
     ranks = {channel: rank for rank, channel in enumerate(processes)}
@@ -139,7 +139,7 @@ def _end(processes: dict[Connection, SpawnProcess]) -> None:
 
 
 def _work(channel: Connection, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Run `target` in this worker and send what came of it."""
+    """Run `target` in this worker and send its result or error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -151,7 +151,7 @@ def _work(channel: Connection, target: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone, however it went."""
+    """End this process when its parent ends, for whatever reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -160,7 +160,7 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, Any]) -> Iterator[None]:
-    """Set environment variables, for a child to inherit, and put back what was there."""
+    """Set environment variables for a child to inherit, and restore them afterwards."""
     before = dict(os.environ)
     os.environ.update({name: str(value) for name, value in variables.items()})
     try:

@@ -5,6 +5,7 @@ edges (`E`) and trailing shapes broadcast as in NumPy. Kernels accumulate into t
 edges of a graph may come in several blocks.
 """
 
+from sar.dtypes import accumulation_dtype
 from sar.kernels.aggregate import (
     add_rows,
     aggregate_cmp,
@@ -18,4 +19,3 @@ from sar.kernels.ahead import compile_ahead
 from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, operand_values_needed
-from sar.raw_memory import accumulation_dtype

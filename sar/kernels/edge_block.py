@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.id_slices import count_ids, to_offsets
-from sar.raw_memory import moved_to_file
+from sar.spillable import moved_to_file
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sar.id_slices import to_offsets
 from sar.kernels.threads import run_balanced, run_rows
-from sar.raw_memory import resolved
+from sar.tensor_views import materialize
 
 ALL = 2**62  # a fan-out that no degree exceeds
 MOST_WEIGHT = 1e200  # so that sums of scaled weights are finite: see `sampling_loops.SCALE`
@@ -109,7 +109,7 @@ def copy_rows(table: Tensor, rows: Tensor | None, out: Tensor, places: Tensor | 
     count = len(rows) if rows is not None else len(table)
     if not count or not out.numel():
         return
-    table, nbytes = resolved(table), out[0].nbytes
+    table, nbytes = materialize(table), out[0].nbytes
     word = next(
         dtype
         for dtype in (torch.int64, torch.int32, torch.uint8)

@@ -1,8 +1,9 @@
 """Layers, embeddings and functions for distributed graphs, free of DGL."""
 
 from sar.nn.edge_softmax import edge_softmax
-from sar.nn.embedding import DistEmbedding, SparseAdagrad, SparseAdam
+from sar.nn.embedding import DistEmbedding
 from sar.nn.rows import PairGraph, fetch_rows, pair_graph
+from sar.nn.sparse_optimizers import SparseAdagrad, SparseAdam
 from sar.nn.statistics import DistributedBN1D, convert_batchnorm
 
 __all__ = [

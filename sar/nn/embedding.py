@@ -14,12 +14,13 @@ rows were used.
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sar.comm import session
+from sar.comm.devices import to_device
 from sar.common_tuples import StrPath
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
@@ -27,23 +28,10 @@ from sar.core.passing.attention import SEED_STEP
 from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.rows import RowOwners, added_up
-from sar.nn.versions import Rows, find_rows, newest_version, write_version
-from sar.raw_memory import to_device
+from sar.storage.versions import Rows, find_rows, newest_version, write_version
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 State = dict[str, Any]
-
-
-class _Lookup(NamedTuple):
-    """Rows that were fetched: global IDs of their nodes, (K,), and the leaf of autograd, (K, D)."""
-
-    ids: Tensor
-    rows: Tensor
-
-    @property
-    def gradient(self) -> Tensor:
-        assert self.rows.grad is not None  # remembered by the hook that follows its accumulation
-        return self.rows.grad
 
 
 class DistEmbedding(nn.Module):
@@ -87,14 +75,21 @@ class DistEmbedding(nn.Module):
             self._owners = RowOwners(graph, ntype)
             self.num_embeddings = graph.num_nodes_global(ntype)
             self.embedding_dim = embedding_dim
-            rows = _initial_rows(init_func, (len(self._owners.node_ids), embedding_dim), dtype, group.rank)
+            shape, dtype = (len(self._owners.node_ids), embedding_dim), dtype or torch.get_default_dtype()
+            seed = (int(torch.randint(2**62, (), device="cpu")) + group.rank * SEED_STEP) % 2**64
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(seed)
+                rows = init_func(shape, dtype) if init_func else torch.randn(shape, dtype=dtype, device="cpu")
+            if rows.shape != shape:
+                raise GraphError(f"init_func made rows of {tuple(rows.shape)}; expected {shape}.")
             self._what = f"{self.num_embeddings} {ntype or 'nodes'}"
             self.original_ids = graph.original_ids(ntype)
             self._partitioning = graph._structure.signature
             self._call = f"DistEmbedding of {self._what}, width {embedding_dim}, {rows.dtype}"
             group.agree(f"making a {self._call}")
-        self.weight = rows.to(graph.device).requires_grad_()
-        self._lookups: dict[int, _Lookup] = {}  # that a backward has reached, by id of the rows
+        self.weight = rows.detach().to(graph.device).requires_grad_()
+        # Of the lookups that a backward has reached, by id of the rows: global IDs, (K,), and the rows, (K, D).
+        self._lookups: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def node_ids(self) -> Tensor:
@@ -147,8 +142,8 @@ class DistEmbedding(nn.Module):
                 used, grads = [torch.arange(len(grad), device=device)], [grad]
             if any(flag & 2 for flag in flags):
                 lookups = self._lookups.values()
-                ids = [torch.empty(0, dtype=torch.int64, device="cpu"), *(one.ids for one in lookups)]
-                values = [self.weight.detach()[:0], *(one.gradient for one in lookups)]
+                ids = [torch.empty(0, dtype=torch.int64, device="cpu"), *(ids for ids, _ in lookups)]
+                values = [self.weight.detach()[:0], *(rows.grad for _, rows in lookups if rows.grad is not None)]
                 fetched, sums = _summed(torch.cat(ids), torch.cat(values))
                 used.append(self._owners.rows(torch.cat(self._owners.send(fetched, fetched))).to(device))
                 grads += [to_device(theirs, device) for theirs in self._owners.send(fetched, sums)]
@@ -158,8 +153,8 @@ class DistEmbedding(nn.Module):
     def forget_gradients(self) -> None:
         """Set gradients to None, as `zero_grad` of the optimizers does."""
         self.weight.grad = None
-        for lookup in self._lookups.values():
-            lookup.rows.grad = None  # a graph that was retained reaches them again
+        for _, rows in self._lookups.values():
+            rows.grad = None  # a graph that was retained reaches them again
         self._lookups.clear()
 
     def save(
@@ -210,7 +205,7 @@ class DistEmbedding(nn.Module):
     def rows(
         self, optimizers: Sequence["SparseOptimizer"], node_ids: Tensor | None = None, *, empty: bool = False
     ) -> Rows:
-        """What there is to save of this worker's rows, optimizers' state included, or `empty` memory to load it."""
+        """This worker's rows and optimizers' state, to be saved; or `empty` memory to load them into."""
         names = f"IDs in the input graph of {self._what}"
         if node_ids is None:
             node_ids = self.original_ids
@@ -246,18 +241,7 @@ class DistEmbedding(nn.Module):
         return self
 
     def _remember(self, ids: Tensor, rows: Tensor) -> None:
-        self._lookups[id(rows)] = _Lookup(ids, rows)
-
-
-def _initial_rows(init_func: InitFunc | None, shape: tuple[int, int], dtype: torch.dtype | None, rank: int) -> Tensor:
-    dtype = dtype or torch.get_default_dtype()
-    seed = (int(torch.randint(2**62, (), device="cpu")) + rank * SEED_STEP) % 2**64
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        rows = torch.randn(shape, dtype=dtype, device="cpu") if init_func is None else init_func(shape, dtype).detach()
-    if rows.shape != shape:
-        raise GraphError(f"init_func made rows of {tuple(rows.shape)}; expected {shape}.")
-    return rows
+        self._lookups[id(rows)] = ids, rows
 
 
 def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,7 +251,7 @@ def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SparseOptimizer(torch.optim.Optimizer):
-    """What `SparseAdam` and `SparseAdagrad` share: `step` and `zero_grad` as torch's, called by all workers together.
+    """Base of `SparseAdam` and `SparseAdagrad`: `step` and `zero_grad` as in torch, called by all workers together.
 
     Gradients are summed over workers, as `gather_grads` does, so divide the loss by the global count. A row is used
     where `emb(node_ids)` has looked it up on any worker and a backward came back to it; `emb()` uses all. An embedding
@@ -278,7 +262,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     grad_scale: Tensor | None  # set by `GradScaler.step` while it calls `step`, as is found_inf
     found_inf: Tensor
-    row_state: ClassVar[tuple[str, ...]]  # what the state has for every row, (N_i, D) each
+    row_state: ClassVar[tuple[str, ...]]  # names of the state's tensors with a row for every node, (N_i, D) each
 
     def __init__(self, embeddings: Iterable[DistEmbedding], defaults: dict[str, Any]) -> None:
         self.embeddings = list(embeddings)
@@ -325,7 +309,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What `GradScaler.step` asks for just before it looks at the gradients: here they are summed for it."""
+        """Read by `GradScaler.step` just before it looks at the gradients, so we sum them here."""
         self._summed_late = self._overflow.grad is None
         self.gather_grads()
         return True
@@ -338,14 +322,22 @@ class SparseOptimizer(torch.optim.Optimizer):
             closure: evaluates the model anew and returns the loss.
 
         Returns:
-            What `closure` returned.
+            The loss that `closure` returned.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scale = self._scale()
-        for emb in self.embeddings if scale else []:
+        scale = 1.0  # of the gradients
+        if hasattr(self, "found_inf"):  # a `GradScaler` calls
+            if self.grad_scale is None and self._summed_late:
+                raise ConfigError(
+                    "GradScaler.unscale_ saw no sums over workers; call gather_grads() of the optimizer before."
+                )
+            if self.found_inf:
+                return loss
+            scale = 1.0 if self.grad_scale is None else float(self.grad_scale)
+        for emb in self.embeddings:
             found = emb.sum_gradients()
             if found is None:
                 continue
@@ -356,93 +348,16 @@ class SparseOptimizer(torch.optim.Optimizer):
             self._update(emb.weight, rows, grads if scale == 1 else grads / scale, state, group)
         return loss
 
-    def _scale(self) -> float:
-        """By how much the gradients are too great, where a `GradScaler` has said so; 0 for an overflow."""
-        if not hasattr(self, "found_inf"):
-            return 1.0
-        if self.grad_scale is None and self._summed_late:
-            raise ConfigError(
-                "GradScaler.unscale_ saw no sums over workers; call gather_grads() of the optimizer before."
-            )
-        if self.found_inf:
-            return 0.0
-        return 1.0 if self.grad_scale is None else float(self.grad_scale)
-
     def state_of(self, weight: Tensor) -> State:
-        """The state of an embedding's rows, which is made if there is none yet."""
+        """The state of an embedding's rows, created at the first use."""
         [group] = self.param_groups
         state: State = self.state[weight]
         if not state:
-            state |= {"step": 0} | {name: self._initial(name, weight, group) for name in self.row_state}
+            first = group.get("initial_accumulator_value", 0.0)
+            rows = {name: torch.full_like(weight, first, requires_grad=False) for name in self.row_state}
+            state |= {"step": 0} | rows
         return state
-
-    def _initial(self, name: str, weight: Tensor, group: dict[str, Any]) -> Tensor:
-        return torch.zeros_like(weight, requires_grad=False)
 
     @abstractmethod
     def _update(self, weight: Tensor, rows: Tensor, grads: Tensor, state: State, group: dict[str, Any]) -> None:
         """Change `rows`, (U,), of the weight, (N_i, D), and of the state by their gradients, (U, D)."""
-
-
-class SparseAdam(SparseOptimizer):
-    """Adam for the rows in use, as `torch.optim.SparseAdam`: moments of the others do not decay.
-
-    Args:
-        embeddings: a list of `DistEmbedding`.
-        lr: learning rate. Default 1e-3.
-        betas: decay of the first and of the second moment. Default (0.9, 0.999).
-        eps: added to the root of the second. Default 1e-8.
-    """
-
-    row_state = ("exp_avg", "exp_avg_sq")
-
-    def __init__(
-        self,
-        embeddings: Iterable[DistEmbedding],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-    ) -> None:
-        super().__init__(embeddings, {"lr": lr, "betas": betas, "eps": eps})
-
-    def _update(self, weight: Tensor, rows: Tensor, grads: Tensor, state: State, group: dict[str, Any]) -> None:
-        first, second = group["betas"]
-        mean = state["exp_avg"][rows].lerp_(grads, 1 - first)
-        square = state["exp_avg_sq"][rows].lerp_(grads.square(), 1 - second)
-        state["exp_avg"][rows], state["exp_avg_sq"][rows] = mean, square
-        rate = group["lr"] * (1 - second ** state["step"]) ** 0.5 / (1 - first ** state["step"])
-        weight.index_add_(0, rows, mean / square.sqrt_().add_(group["eps"]), alpha=-rate)
-
-
-class SparseAdagrad(SparseOptimizer):
-    """Adagrad for the rows in use, as `torch.optim.Adagrad` with sparse gradients.
-
-    Args:
-        embeddings: a list of `DistEmbedding`.
-        lr: learning rate. Default 1e-2.
-        lr_decay: in step t the rate is lr / (1 + (t - 1) lr_decay). Default 0.
-        initial_accumulator_value: what sums of squares begin with. Default 0.
-        eps: added to the root of the sum. Default 1e-10.
-    """
-
-    row_state = ("sum",)
-
-    def __init__(
-        self,
-        embeddings: Iterable[DistEmbedding],
-        lr: float = 1e-2,
-        lr_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-    ) -> None:
-        defaults = {"lr": lr, "lr_decay": lr_decay, "initial_accumulator_value": initial_accumulator_value, "eps": eps}
-        super().__init__(embeddings, defaults)
-
-    def _initial(self, name: str, weight: Tensor, group: dict[str, Any]) -> Tensor:
-        return torch.full_like(weight, group["initial_accumulator_value"], requires_grad=False)
-
-    def _update(self, weight: Tensor, rows: Tensor, grads: Tensor, state: State, group: dict[str, Any]) -> None:
-        total = state["sum"][rows].addcmul_(grads, grads)
-        state["sum"][rows] = total
-        rate = group["lr"] / (1 + (state["step"] - 1) * group["lr_decay"])
-        weight.index_add_(0, rows, grads / total.sqrt_().add_(group["eps"]), alpha=-rate)

@@ -1,7 +1,7 @@
 """Rows of any nodes, fetched from their owners, and graphs of any pairs of nodes; gradients travel back.
 
-Each pair, such as a positive or negative one of link prediction, travels to the owner of its destination, as the engine
-keeps edges; what is computed there can travel back.
+Each pair, such as a positive or negative one of link prediction, goes to the owner of its destination, because the
+engine keeps edges there. Values of the pairs can be sent back to the workers that gave them.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
+from sar.comm.devices import to_device
 from sar.comm.group import Group
-from sar.common_tuples import EID, NTYPE, ORIG_ID, AnyEtype, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import EID, NTYPE, ORIG_ID, AnyEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.build import build_structure
 from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
@@ -22,13 +23,12 @@ from sar.core.relation import Structure
 from sar.errors import GraphError
 from sar.id_slices import find_sorted
 from sar.kernels import accumulation_dtype
-from sar.raw_memory import to_device
 
 Pairs = TypeVar("Pairs", bound="PairGraph")
 
 
 class RowOwners:
-    """Which worker owns the row of each node of a type, and where.
+    """The owners of the nodes of a type, and the rows that they have there.
 
     `node_ids` are the global IDs of this worker's nodes, (N_i,) int64, ascending, in the order of their rows.
     """
@@ -44,7 +44,7 @@ class RowOwners:
         self._first = start if len(self.node_ids) == end - start else None  # of this worker's nodes, if all are these
 
     def checked(self, node_ids: Tensor) -> Tensor:
-        """IDs as int64 on the CPU, once it is sure that somebody owns them."""
+        """The IDs as int64 on the CPU; raises for IDs of no node."""
         if node_ids.dim() != 1 or (node_ids.numel() and node_ids.dtype not in (torch.int64, torch.int32)):
             raise GraphError(
                 f"The nodes are {node_ids.dtype} {tuple(node_ids.shape)}; expected global IDs, (K,) int64."
@@ -156,7 +156,7 @@ class _Fetch(Collective):
 
 @dataclass(frozen=True)
 class _Route:
-    """How pairs went from the workers that gave them to those that have them as edges."""
+    """The way of pairs from the workers that gave them to those that have them as edges."""
 
     given: Tensor  # this worker's pairs by the worker that has them, then as given, (K,); `sent` to each worker
     sent: list[int]
@@ -215,7 +215,7 @@ class _Return(Collective):
 
 
 def _carried(values: Tensor, order: Tensor, counts: list[int], places: Tensor) -> Tensor:
-    """What arrives, at `places`, where each worker sends its values in `order`, `counts` of them to each worker."""
+    """Send values in `order`, `counts` of them to each worker, and put those that arrive at `places`."""
     arrived = torch.cat(exchange_tensors(values[order.to(values.device)].split(counts))).to(values.device)
     return torch.empty_like(arrived).index_copy_(0, places.to(values.device), arrived)
 
@@ -256,30 +256,19 @@ def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEty
             distinct = src.unique()
             for asked in sources.send(distinct, distinct):
                 sources.rows(asked)
-        data = _partition_of_pairs(graph, kind, sources.sort(src), (src, dst, ids))
-        structure, features = build_structure(data, group, graph._structure.make_sampling_graph)
+        old, (order, counts) = graph._structure, sources.sort(src)
+        shards = [column[order].to(graph.device).split(counts) for column in (src, dst, ids)]
+        start, end = old.node_ranges[old.part]
+        kinds = torch.zeros(end - start, dtype=torch.int64, device=graph.device)
+        for number, of_type in enumerate(old.dst.ids.values()):
+            kinds[of_type - start] = number
+        node_features = {NTYPE: kinds} if old.original_ids is None else {NTYPE: kinds, ORIG_ID: old.original_ids}
+        edges = [ShardEdgesAndFeatures((s, d), {EID: i}) for s, d, i in zip(*shards, strict=True)]
+        data = PartitionData(edges, old.node_ranges, node_features, list(old.dst.ids), [kind], graph.partition_book)
+        structure, features = build_structure(data, group, old.library)
         # Positive and negative pairs may have the same numbers of edges, and must not be taken for each other.
         structure = structure.with_relations(structure.relations, f"of the pairs of call {group.call_id}")
     made = make_graph(structure, features, graph.partition_book)
     pairs = PairGraph(structure, structure.relations, made._frames, graph.partition_book)
     pairs._route = _Route(given, sent, made.edata[EID].argsort(), [len(piece) for piece in pieces])
     return pairs
-
-
-def _partition_of_pairs(
-    graph: GraphShardManager,
-    etype: CanonicalEtype,
-    by_source: tuple[Tensor, list[int]],
-    edges: tuple[Tensor, Tensor, Tensor],
-) -> PartitionData:
-    """This worker's nodes with edges into them: global IDs of the ends, and edge IDs, (E,) each; and their order."""
-    old = graph._structure
-    order, counts = by_source
-    shards = [column[order].to(graph.device).split(counts) for column in edges]
-    start, end = old.node_ranges[old.part]
-    kinds = torch.zeros(end - start, dtype=torch.int64, device=graph.device)
-    for number, of_type in enumerate(old.dst.ids.values()):
-        kinds[of_type - start] = number
-    node_features = {NTYPE: kinds} if old.original_ids is None else {NTYPE: kinds, ORIG_ID: old.original_ids}
-    pairs = [ShardEdgesAndFeatures((s, d), {EID: i}) for s, d, i in zip(*shards, strict=True)]
-    return PartitionData(pairs, old.node_ranges, node_features, list(old.dst.ids), [etype], graph.partition_book)

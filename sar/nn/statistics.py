@@ -8,12 +8,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from sar.comm import session
 from sar.comm.collectives import all_max
+from sar.comm.devices import to_device
 from sar.comm.group import Group
 from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
-from sar.raw_memory import to_device
 
 ROWS_BIT = 3  # of `_Normalise`'s flags: from here on how many rows a worker has
 
@@ -30,7 +30,7 @@ class DistributedBN1D(_NormBase):
         n_feats: F, number of features.
         eps: added to the variance. Default 1e-5.
         affine: learn `weight` and `bias`, (F,) each. Default True.
-        distributed: combine workers; None (default) does so where `initialize_comms` has been called.
+        distributed: combine workers; None (default) does so if `initialize_comms` has been called.
         momentum: share of the new statistics in the running ones; None averages all. Default 0.1.
         track_running_stats: keep running statistics for evaluation. Default True.
     """
@@ -59,7 +59,7 @@ class DistributedBN1D(_NormBase):
             (N_i, F).
 
         Raises:
-            GraphError: for another shape, or where statistics are to be taken of a single row on all workers together.
+            GraphError: for another shape, or in training if all workers together have a single row.
         """
         if x.dim() != 2 or x.shape[1] != self.n_feats or not x.is_floating_point():
             raise GraphError(
@@ -88,10 +88,20 @@ def convert_batchnorm(model: nn.Module) -> nn.Module:
         ConfigError: for batch normalisation of other dimensions, or one that has not seen its input yet; nothing is
             changed then.
     """
-    made: dict[nn.Module, nn.Module] = {}
+    replacements: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if type(module) is nn.BatchNorm1d:
-            made[module] = _converted(module)
+            momentum, tracks = module.momentum, module.track_running_stats
+            norm = DistributedBN1D(
+                module.num_features, module.eps, module.affine, momentum=momentum, track_running_stats=tracks
+            )
+            norm.weight, norm.bias = module.weight, module.bias
+            norm.running_mean, norm.running_var = module.running_mean, module.running_var
+            norm.num_batches_tracked = module.num_batches_tracked
+            for key, hooks in vars(module).items():
+                if "_hook" in key:  # as torch names all of them; the same objects, so that their handles still work
+                    setattr(norm, key, hooks)
+            replacements[module] = norm.train(module.training)
         elif isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
             raise ConfigError(
                 f"convert_batchnorm found {name or 'a'} {type(module).__name__}; expected BatchNorm1d, as features of "
@@ -99,55 +109,33 @@ def convert_batchnorm(model: nn.Module) -> nn.Module:
             )
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # named_children() leaves out repeated ones
-            if child in made:
-                setattr(parent, name, made[child])
-    return made.get(model, model)
-
-
-def _converted(module: nn.BatchNorm1d) -> DistributedBN1D:
-    norm = DistributedBN1D(
-        module.num_features,
-        module.eps,
-        module.affine,
-        momentum=module.momentum,
-        track_running_stats=module.track_running_stats,
-    )
-    norm.weight, norm.bias = module.weight, module.bias
-    norm.running_mean, norm.running_var = module.running_mean, module.running_var
-    norm.num_batches_tracked = module.num_batches_tracked
-    for name, hooks in vars(module).items():
-        if "_hook" in name:  # as torch names all of them; the same objects, so that their handles still remove them
-            setattr(norm, name, hooks)
-    return norm.train(module.training)
+            if child in replacements:
+                setattr(parent, name, replacements[child])
+    return replacements.get(model, model)
 
 
 @uncompiled
 def normalise(module: "DistributedBN1D | nn.BatchNorm1d", x: Tensor, group: Group | None) -> Tensor:
-    """Normalise (N_i, F) rows by the statistics of the group, or of this worker where it is None.
+    """Normalise (N_i, F) rows by the statistics of the group, or of this worker if it is None.
 
-    With the parameters and buffers of `module`; in training its running statistics take up the new ones.
+    Uses the parameters and buffers of `module`, and in training updates its running statistics.
     """
     y, mean, var, count = _Normalise(x, module.eps, group, module.training).apply(x, module.weight, module.bias)
-    if module.training:
-        _track(module, mean, var, count)
+    batches, running_mean, running_var = module.num_batches_tracked, module.running_mean, module.running_var
+    if module.training and batches is not None and running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            batches += 1
+            share = module.momentum if module.momentum is not None else 1 / float(batches)
+            running_mean.lerp_(mean.to(running_mean.dtype), share)
+            running_var.lerp_((var * count / (count - 1)).to(running_var.dtype), share)
     return y
 
 
-@torch.no_grad()
-def _track(module: "DistributedBN1D | nn.BatchNorm1d", mean: Tensor, var: Tensor, count: Tensor) -> None:
-    if module.running_mean is None or module.running_var is None or module.num_batches_tracked is None:
-        return
-    module.num_batches_tracked += 1
-    share = module.momentum if module.momentum is not None else 1 / float(module.num_batches_tracked)
-    module.running_mean.lerp_(mean.to(module.running_mean.dtype), share)
-    module.running_var.lerp_((var * count / (count - 1)).to(module.running_var.dtype), share)
-
-
 class _OverAllWorkers(Collective):
-    """A computation with a small tensor of every worker."""
+    """A collective computation in which workers exchange one small tensor each."""
 
     def from_all(self, own: Tensor) -> Tensor:
-        """What every worker has in the place of `own`, (W, ...)."""
+        """The tensors of all workers, (W, ...), of which `own` is this one's."""
         if self.group is None or not self.distributed:
             return own.unsqueeze(0)
         everywhere = self.group.all_gather(own.detach().to(self.group.device).contiguous(), self.signature)
@@ -176,7 +164,11 @@ class _Normalise(_OverAllWorkers):
         wide = x.to(accumulation_dtype(x.dtype))
         own_mean = wide.mean(0) if len(x) else wide.new_zeros(x.shape[1])
         own = torch.cat([wide.new_full((1,), len(x)), own_mean, (wide - own_mean).square().sum(0)])
-        count, mean, var = _combined(self.from_all(own))
+        # As by Chan, Golub and LeVeque; in the same order on all workers, which therefore get the same bits.
+        counts, means, deviations = self.from_all(own).split([1, x.shape[1], x.shape[1]], dim=1)
+        count = counts.sum()
+        mean = (counts * means).sum(0) / count
+        var = (deviations + counts * (means - mean).square()).sum(0) / count
         scale = (var + self.eps).rsqrt()
         normal = (wide - mean) * scale
         y = normal if weight is None or bias is None else normal * weight + bias
@@ -193,19 +185,9 @@ class _Normalise(_OverAllWorkers):
         return [x_grad if weight is None else x_grad * weight, own_weight_grad, own_bias_grad]
 
 
-def _combined(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean (F,) and biased variance (F,) from (W, 1 + 2 F), in the same order everywhere."""
-    features = (table.shape[1] - 1) // 2
-    counts, means, deviations = table[:, :1], table[:, 1 : 1 + features], table[:, 1 + features :]
-    count = counts.sum()
-    mean = (counts * means).sum(0) / count
-    squares = (deviations + counts * (means - mean).square()).sum(0)
-    return count, mean, squares / count
-
-
 @uncompiled
 def global_sum(values: Tensor) -> Tensor:
-    """The sum of what the workers have, of equal shape and dtype on all; a collective call.
+    """The sum of the workers' tensors, of equal shape and dtype; a collective call.
 
     The losses of all workers may depend on it: its gradients are summed too, so each worker's values get that of all
     losses together.

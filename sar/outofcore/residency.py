@@ -36,7 +36,7 @@ from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sar import raw_memory
+from sar import spillable
 from sar.comm.transport import SharedTensor
 from sar.errors import ConfigError
 from sar.outofcore.spill import Mapping, Pages, Published, SpillFile, has_its_own_pages
@@ -106,7 +106,7 @@ class Residency(TorchDispatchMode):
         """Look after this thread's tensors inside."""
         _all.add(self)
         try:
-            with raw_memory.tensor_file.set_to(self), self:
+            with spillable.tensor_file.set_to(self), self:
                 yield
         finally:
             _all.discard(self)  # its file is closed, whoever still has a tensor of it
@@ -149,7 +149,7 @@ class Residency(TorchDispatchMode):
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in given or storage.nbytes() < max(raw_memory.LEAST_BYTES, 1) or not storage.resizable():
+        if key in given or storage.nbytes() < max(spillable.LEAST_BYTES, 1) or not storage.resizable():
             return
         if not tensor.is_cpu:
             raise ConfigError(
@@ -209,7 +209,7 @@ class Residency(TorchDispatchMode):
     def publish(self, tensor: Tensor) -> SharedTensor:
         """Rows for other workers to read; contents as they are now."""
         tensor = tensor.detach()
-        if tensor.nbytes < max(raw_memory.LEAST_BYTES, 1):
+        if tensor.nbytes < max(spillable.LEAST_BYTES, 1):
             return SharedTensor(tensor.clone(memory_format=torch.contiguous_format))
         if (mapping := self._frozen(tensor)) is not None:
             return Published.of(mapping.slot, tensor.shape, tensor.dtype, _begin(tensor, mapping))
@@ -298,7 +298,7 @@ def _before_fork() -> None:
 def _in_child() -> None:
     """The files are the parent's."""
     _all.clear()
-    raw_memory.tensor_file.value = None
+    spillable.tensor_file.value = None
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from sar.comm.transport import SharedTensor
 from sar.errors import ConfigError, SpillError
-from sar.raw_memory import flat
+from sar.tensor_views import as_numpy
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 AT_ONCE: Final = 2**22
@@ -271,7 +271,7 @@ class Published(SharedTensor):
         """See [Note: reading ahead]."""
         if self.slot.file.is_read and len(self.rows) and (rows is None or len(rows)):
             row = self.rows.nbytes // len(self.rows)
-            first, end = (0, len(self.rows)) if rows is None else (int(i) for i in flat(rows)[[0, -1]] + (0, 1))
+            first, end = (0, len(self.rows)) if rows is None else (int(i) for i in as_numpy(rows)[[0, -1]] + (0, 1))
             self.slot.will_need(self.begin + first * row, (end - first) * row)
 
 

@@ -18,7 +18,7 @@ from sar.comm.transport import Member, Message, Shared, SharedTensor, Spilled, T
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.residency import Residency
 from sar.outofcore.turns import Turns
-from sar.raw_memory import bytes_of, resolved
+from sar.tensor_views import bytes_of, materialize
 
 _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
@@ -133,7 +133,7 @@ class InProcessTransport(Transport):
         """Tensors of this worker, as they are now, for those of the same process to read."""
         if self._residency is None:
             return [SharedTensor(_copy(tensor)) for tensor in tensors]
-        return [self._residency.publish(resolved(tensor)) for tensor in tensors]
+        return [self._residency.publish(materialize(tensor)) for tensor in tensors]
 
     def _open(self, total: Tensor) -> SharedTensor:
         """A tensor of this worker for those of the same process to add to."""

@@ -16,14 +16,13 @@ from torch import Tensor
 from sar import comm
 from sar.comm.session import current_group
 from sar.common_tuples import AnyEtype, CanonicalEtype, StrPath
-from sar.core.regroup import WorkerShare, order_edges
+from sar.durable import put_in_place
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.id_slices import first_of_equals, pieces
 from sar.partition.graph_source import Column
 from sar.partition.ingest.objects import as_array
 from sar.partition.write.writers import Writers
 from sar.storage.arrays import Array, as_column
-from sar.storage.durable import put_in_place
 from sar.storage.part_files import (
     FeatureFiles,
     PartFile,
@@ -34,6 +33,7 @@ from sar.storage.part_files import (
     types_of,
 )
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
+from sar.storage.regroup import WorkerShare, order_edges
 from sar.storage.tensor_files import open_tensors
 
 Ids = NDArray[np.int64]

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.raw_memory import as_bytes
+from sar.tensor_views import as_bytes
 
 LEAST_BYTES = 2**20  # smaller tensors are the allocator's
 KEPT = 4  # unused blocks that are kept at most; the smallest go first

@@ -22,12 +22,12 @@ from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_part
 from sar.comm import session
 from sar.core.graph.edges import edges_into
 from sar.core.graph.graph import GraphShardManager
+from sar.durable import written_whole
 from sar.errors import ConfigError
 from sar.id_slices import find_sorted
 from sar.logging_setup import logger
-from sar.raw_memory import as_bytes
 from sar.sampling.seeds import check_seeds
-from sar.storage.durable import written_whole
+from sar.tensor_views import as_bytes
 
 IMBALANCE = 0.03  # how many more seeds than the mean a part of METIS may have: 3 %, its own default
 

@@ -1,1 +1,1 @@
-"""The partition directory: arrays in files, the JSON file at its head, checksums; free of DGL."""
+"""Files: the partition directory, what each worker reads of it, and versions of checkpoints; free of DGL."""

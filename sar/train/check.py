@@ -26,10 +26,10 @@ from sar.comm import session
 from sar.comm.collectives import all_max, all_sum, sync_params
 from sar.comm.rows import BufferPool
 from sar.common_tuples import NTYPE, PartitionData, ShardEdgesAndFeatures, StrPath
-from sar.core.regroup import deal_parts, regroup, runs_of
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.workers import run_in_turns
 from sar.storage.partition_json import read_partition_json
+from sar.storage.regroup import deal_parts, regroup, runs_of
 from sar.train.counted_graph import CountingGroup
 
 Parts = dict[int, PartitionData]

@@ -27,8 +27,8 @@ from sar.common_tuples import StrPath
 from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding, SparseOptimizer
-from sar.nn.versions import Version, find_rows, newest_version, write_file, write_version
-from sar.raw_memory import as_bytes
+from sar.storage.versions import Version, find_rows, newest_version, write_file, write_version
+from sar.tensor_views import as_bytes
 from sar.train.early_stopping import copied_state
 
 

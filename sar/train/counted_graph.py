@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.adapters.dgl.graphs import DGL
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.comm.statistics import statistics
@@ -30,7 +31,7 @@ def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[Graph
     ends = torch.tensor([sum(of_worker.values()) for of_worker in counts.nodes], device="cpu").cumsum(0).tolist()
     node_ranges = list(zip([0, *ends[:-1]], ends, strict=True))
     relations = [_relation(counts, relation, worker) for relation in counts.relations]
-    structure = Structure(group, META, node_ranges, nodes, nodes, relations, "planned")
+    structure = Structure(group, META, node_ranges, nodes, nodes, relations, "planned", DGL)
     features = [
         {
             name: torch.empty(sum(relation.edges[worker]), *shape, dtype=dtype, device=META)

@@ -40,7 +40,7 @@ from sar.comm.rows import BufferPool
 from sar.comm.statistics import BACKWARD, statistics
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, SarError
-from sar.raw_memory import empty_spillable, tensor_file
+from sar.spillable import empty_spillable, tensor_file
 from sar.train.counted_graph import META, CallTraffic, CountingGroup, counted_graph
 from sar.train.graph_counts import GraphCounts, GraphInfo
 
@@ -153,7 +153,7 @@ class MetaMemory(TorchDispatchMode):
     Where code asks whether values have a property, such as "does any node have no in-edge?", the answer is no, and
     yes if it asks whether all have it. What is copied to the CPU is 1.
 
-    As `sar.raw_memory.tensor_file` it is the file of [Note: counted turns].
+    As `sar.spillable.tensor_file` it is the file of [Note: counted turns].
 
     live: bytes now.
     peak: the most since `restart`.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import sar
 from sar.comm import allocator
 from sar.comm.allocator import _left_alone
+from sar.config import GlobalConfig
 from sar.errors import ConfigError
 
 MEASURE = """
@@ -123,8 +123,8 @@ def test_virtual_workers_need_that_of_glibc(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_wrong_setting_is_refused() -> None:
-    class FromEnvironment(sar.Config):
+    class FromEnvironment(GlobalConfig):
         allocator = "most"
 
     with pytest.raises(ConfigError, match=r"Config.allocator is 'most'; expected 'auto', 'least', 'kept' or 'system'"):
-        FromEnvironment.validate()
+        FromEnvironment().validate()

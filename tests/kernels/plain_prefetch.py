@@ -9,8 +9,8 @@ import os
 import numpy as np
 import torch
 
+from sar.dtypes import HALF_BITS
 from sar.kernels import compiler
-from sar.raw_memory import HALF_BITS
 
 assert os.environ.get("NUMBA_DISABLE_JIT") == "1"
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import sar
-from sar import raw_memory
+from sar import spillable
 from sar.adapters.dgl.models import LayerStack
 from sar.cli import main
 from sar.comm import allocator
@@ -59,7 +59,7 @@ class Peak:
 
 def counted(json_file: str, kind: str, widths: tuple[int, ...] = WIDTHS) -> tuple[int, int, int]:
     """Bytes written, read, and in memory at the peak, in the second epoch of a virtual worker."""
-    raw_memory.LEAST_BYTES = 2**13  # as outside of tests
+    spillable.LEAST_BYTES = 2**13  # as outside of tests
     allocator.set_allocator(spilled=True)
     filling = fill_the_heap()
     sar.patch_dgl()
@@ -70,7 +70,7 @@ def counted(json_file: str, kind: str, widths: tuple[int, ...] = WIDTHS) -> tupl
     model = model_of(kind, widths)(GraphInfo(["_N"], graph.canonical_etypes, {}, {"_N": x.shape[1]}, widths[-1]))
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters())
-    residency: Any = raw_memory.tensor_file.value
+    residency: Any = spillable.tensor_file.value
     file = residency.file
     before = 0, 0
     for _ in range(2):

@@ -6,7 +6,7 @@ import dgl
 import pytest
 import torch
 
-from sar import raw_memory
+from sar import spillable
 from sar.comm import session
 from tests.graphs import partition_in_memory, random_graph
 from tests.parity.harness import check, random_data
@@ -20,7 +20,7 @@ EACH = 8
 
 def in_blocks(compute, blocks):
     """What is computed where no rows stay in memory, in so many calls; of one process with the same bits as in one."""
-    file, found = raw_memory.tensor_file.value, []
+    file, found = spillable.tensor_file.value, []
     for file.at_hand, calls in ((float("inf"), 1), (1.0, blocks)):
         before = session.current_group().calls
         found.append(compute())
@@ -39,7 +39,7 @@ def outputs(graph, data, layer):
     else:
         compute, blocks = partial(layer, graph, x, w), 6
     with torch.no_grad():
-        out = compute() if raw_memory.tensor_file.value is None else in_blocks(compute, blocks)
+        out = compute() if spillable.tensor_file.value is None else in_blocks(compute, blocks)
     return {"node out": out.flatten(1)}
 
 

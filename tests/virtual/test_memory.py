@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sar
-from sar.raw_memory import tensor_file
+from sar.spillable import tensor_file
 from tests.graphs import partition_in_memory, random_graph
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import close_shared_pools

@@ -13,7 +13,8 @@ import torch
 
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import PAGE, QUIET_TURNS, Published, SpillFile
-from sar.raw_memory import empty_spillable, flat
+from sar.spillable import empty_spillable
+from sar.tensor_views import as_numpy
 
 ROWS = 4096
 """One in each page."""
@@ -93,7 +94,7 @@ def test_compiled_code_has_its_operands_at_hand(published):
         (mapping,) = residency._in_file.values()
         residency.leave()
         assert mapping.away
-        flat(mine)
+        as_numpy(mine)
         assert not mapping.away
 
 

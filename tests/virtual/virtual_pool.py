@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sar import raw_memory
+from sar import spillable
 from sar.comm.allocator import _M_MMAP_THRESHOLD, SMALL, set_allocator
 from sar.outofcore import workers
 from sar.outofcore.spill import has_its_own_pages
@@ -66,8 +66,8 @@ def fill_the_heap() -> list[torch.Tensor]:
 def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool) -> list[Ok | Err]:
     """Run a case as virtual workers of this process."""
     function = getattr(importlib.import_module(module), name)
-    before = raw_memory.LEAST_BYTES
-    raw_memory.LEAST_BYTES = SPILL_ALL
+    before = spillable.LEAST_BYTES
+    spillable.LEAST_BYTES = SPILL_ALL
     set_allocator(spilled=spill)
     if spill:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LEAST_BLOCK)
@@ -79,7 +79,7 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
             assert not os.listdir(folder)
     finally:
         set_allocator()
-        raw_memory.LEAST_BYTES = before
+        spillable.LEAST_BYTES = before
     return [
         _failed(threads.failures[place]) if place in threads.failures else Ok(pickle.loads(result))
         for place, result in enumerate(threads.results)

@@ -19,10 +19,10 @@ from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
-from sar.core.regroup import VisibleEdges, WorkerShare, equal_runs, node_costs, order_edges
 from sar.errors import GraphError, PartitionError
 from sar.storage.part_files import DST, INNER_NODE, SRC, LocalGraph, has_all_edges, types_of
 from sar.storage.partition_json import IdRanges
+from sar.storage.regroup import VisibleEdges, WorkerShare, equal_runs, node_costs, order_edges
 
 
 def convert_dist_graph(dist_graph: Any) -> GraphShardManager:

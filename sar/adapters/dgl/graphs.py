@@ -12,32 +12,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sar.adapters.dgl.advice import missing_method
 from sar.adapters.dgl.patched_layers import with_patched_dgl
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
+from sar.comm.devices import to_device
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.common_tuples import NID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.build import build_structure
-from sar.core.graph import mfg
 from sar.core.graph.edges import source_ids
 from sar.core.graph.graph import GraphShardManager, make_graph
-from sar.core.relation import NodeSet, Relation, Structure
+from sar.core.graph.mfg import Seeds, build_mfgs
+from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure
 from sar.errors import GraphError
 from sar.id_slices import count_ids, to_offsets
 from sar.kernels import EdgeBlock
 from sar.logging_setup import logger
 from sar.nn.rows import fetch_rows
-from sar.raw_memory import to_device
 from sar.storage.part_files import INNER_NODE
 
 Edges = Mapping[CanonicalEtype, tuple[Tensor, Tensor, Mapping[str, Tensor]]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-construct_mfgs = with_patched_dgl(mfg.construct_mfgs)
 
 
 @with_patched_dgl
@@ -57,7 +56,7 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
         CommunicationError: where another worker raised, or holds another graph.
     """
     logger.info("making the graph of this worker's partition")
-    structure, features = build_structure(partition_data, session.current_group(), make_sampling_graph)
+    structure, features = build_structure(partition_data, session.current_group(), DGL)
     logger.info(
         "the graph is made: %d nodes, %d edges into them, %d nodes read from others",
         sum(structure.dst.counts.values()),
@@ -65,6 +64,34 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
         sum(len(halo) for relation in structure.relations for halo in relation.halos),
     )
     return make_graph(structure, features, partition_data.partition_book)
+
+
+@with_patched_dgl
+def construct_mfgs(
+    partition_data: PartitionData, seed_nodes: Seeds, n_layers: int, keep_seed_nodes: bool = True
+) -> list[GraphShardManager]:
+    """Make the message flow graphs of a model with `n_layers` layers; called by all workers together.
+
+    Degrees count the edges of the message flow graph, on all workers. `input_nodes` of the first graph are the nodes
+    whose features the model starts from, as rows of this partition's features; output rows follow `seed_nodes`.
+
+    Args:
+        partition_data: this worker's partition.
+        seed_nodes: nodes of this partition whose output is wanted; may be empty. Either their global IDs, (S,) integer,
+            of all types together, or a dictionary from node type to rows of the partition's nodes of that type,
+            {ntype: (S_type,) integer}, such as `{"paper": train_mask.nonzero().squeeze(1)}`.
+        n_layers: number of layers, at least 1.
+        keep_seed_nodes: let each layer's sources begin with its destinations, as in DGL's blocks; without, sources are
+            just the nodes that are read.
+
+    Returns:
+        One graph a layer, the input layer first.
+
+    Raises:
+        GraphError: for seeds that are not integers, not of this partition, of an unknown type, or given twice.
+        PartitionError, CommunicationError: as `construct_full_graph`.
+    """
+    return build_mfgs(partition_data, seed_nodes, n_layers, keep_seed_nodes, DGL)
 
 
 def _on_the_cpu(make: Callable[P, R]) -> Callable[P, R]:
@@ -134,7 +161,7 @@ def make_local_graph(
         relations.append(Relation(etype, [block], [halo], plan, *sizes, counts, out_degrees, positions))
         features.append({name: values.to(device) for name, values in fields.items()})
     total = sum(src.counts.values())
-    structure = Structure(_alone(), device, [(0, total)], src, dst, relations, "of one worker")
+    structure = Structure(_alone(), device, [(0, total)], src, dst, relations, "of one worker", DGL)
     graph = make_graph(structure, features, None)
     for ntype in nodes:
         graph._frames.src[ntype][NID] = src.ids[ntype].clone()
@@ -225,6 +252,10 @@ def make_sampling_graph(structure: Structure) -> Any:
         data[NID] = ids
         data[INNER_NODE] = torch.arange(len(ids)) < structure.src.counts[ntype]
     return graph
+
+
+DGL = GraphLibrary(make_sampling_graph, missing_method)
+"""What `sar` graphs get from DGL."""
 
 
 @_on_the_cpu

@@ -14,12 +14,11 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from sar.core.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
 from sar.errors import DglError, PartitionError
 from sar.id_slices import pieces
 from sar.kernels import compile_ahead
 from sar.logging_setup import logger
-from sar.raw_memory import empty_spillable
+from sar.spillable import empty_spillable
 from sar.storage.checksums import verifying
 from sar.storage.part_files import (
     PART_ID,
@@ -32,6 +31,7 @@ from sar.storage.part_files import (
     types_of,
 )
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
+from sar.storage.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
 
 
 def load_dgl_partition_data(

@@ -21,13 +21,14 @@ import torch
 from packaging.version import Version
 from torch import Tensor, nn
 
+from sar.adapters.dgl.advice import INSTEAD, asked_by_dgl
 from sar.adapters.dgl.gat_layers import dot_gat_conv, ends_of, gat_conv, gatv2_conv
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.collectives import all_max
 from sar.config import Config
 from sar.core.eager import is_exactly, views_of_nothing
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.queries import ALL, INSTEAD, asked_by_dgl
+from sar.core.graph.queries import ALL
 from sar.core.overlap import meanwhile
 from sar.core.passing.builtin import COPY_SOURCE, aggregate, copy_to_edges
 from sar.core.passing.message_passing import sum_at_sources

@@ -1,6 +1,6 @@
 """This worker's edges one by one: in-edges with global IDs, and relations with other self-loops."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -35,10 +35,18 @@ class InEdges(NamedTuple):
 
 
 def in_edges(graph: GraphQueries) -> list[InEdges]:
-    """The in-edges of every edge type, in CPU memory; made anew by each call. A message flow graph is a GraphError."""
+    """The in-edges of every edge type, in CPU memory. Each call makes them anew; raises for message flow graphs."""
     if graph.is_block:
         raise GraphError("Neighbors are sampled from whole graphs, not from message flow graphs; pass the full graph.")
-    return [_in_edges_of(graph._structure, graph._relation(etype)) for etype in graph.canonical_etypes]
+    found = []
+    for relation in graph._relations.values():
+        ids_by_part = source_ids(graph._structure, relation)
+        sources = [ids[block.cols.long()] for ids, block in zip(ids_by_part, relation.blocks, strict=True)]
+        destinations = [block.destinations(0, block.num_edges) for block in relation.blocks]
+        order = torch.argsort(relation.in_edge_order(destinations), stable=True)
+        src, indptr = relation.in_edge_order(sources)[order], to_offsets(relation.in_degrees)
+        found.append(InEdges(relation.etype, indptr.cpu(), src.cpu(), order.cpu()))
+    return found
 
 
 def edges_into(graph: GraphQueries, nodes: Tensor, etype: CanonicalEtype | str | None = None) -> tuple[Tensor, Tensor]:
@@ -74,89 +82,48 @@ def source_ids(structure: Structure, relation: Relation) -> list[Tensor]:
     return ids
 
 
-def _in_edges_of(structure: Structure, relation: Relation) -> InEdges:
-    sources = [
-        ids[block.cols.long()] for ids, block in zip(source_ids(structure, relation), relation.blocks, strict=True)
-    ]
-    destinations = [block.destinations(0, block.num_edges) for block in relation.blocks]
-    order = torch.argsort(relation.in_edge_order(destinations), stable=True)
-    indptr = to_offsets(relation.in_degrees)
-    return InEdges(relation.etype, indptr.cpu(), relation.in_edge_order(sources)[order].cpu(), order.cpu())
-
-
-@dataclass(frozen=True)
-class _OwnEdges:
-    """The edges within this worker: sources, destinations, and their positions among all edges, (E_own,) each."""
-
-    cols: Tensor
-    dst: Tensor
-    positions: Tensor
-
-    @classmethod
-    def of(cls, block: EdgeBlock) -> "_OwnEdges":
-        return cls(block.cols, block.destinations(0, block.num_edges), block.ids(0, block.num_edges))
-
-    def __getitem__(self, rows: Tensor) -> "_OwnEdges":
-        return _OwnEdges(self.cols[rows], self.dst[rows], self.positions[rows])
-
-
-def without_self_loops(relation: Relation, columns: Columns, group: Group, part: int) -> tuple[Relation, Columns]:
-    """The relation without edges from a node to itself, and its edge fields."""
-    own = _OwnEdges.of(relation.blocks[part])
-    return _with_own_edges(relation, columns, own[own.cols != own.dst], group, part)
-
-
-def with_self_loops(
-    relation: Relation, columns: Columns, group: Group, part: int, first_node: int
+def change_self_loops(
+    relation: Relation, columns: Columns, group: Group, part: int, first_node: int | None = None
 ) -> tuple[Relation, Columns]:
-    """The relation with one more edge from each node to itself, as the last of the node's own-shard edges.
+    """The relation and its edge fields without edges from a node to itself; with `first_node`, one more for each node.
 
-    New edges get 1 in every field, as in DGL, and IDs (`_ID`) that count on from the old ones by global node ID;
-    `first_node` is this worker's first one. The relation's source type is its destination type.
+    A new edge is the last of its node's edges within this worker. As in DGL it gets 1 in every field, except for its
+    ID (`_ID`): these go on from the old ones by global node ID, of which `first_node` is this worker's first. The
+    relation's source type is its destination type.
     """
-    own = _OwnEdges.of(relation.blocks[part])
-    nodes = torch.arange(relation.num_dst, device=own.dst.device)
-    longer = _OwnEdges(
-        torch.cat([own.cols, nodes.to(own.cols.dtype)]),
-        torch.cat([own.dst, nodes]),
-        torch.cat([own.positions, torch.full_like(nodes, NEW)]),
-    )
-    return _with_own_edges(relation, columns, longer, group, part, relation.num_edges_global + first_node)
-
-
-def _with_own_edges(
-    relation: Relation, columns: Columns, edges: _OwnEdges, group: Group, part: int, first_id: int = 0
-) -> tuple[Relation, Columns]:
-    """The relation with other edges within this worker; the new one into node i gets the ID `first_id` + i."""
     old = relation.blocks[part]
-    edges = edges[torch.argsort(edges.dst, stable=True)]
-    own = EdgeBlock.from_coo(edges.cols, edges.dst, old.num_src, old.num_dst, edge_offset=old.edge_offset)
+    old_dst = old.destinations(0, old.num_edges)
+    cols, dst, positions = old.cols, old_dst, old.ids(0, old.num_edges)
+    if first_node is None:
+        rows = (cols != dst).nonzero().squeeze(1)
+    else:
+        nodes = torch.arange(relation.num_dst, device=dst.device)
+        cols, dst = torch.cat([cols, nodes.to(cols.dtype)]), torch.cat([dst, nodes])
+        positions = torch.cat([positions, torch.full_like(nodes, NEW)])
+        rows = torch.argsort(dst, stable=True)
+    cols, dst, positions = cols[rows], dst[rows], positions[rows]
+    own = EdgeBlock.from_coo(cols, dst, old.num_src, old.num_dst, edge_offset=old.edge_offset)
     growth = own.num_edges - old.num_edges
-    later = [block.shifted(growth) for block in relation.blocks[part + 1 :]]
     group.agree("counting edges after a change of self-loops")
     total_growth = sum(group.gather_numbers(growth, "edge counts"))
-    before = _OwnEdges.of(old)
-    num_src, num_dst = relation.num_src, relation.num_dst
-    in_growth = count_ids(edges.dst, num_dst) - count_ids(before.dst, num_dst)
-    out_growth = count_ids(edges.cols, num_src) - count_ids(before.cols, num_src)
-    everything = torch.arange(relation.num_edges, device=edges.dst.device)
+    everything = torch.arange(relation.num_edges, device=dst.device)
     end = old.edge_offset + old.num_edges
-    positions = torch.cat([everything[: old.edge_offset], edges.positions, everything[end:]])
-    order = relation.unchanged_order
+    new_ids = dst[positions == NEW] + relation.num_edges_global + (first_node or 0)
+    positions = torch.cat([everything[: old.edge_offset], positions, everything[end:]])
+    num_src, num_dst, order = relation.num_src, relation.num_dst, relation.unchanged_order
     changed = replace(
         relation,
-        blocks=[*relation.blocks[:part], own, *later],
+        blocks=[*relation.blocks[:part], own, *(block.shifted(growth) for block in relation.blocks[part + 1 :])],
         num_edges_global=relation.num_edges_global + total_growth,
-        in_degrees=relation.in_degrees + in_growth,
-        out_degrees=relation.out_degrees + out_growth,
+        in_degrees=relation.in_degrees + count_ids(dst, num_dst) - count_ids(old_dst, num_dst),
+        out_degrees=relation.out_degrees + count_ids(cols, num_src) - count_ids(old.cols, num_src),
         message_order=_moved(order, positions, torch.iinfo(order.dtype).max),  # new ones come last
     )
-    new_ids = edges.dst[edges.positions == NEW] + first_id
     return changed, {name: _moved(column, positions, new_ids if name == EID else 1) for name, column in columns.items()}
 
 
 def _moved(column: Tensor, positions: Tensor, new: Tensor | int) -> Tensor:
-    """The column with the rows at `positions`, and `new` where these are `NEW`."""
+    """The rows of the column at `positions`; those that are `NEW` get the values `new`."""
     # An empty column has no row to take for the new edges.
     moved = column[positions.clamp(min=0)] if len(column) else column.new_empty(len(positions), *column.shape[1:])
     moved[positions == NEW] = new

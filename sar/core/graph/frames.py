@@ -13,7 +13,7 @@ from sar.errors import FieldError, GraphError
 
 
 class Fields(MutableMapping[str, Tensor]):
-    """Fields by name, as `ndata`, `srcdata`, `dstdata` and `edata` give them.
+    """Fields by name: the type of `ndata`, `srcdata`, `dstdata` and `edata`.
 
     A field is a tensor, (N, ...) or (E, ...). On a graph with several types it is a dictionary from type to tensor
     instead, both where it is set and where it is read. Type checkers take what is read for a tensor; there, write
@@ -108,7 +108,7 @@ class FieldsByType(Fields):
 
 @dataclass(frozen=True)
 class Frames:
-    """All frames of a graph, which tell its types; `src` and `dst` are one and the same, except on flow graphs."""
+    """All frames of a graph by type; `src` and `dst` are the same object, except on message flow graphs."""
 
     src: dict[str, Frame]
     dst: dict[str, Frame]
@@ -135,14 +135,14 @@ class Frames:
 
 
 def fields_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Fields:
-    """The frame of the one type there is, or those of all types together."""
+    """The frame of the only type, or a view of the frames of all types."""
     return frames[kinds[0]] if len(kinds) == 1 else FieldsByType({kind: frames[kind] for kind in kinds})
 
 
 class TypeView:
-    """What `g.nodes` gives: `g.nodes[ntype].data` is a frame, `g.nodes(ntype)` are local IDs.
+    """`g.nodes`: `g.nodes[ntype].data` is a frame, `g.nodes(ntype)` are local IDs.
 
-    `resolve` gives the types that a name, or None, stands for; it raises a `FieldError` for an unknown one.
+    `resolve` maps a name, or None, to types; it raises a `FieldError` for an unknown one.
     """
 
     def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]]) -> None:
@@ -163,6 +163,6 @@ class TypeView:
 
 @dataclass(frozen=True)
 class DataOfType:
-    """What `g.nodes[ntype]` and `g.edges[etype]` give: `data` is the frame."""
+    """`g.nodes[ntype]` or `g.edges[etype]`, of which `data` is the frame."""
 
     data: Frame

@@ -13,7 +13,7 @@ from sar.comm.settings import Settings
 from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
-from sar.core.graph.edges import with_self_loops, without_self_loops
+from sar.core.graph.edges import change_self_loops
 from sar.core.graph.frames import Frame, Frames
 from sar.core.graph.queries import ALL, GraphQueries
 from sar.core.passing.batches import EdgeFields, NodeFunction, apply_nodes
@@ -169,13 +169,13 @@ class GraphShardManager(GraphQueries):
     @uncompiled
     def remove_self_loop(self: Self) -> Self:
         """A homogeneous graph without edges from a node to itself; fields are kept. A collective call."""
-        return self._with_edges("without self-loops", without_self_loops)
+        return self._with_edges("without self-loops", change_self_loops)
 
     @uncompiled
     def add_self_loop(self: Self) -> Self:
         """A homogeneous graph with one more edge from each node to itself, 1 in its fields. A collective call."""
         first_node = self.node_ranges[self._structure.part][0]
-        return self._with_edges("with self-loops", partial(with_self_loops, first_node=first_node))
+        return self._with_edges("with self-loops", partial(change_self_loops, first_node=first_node))
 
     def _with_edges(self: Self, how: str, change: Callable[..., tuple[Relation, dict[str, Tensor]]]) -> Self:
         """The graph with other edges, as `change` makes them; `how` they came about goes into the signature."""

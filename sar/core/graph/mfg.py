@@ -16,10 +16,10 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.common_tuples import CanonicalEtype, PartitionData
-from sar.core.build import AgreedGraph, Shard, agree_on_graph, check_edge_ids, connect, join_features, message_order
+from sar.core.build import AgreedGraph, Shard, agree_on_graph, check_edge_ids, connect, join_features
 from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager, make_graph
-from sar.core.relation import NodeSet, Relation, Structure, digest
+from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure, digest
 from sar.errors import GraphError
 from sar.id_slices import find_sorted, number_distinct
 from sar.kernels import EdgeBlock
@@ -28,30 +28,14 @@ Rows = dict[str, Tensor]  # rows within each node type, int64
 Seeds = Tensor | Mapping[str, Tensor]
 
 
-def construct_mfgs(
-    partition_data: PartitionData, seed_nodes: Seeds, n_layers: int, keep_seed_nodes: bool = True
+def build_mfgs(
+    partition_data: PartitionData,
+    seed_nodes: Seeds,
+    n_layers: int,
+    keep_seed_nodes: bool,
+    library: GraphLibrary | None,
 ) -> list[GraphShardManager]:
-    """Make the message flow graphs of a model with `n_layers` layers; called by all workers together.
-
-    Degrees count the edges of the message flow graph, on all workers. `input_nodes` of the first graph are the nodes
-    whose features the model starts from, as rows of this partition's features; output rows follow `seed_nodes`.
-
-    Args:
-        partition_data: this worker's partition.
-        seed_nodes: nodes of this partition whose output is wanted; may be empty. Either their global IDs, (S,) integer,
-            of all types together, or a dictionary from node type to rows of the partition's nodes of that type,
-            {ntype: (S_type,) integer}, such as `{"paper": train_mask.nonzero().squeeze(1)}`.
-        n_layers: number of layers, at least 1.
-        keep_seed_nodes: let each layer's sources begin with its destinations, as in DGL's blocks; without, sources are
-            just the nodes that are read.
-
-    Returns:
-        One graph a layer, the input layer first.
-
-    Raises:
-        GraphError: for seeds that are not integers, not of this partition, of an unknown type, or given twice.
-        PartitionError, CommunicationError: as `construct_full_graph`.
-    """
+    """The message flow graphs of a model with `n_layers` layers, the input layer first: see `construct_mfgs`."""
     with session.current_group().guard() as group:
         graph = agree_on_graph(partition_data, group)
         check_edge_ids(list(graph.shards.values()), group)
@@ -61,7 +45,7 @@ def construct_mfgs(
         rows = _find_rows(graph, seed_nodes)
         layers: list[GraphShardManager] = []
         for depth in range(n_layers):
-            structure, features, rows = _make_layer(graph, rows, keep_seed_nodes, depth)
+            structure, features, rows = _make_layer(graph, rows, keep_seed_nodes, depth, library)
             layers.insert(0, make_graph(structure, features, partition_data.partition_book))
     return layers
 
@@ -124,7 +108,7 @@ def checked_nodes(
 
 
 class _LayerEdges(NamedTuple):
-    """The edges of one relation that a layer needs; lists are by source partition."""
+    """The edges of one relation in a layer; lists are by source partition."""
 
     cols: list[Tensor]  # the nodes that the edges read: rows of this partition's nodes, or columns of `halos`
     dst: list[Tensor]  # positions of the edges' destinations among the layer's
@@ -138,7 +122,7 @@ class _LayerEdges(NamedTuple):
 
 
 def _make_layer(
-    graph: AgreedGraph, rows: Rows, keep_seeds: bool, depth: int
+    graph: AgreedGraph, rows: Rows, keep_seeds: bool, depth: int, library: GraphLibrary | None
 ) -> tuple[Structure, list[dict[str, Tensor]], Rows]:
     """One layer with destinations `rows`: its structure, its edge features, and the rows of its sources."""
     edges = {
@@ -155,7 +139,7 @@ def _make_layer(
     ]
     nodes = _node_set(graph, sources, src_counts), _node_set(graph, rows, dst_counts)
     signature = digest(f"{graph.signature} {depth} layers below the last {totals.tolist()}")
-    structure = Structure(graph.group, graph.device, [*graph.data.node_ranges], *nodes, relations, signature)
+    structure = Structure(graph.group, graph.device, [*graph.data.node_ranges], *nodes, relations, signature, library)
     return structure, [of_relation.features for of_relation in edges.values()], sources
 
 
@@ -211,5 +195,4 @@ def _make_relation(
         blocks.append(EdgeBlock.from_coo(columns, dst, num_src, num_dst, edge_offset=offset))
         offset += len(dst)
     send_rows = [number[rows.long()] for rows in edges.read_rows]
-    order = message_order(edges.features)
-    return connect(graph, etype, blocks, edges.halos, send_rows, num_edges_global, order)
+    return connect(graph, etype, blocks, edges.halos, send_rows, num_edges_global, edges.features)

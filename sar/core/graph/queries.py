@@ -1,12 +1,7 @@
-"""What a graph says about itself: types, counts, degrees, IDs and fields, under the names that DGL gives them.
+"""Types, counts, degrees, IDs and fields of a graph, under the names that DGL gives them."""
 
-For what graphs of DGL have and distributed ones have not, it says what to do instead; docs/graph_methods.md lists that.
-"""
-
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -22,11 +17,17 @@ ALL = "__ALL__"
 
 
 class EdgeTypeView(TypeView):
-    """What `g.edges` gives: `g.edges[etype].data` is a frame."""
+    """`g.edges`, of which `g.edges[etype].data` is a frame."""
+
+    def __init__(
+        self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]], missing: Callable[[str], Exception]
+    ) -> None:
+        super().__init__(frames, resolve)
+        self._missing = missing
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """DGL's `g.edges()`, the ends of all edges, which no worker has."""
-        raise absent("edges")
+        raise self._missing("edges")
 
 
 class GraphQueries:
@@ -49,7 +50,13 @@ class GraphQueries:
     if not TYPE_CHECKING:  # for type checkers, what is not here stays an error
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise absent(name)
+            raise self._missing(name)
+
+    def _missing(self, name: str) -> MissingMethodError:
+        structure: Structure | None = vars(self).get("_structure")  # none yet in a copy that is being made
+        if structure is None or structure.library is None:
+            return MissingMethodError(f"A distributed graph has no attribute {name!r}.")
+        return structure.library.missing_method(name)
 
     @property
     def is_block(self) -> bool:
@@ -98,7 +105,7 @@ class GraphQueries:
         """The canonical edge type that a relation name, or a canonical type, stands for; None for the only one.
 
         Raises:
-            FieldError: where there is none, or several relations have the name.
+            FieldError: if there is none, or several relations have the name.
         """
         if isinstance(etype, tuple) and etype in self._relations:
             return etype
@@ -158,7 +165,7 @@ class GraphQueries:
         return sum(relation.num_edges_global for relation in self._relations_of(etype))
 
     def _nodes_of(self, ntype: str | None) -> list[tuple[NodeSet, str]]:
-        """Pairs of a node set and a type that it has; of the type that is named, or of all."""
+        """Pairs of a node set and one of its types: the named one, or all."""
         sides = [(self._structure.src, self._frames.src)] if self.is_block else []
         sides.append((self._structure.dst, self._frames.dst))
         types = self._ntypes_of(ntype, self.ntypes)
@@ -195,7 +202,7 @@ class GraphQueries:
 
     @property
     def device(self) -> torch.device:
-        """Where the structure and the fields are."""
+        """The device of the structure and the fields."""
         return self._structure.device
 
     @property
@@ -233,17 +240,17 @@ class GraphQueries:
         """Global IDs of this worker's nodes, (N_i,) int64, in the order of their rows; of a flow graph's `seeds`.
 
         Args:
-            ntype: node type; may be left out where there is one.
+            ntype: node type; may be left out if there is one.
         """
         if ntype is None and len(self.ntypes) > 1:
             raise GraphError(f"The graph has several node types; name one of {self.ntypes}.")
         return self._structure.dst.ids[self._ntypes_of(ntype, self.ntypes)[0]].clone()
 
     def original_ids(self, ntype: str | None = None) -> Tensor | None:
-        """IDs in the input graph of the nodes `node_ids(ntype)`, counted within their type; None where none are known.
+        """IDs in the input graph of the nodes `node_ids(ntype)`, counted within their type; None if unknown.
 
         Args:
-            ntype: node type; may be left out where there is one.
+            ntype: node type; may be left out if there is one.
         """
         known, rows = self._structure.original_ids, self.node_ids(ntype) - self.node_ranges[self._structure.part][0]
         return None if known is None else known[rows.to(known.device)].long()
@@ -304,11 +311,11 @@ class GraphQueries:
     @property
     def edges(self) -> EdgeTypeView:
         """`g.edges[etype].data` is the frame of an edge type."""
-        return EdgeTypeView(self._frames.edge, lambda etype: [self._relation(etype).etype])
+        return EdgeTypeView(self._frames.edge, lambda etype: [self._relation(etype).etype], self._missing)
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:
-        """Undo at the end what is set on the graph inside, also when an exception passes.
+        """Context in which fields are set temporarily; they are restored at the end, also after an exception.
 
         An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
         """
@@ -335,107 +342,3 @@ def _rows(degrees: Tensor, which: Any) -> Tensor:
     if outside.numel():
         raise GraphError(f"There is no node {int(outside[0])} here; expected local IDs from 0 to {len(degrees) - 1}.")
     return degrees[rows]
-
-
-_EDGES = "ask graph.sampling_graph, a DGLGraph of all edges into this worker's nodes, with global IDs in ndata['_ID']"
-_WHOLE = "nothing stands for it here; use it before partitioning, or on graph.sampling_graph, this worker's part"
-_INSTEAD = {
-    "change the graph before it is partitioned, with DGL and sar.partition_graph, or with options of `sar "
-    "partition` such as --undirected": (
-        "add_edges add_nodes add_reverse_edges line_graph remove_edges remove_nodes reorder_graph reverse "
-        "to_bidirected to_heterogeneous to_homogeneous to_simple"
-    ),
-    "call graph.add_self_loop() or graph.remove_self_loop(), or let `sar partition` do it": (
-        "add_self_loop remove_self_loop"
-    ),
-    _EDGES: (
-        "adj adj_external adj_tensors adjacency_matrix all_edges edge_ids edges find_edges has_edges_between "
-        "in_edges inc incidence_matrix is_multigraph predecessors to_cugraph to_networkx"
-    ),
-    "edges lie with their destinations; graph.out_degrees() counts them over all workers": (
-        "out_edges out_subgraph successors"
-    ),
-    "sar.construct_mfgs makes the graphs that some nodes' outputs need, sar.DataLoader draws batches": (
-        "edge_subgraph in_subgraph khop_in_subgraph khop_out_subgraph node_subgraph prop_edges prop_nodes pull push "
-        "send_and_recv subgraph to_block"
-    ),
-    "sar.DataLoader samples the whole graph, with sar.DistNeighborSampler and others": (
-        "node2vec_random_walk random_walk sample_etype_neighbors sample_labors sample_neighbors "
-        "sample_neighbors_biased sample_neighbors_fused select_topk"
-    ),
-    "sar.EdgePredictionSampler draws negative pairs from the whole graph": "global_uniform_negative_sampling",
-    "add up over all workers what this worker's rows give, as in sar.all_sum(x.sum(0))": (
-        "max_edges max_nodes mean_edges mean_nodes readout_edges readout_nodes softmax_edges softmax_nodes "
-        "sum_edges sum_nodes topk_edges topk_nodes"
-    ),
-    "call sar.edge_softmax, or import DGL's after sar.patch_dgl()": "edge_softmax",
-    "graph[etype] is the graph of one edge type": "edge_type_subgraph node_type_subgraph",
-    'compute the field from the others, as in graph.ndata["h"] = f(graph.ndata["h"])': "apply_nodes",
-    'ask the field, as in (graph.ndata["h"] > 0).nonzero()': "filter_edges filter_nodes",
-    "ndata and edata are dictionaries of tensors": (
-        "edge_attr_schemes get_edge_storage get_node_storage materialize_data node_attr_schemes set_e_initializer "
-        "set_n_initializer"
-    ),
-    "graph.local_var() is the graph with fields of its own": "clone",
-    "graph.to(device) moves the graph and its fields": (
-        "cpu is_pinned pin_memory_ record_stream shared_memory unpin_memory_"
-    ),
-    "leave it out; edges are kept in one format, and IDs are int64": "astype create_formats_ formats int long",
-    "leave it out; the graph is one, not a batch": "batch_num_edges set_batch_num_edges set_batch_num_nodes",
-    "ntypes, srctypes, dsttypes and canonical_etypes list all types": (
-        "get_etype_id get_ntype_id get_ntype_id_from_dst get_ntype_id_from_src is_unibipartite metagraph"
-    ),
-    "global IDs count from 0 to graph.num_nodes_global() - 1": "has_nodes",
-}
-INSTEAD = {name: advice for advice, names in _INSTEAD.items() for name in names.split()}
-"""By name of a method of DGL's graphs, or of a function of DGL that takes a graph: what to do here."""
-
-_BETWEEN = ("sar", "torch", "contextlib", "functools")
-"""Packages that a call of DGL's may pass through before it comes to a graph."""
-
-
-def absent(name: str) -> MissingMethodError:
-    """The error for an attribute that a distributed graph has not; it names what of DGL's asked for it, if any did."""
-    function, is_layer = asked_by_dgl()
-    if is_layer and name not in INSTEAD:
-        return MissingMethodError(
-            f"{function} of DGL reads graph.{name}, which a distributed graph has not. Call sar.patch_dgl() where "
-            "Config.patch_dgl is False or DGL was imported after the graph was made; docs/layers.md lists what runs."
-        )
-    if function and not is_layer:
-        advice = INSTEAD.get(function.rpartition(".")[2], _WHOLE)
-        return MissingMethodError(f"{function} takes no distributed graph: {advice}.")
-    if name in INSTEAD:
-        asked = f"{function} of DGL: " if is_layer else ""
-        return MissingMethodError(f"{asked}graph.{name} is not there on a distributed graph: {INSTEAD[name]}.")
-    return MissingMethodError(f"A distributed graph has no attribute {name!r}.")
-
-
-def asked_by_dgl() -> tuple[str, bool]:
-    """The layer of DGL that has led here, or the public name of the outermost function; empty if user code asked."""
-    frame: FrameType | None = sys._getframe(2)
-    outermost = None
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        package = module.partition(".")[0]
-        if module.startswith("dgl.nn.") and "self" in frame.f_locals:
-            return type(frame.f_locals["self"]).__name__, True
-        if package == "dgl":
-            outermost = frame
-        elif package not in _BETWEEN:
-            break
-        frame = frame.f_back
-    return _public_name(outermost) if outermost else "", False
-
-
-def _public_name(frame: FrameType) -> str:
-    """The name by which users call the function or class of DGL that a frame is of, such as `dgl.ops.copy_u_sum`."""
-    code, names, known = frame.f_code, frame.f_locals, frame.f_globals
-    value = type(names["self"]) if "self" in names else known.get(code.co_name)
-    for function in list(known.values()):  # those of `dgl.ops` share their code, and differ in what they close over
-        if getattr(function, "__code__", None) is code:
-            cells = [cell.cell_contents for cell in function.__closure__ or ()]
-            value = function if cells == [names[variable] for variable in code.co_freevars] else value
-    name, module = getattr(value, "__name__", code.co_name), known["__name__"]
-    packages = [module[:end] for end in range(len(module)) if module[end] == "."]
-    return f"{next((p for p in packages if getattr(sys.modules[p], name, None) is value), module)}.{name}"

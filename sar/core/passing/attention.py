@@ -32,7 +32,7 @@ from sar.kernels.attention import (
     project_grad,
 )
 from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
-from sar.raw_memory import spills
+from sar.spillable import spills
 
 SEED_STEP = 0xD1342543DE82EF95
 """Between the dropout seeds of workers, whose edge IDs are the same numbers. Not the generator's own step from one

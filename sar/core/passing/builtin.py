@@ -38,7 +38,7 @@ from sar.kernels import (
     edge_apply,
     operand_values_needed,
 )
-from sar.raw_memory import empty_spillable, spills
+from sar.spillable import empty_spillable, spills
 
 SIDES = ("lhs", "rhs")
 

@@ -1,14 +1,14 @@
-"""What a Python function depends on besides its arguments: captured tensors, random numbers, autocast and modules.
+"""Inputs of a Python message function besides its arguments: captured tensors, random numbers, autocast and modules.
 
 [Note: captured tensors]
-A message function may use tensors that it is not given: parameters of a layer, or what a lambda captures. Autograd has
-to see them as inputs of the call, and to save them. So they are looked for when the function is recorded: a tensor that
-enters a torch operation and was not made in the run is one of them. In the runs that count, every torch operation gets
-instead what autograd has saved of it, as a leaf where it needs a gradient. So a tensor that has changed since is an
-error, a tile's gradients end there, and the tensors' own hooks run once for the call and not once for each tile. Only a
-`torch.autograd.Function` of the user's that is given a captured tensor gets the tensor itself;
-`DetachedLeaves.reached` finds those, whose gradients are asked for too. Between its runs a function keeps no tensor
-that is a variable around it, so that checkpointing can free it; what it has as an attribute of something else stays.
+A message function may use tensors that it is not given: parameters of a layer, or variables around a lambda. Autograd
+has to see them as inputs of the call, and to save them. So we look for them when the function is recorded: a tensor
+that enters a torch operation and was not made in the run is captured. In the runs that count, every torch operation
+gets a leaf with the values that autograd has saved instead. So a tensor that has changed since is an error, a tile's
+gradients end there, and the tensor's own hooks run once for the call and not once for each tile. Code that torch cannot
+look into, such as TorchScript or the user's own `torch.autograd.Function`, gets the captured tensor itself:
+`StandIns.reached` finds those, whose gradients are asked for too. Between its runs a function keeps no tensor that is a
+variable around it, so that checkpointing can free it; an attribute of another object stays.
 
 [Note: fingerprints]
 A function may also depend on what cannot be restored, such as a `torch.Generator` of its own or an attribute that has
@@ -36,7 +36,17 @@ from sar.kernels import accumulation_dtype
 
 
 class _SeeTensors(TorchFunctionMode):
-    """Shows every tensor that enters a torch operation to `see`, and passes on what that returns."""
+    """Shows every tensor that enters a torch operation to `see`, and passes on the tensor that it returns.
+
+    `known` are tensors that are not captured, by ID: also leaves that the function makes for itself and, to find
+    `constants`, all results of operations. They stay alive, so that no other tensor gets their IDs.
+    """
+
+    constants = False
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.known = {id(tensor): tensor for tensor in known}
 
     def see(self, tensor: Tensor) -> Tensor:
         raise NotImplementedError
@@ -52,128 +62,126 @@ class _SeeTensors(TorchFunctionMode):
             return {key: self._see_all(value) for key, value in argument.items()}
         return argument
 
+    def _know(self, result: Any) -> None:
+        if isinstance(result, tuple | list):
+            for each in result:
+                self._know(each)
+        elif isinstance(result, Tensor) and (self.constants or (result.requires_grad and result.is_leaf)):
+            self.known[id(result)] = result
+
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*self._see_all(args), **self._see_all(kwargs or {}))
+        if getattr(func, "__name__", "") == "__get__" and not isinstance(attribute := func(*args), Tensor):
+            return attribute  # such as a shape, which is no use of values
+        result = func(*self._see_all(args), **self._see_all(kwargs or {}))
+        self._know(result)
+        return result
+
+
+_HIDDEN = (
+    "A message function gives code that torch cannot look into, such as TorchScript or an autograd function of yours, "
+    "a tensor that has a hook, or that is computed before the call and needs a gradient; give it "
+    "`tensor.view_as(tensor)` instead, or set it as a field."
+)
+
+
+def _first_reached(results: Iterable[Tensor], computed: Iterable[Tensor], start: int) -> list[Tensor]:
+    """The leaves, and those of the `computed` tensors, that autograd reaches first from the results.
+
+    Raises if it comes to a node from before `start` otherwise.
+    """
+    ends = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
+    found: list[Tensor] = []
+    seen: set[tuple[Any, int]] = {(None, 0)}
+    waiting: list[tuple[Any, int]] = [(result.grad_fn, result.output_nr) for result in results]
+    while waiting:
+        if (end := waiting.pop()) in seen:
+            continue
+        seen.add(end)
+        node, _ = end
+        tensor = ends.get(end, getattr(node, "variable", None))
+        if tensor is not None:
+            found.append(tensor)
+        elif node._sequence_nr() < start:
+            raise GraphError(_HIDDEN)
+        else:
+            waiting += node.next_functions
+    return found
 
 
 class FindCaptured(_SeeTensors):
-    """Collects in `found` the tensors from outside that need a gradient, none of which is `given`.
+    """Finds the tensors that a function captures in a run, of which none is `given`."""
 
-    With `constants` it looks for tensors without gradient, too, and all that the run makes stays until its end.
-    """
+    constants = True
 
-    def __init__(self, given: Iterable[Tensor], *, constants: bool = False) -> None:
-        super().__init__()
-        self.found: list[Tensor] = []
-        self._versions: list[int] = []
-        self._constants = constants
-        self._known = {id(tensor) for tensor in given}
-        self._inside: list[Tensor] = []  # alive, so that no other tensor gets their IDs
+    def __init__(self, given: Iterable[Tensor]) -> None:
+        super().__init__(given)
+        self._found: list[tuple[Tensor, int]] = []
         with torch.inference_mode(False), torch.enable_grad():
             # Autograd numbers its nodes: those of tensors that are there already have lower numbers than this one.
             self._start = torch.zeros(0, requires_grad=True, device="cpu").view(-1).grad_fn._sequence_nr()  # type: ignore[union-attr]
 
-    @property
-    def captured(self) -> list[Tensor]:
-        """What was found, but for constants that the run itself has changed, as it does a counter."""
-        found = zip(self.found, self._versions, strict=True)
-        return [tensor for tensor, version in found if tensor.requires_grad or tensor._version == version]
-
     def see(self, tensor: Tensor) -> Tensor:
-        if id(tensor) in self._known or tensor.is_inference():  # which autograd could not save
-            return tensor
         is_old = tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < self._start
-        if is_old and (tensor.requires_grad or self._constants):
-            self._known.add(id(tensor))
-            self.found.append(tensor)
-            self._versions.append(tensor._version)
+        if is_old and id(tensor) not in self.known and not tensor.is_inference():  # which autograd could not save
+            self.known[id(tensor)] = tensor
+            self._found.append((tensor, tensor._version))
         return tensor
 
-    def see_below(self, results: Iterable[Tensor]) -> None:
-        """See those that no operation showed but autograd comes to from the results, as in code of TorchScript."""
-        found = {(tensor.grad_fn, tensor.output_nr) for tensor in self.found}
-        seen, waiting = {(None, 0), *found}, [(result.grad_fn, result.output_nr) for result in results]
-        while waiting:
-            if (end := waiting.pop()) in seen:
-                continue
-            seen.add(end)
-            node: Any = end[0]
-            if (variable := getattr(node, "variable", None)) is not None:
-                self.see(variable)
-            elif node._sequence_nr() < self._start:
-                raise GraphError(
-                    "A message function gives code that torch cannot look into, such as that of TorchScript, a tensor "
-                    "that is computed before the call and needs a gradient; set it as a field."
-                )
-            else:
-                waiting += node.next_functions
+    def captured(self, results: Iterable[Tensor]) -> list[Tensor]:
+        """All captured tensors, also those that only autograd knows, as in TorchScript.
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__get__":
-            attribute = func(*args)
-            if not isinstance(attribute, Tensor):  # such as a shape, which is no use of values
-                return attribute
-        result = super().__torch_function__(func, types, args, kwargs)
-        for made in _tensors_in(result):
-            is_leaf = made.requires_grad and made.is_leaf  # which the function makes for itself
-            if (is_leaf or self._constants) and id(made) not in self._known:
-                self._known.add(id(made))
-                self._inside.append(made)
-        return result
-
-
-def _tensors_in(result: Any) -> Iterator[Tensor]:
-    if isinstance(result, Tensor):
-        yield result
-    elif isinstance(result, tuple | list):
-        for one in result:
-            yield from _tensors_in(one)
+        Constants that the run itself has changed, such as a counter, are left out.
+        """
+        for tensor in _first_reached(results, [tensor for tensor, _ in self._found], self._start):
+            self.see(tensor)
+        return [tensor for tensor, version in self._found if tensor.requires_grad or tensor._version == version]
 
 
 class Captured:
     """The captured tensors of a function, and a copy of the function; neither keeps the tensors between its runs.
 
-    The copy has the values that the variables around the function have now, as a run may come when the variable of a
-    loop around a lambda has moved on.
+    The copy has variables of its own, because those around the function may change before the backward, as in a loop.
     """
 
     def __init__(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> None:
         self.tensors = [TensorWeakRef(tensor) for tensor in tensors]
         self.function = function
-        self.cells: list[tuple[CellType, int]] = []
+        self.cells: list[tuple[CellType, int]] = []  # variables that are captured tensors, by number; empty until a run
         if not isinstance(function, FunctionType) or not function.__closure__:
             return
-        cells = tuple(CellType(cell.cell_contents) if _is_bound(cell) else cell for cell in function.__closure__)
-        copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        cells = [CellType(cell.cell_contents) if _is_bound(cell) else cell for cell in function.__closure__]
+        for cell, original in zip(cells, function.__closure__, strict=True):
+            if cell is not original and id(cell.cell_contents) in numbers:
+                self.cells.append((cell, numbers[id(cell.cell_contents)]))
+                del cell.cell_contents
+        copy = FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+        )
         copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
         copy.__dict__.update(function.__dict__)
         self.function = copy
-        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
-        for cell, theirs in zip(cells, function.__closure__, strict=True):
-            if cell is not theirs and id(cell.cell_contents) in numbers:
-                self.cells.append((cell, numbers[id(cell.cell_contents)]))
-                del cell.cell_contents
 
 
 def _is_bound(cell: CellType) -> bool:
     return cell != CellType()  # else the variable around the function has no value yet
 
 
-class DetachedLeaves(_SeeTensors):
-    """Puts what is saved of captured tensors in their place, inside: those that need a gradient are leaves.
+class StandIns(_SeeTensors):
+    """Replaces captured tensors inside by what is saved of them: those that need a gradient are leaves.
 
-    `used` are the numbers of the tensors that the function has used so far, but for variables around it.
+    `used` are the numbers of the tensors that the function has used so far, except variables around it.
     """
 
     def __init__(self, captured: Captured, saved: Sequence[Tensor]) -> None:
-        super().__init__()
         self.leaves = [each.detach().requires_grad_() if each.requires_grad else each for each in saved]
-        self.captured = [tensor() for tensor in captured.tensors]  # None where only autograd has it still
+        super().__init__(self.leaves)
+        self.captured = [tensor() for tensor in captured.tensors]  # None if only autograd has it still
         self.used: set[int] = set()
         self._number_of = {id(tensor): number for number, tensor in enumerate(self.captured)}
         self._cells = captured.cells
 
-    def __enter__(self) -> "DetachedLeaves":
+    def __enter__(self) -> "StandIns":
         for cell, number in self._cells:
             cell.cell_contents = self.leaves[number]
         super().__enter__()
@@ -191,53 +199,23 @@ class DetachedLeaves(_SeeTensors):
         self.used.add(number)
         return self.leaves[number]
 
-    def reached(self, results: Iterable[Tensor]) -> list[int]:
-        """Which of the captured tensors themselves, by number, autograd would come to first from the results.
-
-        An error where their gradients could not be told apart, or a hook would run more than once.
-        """
-        found = self._first_reached((result.grad_fn, result.output_nr) for result in results)
-        for number in found:
-            tensor = self.captured[number]
-            assert tensor is not None  # an autograd function was given it
-            below = set() if tensor.grad_fn is None else self._first_reached(tensor.grad_fn.next_functions)
-            if below & found or tensor._backward_hooks or tensor.retains_grad:
+    def reached(self, results: Iterable[Tensor], given: Iterable[Tensor]) -> list[int]:
+        """The numbers of captured tensors that autograd reaches themselves; `given` are the run's other leaves."""
+        known = self.known.keys() | map(id, given)
+        self.known = {id(leaf): leaf for leaf in self.leaves}  # the function's own leaves may be freed
+        computed = [tensor for tensor in self.captured if tensor is not None and tensor.grad_fn is not None]
+        hidden = [tensor for tensor in _first_reached(results, computed, 0) if id(tensor) not in known]
+        for tensor in hidden:
+            if id(tensor) not in self._number_of:
                 raise GraphError(
-                    "A message function gives an autograd function of yours a tensor that has a hook, or two of which "
-                    "one is made of the other; give it `tensor.view_as(tensor)` in place of each."
+                    f"A message function uses a tensor of shape {tuple(tensor.shape)} that needs a gradient on some "
+                    "edges only, or it uses other tensors in the backward than in the forward, as after "
+                    "torch.func.functional_call. Let it use the same tensors whenever it is called, from variables "
+                    "around it, or set them as fields."
                 )
-        return sorted(found)
-
-    def _first_reached(self, ends: Iterable[Any]) -> set[int]:
-        # Where autograd comes to a tensor: an output of a node, or the leaf itself.
-        numbers: dict[Any, int] = {
-            (tensor, 0) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr): number
-            for number, tensor in enumerate(self.captured)
-            if tensor is not None and tensor.requires_grad
-        }
-        found, seen, waiting = set(), set(), list(ends)
-        while waiting:
-            node, output = waiting.pop()
-            if node is None or (node, output) in seen:
-                continue
-            seen.add((node, output))
-            variable = getattr(node, "variable", None)
-            number = numbers.get((node, output) if variable is None else (variable, 0))
-            if number is not None:
-                found.add(number)
-            else:
-                waiting += node.next_functions
-        return found
-
-
-def _modules(function: Any) -> list[nn.Module]:
-    """The modules that a function is or reaches: by its object, variables around it, and globals that it names."""
-    inner = getattr(function, "__func__", function)
-    around = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_bound(cell)]
-    if isinstance(inner, FunctionType):
-        around += [inner.__globals__.get(name) for name in inner.__code__.co_names]
-    reached = [getattr(function, "__self__", function), *around]
-    return [module for each in reached if isinstance(each, nn.Module) for module in each.modules()]
+            if tensor.grad_fn is not None or tensor._backward_hooks:  # which would run for each tile
+                raise GraphError(_HIDDEN)
+        return sorted(self._number_of[id(tensor)] for tensor in hidden)
 
 
 class AmbientState:
@@ -245,7 +223,13 @@ class AmbientState:
 
     def __init__(self, device: torch.device, function: Callable[..., Any]) -> None:
         self._cuda = [device] if device.type == "cuda" else []
-        self._modules = _modules(function)
+        # Modules that the function is or reaches: by its object, variables around it, and globals that it names.
+        inner = getattr(function, "__func__", function)
+        reached = [getattr(function, "__self__", function)]
+        reached += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_bound(cell)]
+        if isinstance(inner, FunctionType):
+            reached += [inner.__globals__.get(name) for name in inner.__code__.co_names]
+        self._modules = [module for each in reached if isinstance(each, nn.Module) for module in each.modules()]
         self._states = self._take()
         self._autocast = [
             partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
@@ -273,7 +257,7 @@ class AmbientState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """All of it as it was; afterwards it goes on as before."""
+        """Restores everything inside; afterwards it goes on as before."""
         with self.autocast(), ExitStack() as stack:
             for (put, before), (_, state) in zip(self._take(), self._states, strict=True):
                 stack.callback(put, before)
@@ -290,7 +274,7 @@ class Fingerprint:
         self._share = 0.0  # by which they may differ
 
     def add(self, values: Tensor, places: Tensor, *, relative: bool = False) -> None:
-        """Take in (n, ...) messages, or sums of those that are `relative` to a peak, and their places, (n,) integer."""
+        """Add (n, ...) messages, or sums of those that are `relative` to a peak, and their places, (n,) integer."""
         if not values.is_floating_point() and not values.is_complex():  # which take no gradient
             return
         eps = torch.finfo(values.dtype).eps

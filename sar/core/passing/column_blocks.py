@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sar.core.collective import CallContext
-from sar.raw_memory import at_hand
+from sar.spillable import at_hand
 
 WORTH = 6
 """Times that the disk reads a row, from which on two writes and as many reads of it cost less."""

@@ -29,7 +29,7 @@ from sar.core.passing.python_messages import run_python
 from sar.core.passing.reductions import UNFILLED
 from sar.errors import GraphError
 from sar.kernels import Target
-from sar.raw_memory import empty_spillable
+from sar.spillable import empty_spillable
 
 
 def send_and_reduce(

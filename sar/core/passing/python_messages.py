@@ -35,7 +35,7 @@ from sar.core.passing.batches import (
     results_on_nothing,
 )
 from sar.core.passing.builtin import REAL_ONLY
-from sar.core.passing.captured import AmbientState, Captured, DetachedLeaves, FindCaptured, Fingerprint
+from sar.core.passing.captured import AmbientState, Captured, FindCaptured, Fingerprint, StandIns
 from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Peaks, Reduction, add_to_edges, edge_rows, gather_rows
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target, accumulation_dtype, add_rows
@@ -124,10 +124,9 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
         )
         batch = EdgeBatch(src, dst, edge, context.relation.etype, rows, lambda: (ids, ids, ids))
         given = [ids, *(column for sample in samples for column in sample.values())]
-        with FindCaptured(given, constants=True) as finder:
+        with FindCaptured(given) as finder:
             made = checked_results(function, function(batch), rows)
-        finder.see_below(made.values())
-        captured.update((id(tensor), tensor) for tensor in finder.captured)
+        captured.update((id(tensor), tensor) for tensor in finder.captured(made.values()))
         return made
 
     with state.restored():
@@ -191,7 +190,7 @@ class PythonCall(Collective):
 
     def forward(self, *inputs: Any) -> ForwardOutput:
         fields, captured = [x.detach() for x in inputs[: self.num_fields]], inputs[self.num_fields :]
-        leaves = DetachedLeaves(self.captured, captured)
+        leaves = StandIns(self.captured, captured)
         combined = {name: reduction.start() for name, reduction in self.reductions.items()}
         peaks = Peaks(self.context.relation, [each.total for each in combined.values()])
         self.fingerprint = Fingerprint(self.context.structure.device)
@@ -207,19 +206,13 @@ class PythonCall(Collective):
                 self.kept.append(tile.halo)
                 kept += tile.rows
             for part in self.parts(block):
-                find = FindCaptured(leaves.leaves)
-                with find, leaves, self.state.autocast():
+                with leaves, self.state.autocast():
                     made = self.run(part, tile, self.rows(part, tile, fields), peaks.rise)
-                if find.found and self.needed:
-                    raise GraphError(
-                        f"{self.name} uses a tensor of shape {tuple(find.found[0].shape)} that needs a gradient on "
-                        "some edges only; let it use the same tensors whenever it is called, or set it as a field."
-                    )
                 for name, reduction in self.reductions.items():
                     reduction.add(combined[name], made[name].detach(), part)
                     if self.needed and peaks.values is None:
                         self.fingerprint.add(made[name].detach(), part.ids(0, part.num_edges))
-                del find, made  # before more are made
+                del made  # before more are made
         if self.needed and peaks.values is not None:
             nodes = torch.arange(self.context.relation.num_dst, device=peaks.values.device)
             for each in combined.values():
@@ -285,7 +278,7 @@ class PythonCall(Collective):
         *argmax, peaks = saved[self.num_fields : first_captured]
         grads = grads[: len(argmax)]  # the peaks, a further result, take none
         first_kept = first_captured + len(self.captured.tensors)
-        leaves = DetachedLeaves(self.captured, saved[first_captured:first_kept])
+        leaves = StandIns(self.captured, saved[first_captured:first_kept])
         sums = _GradientSums(self, fields, leaves, argmax, Peaks(self.context.relation, (), peaks), grads)
         received = None
         if self.distributed:
@@ -330,7 +323,7 @@ class _GradientSums:
 
     call: PythonCall
     fields: list[Tensor]
-    leaves: DetachedLeaves
+    leaves: StandIns
     argmax: Sequence[Tensor | None]
     peaks: Peaks
     grads: InitVar[Sequence[Tensor]]
@@ -368,7 +361,7 @@ class _GradientSums:
         if not messages:
             return
         inputs = [each for each in rows if each.requires_grad]
-        reached = leaves.reached(messages)
+        reached = leaves.reached(messages, inputs)
         used = [*inputs, *(leaves.leaves[i] for i in self.wanted), *(leaves.captured[i] for i in reached)]
         found = torch.autograd.grad(messages, used, grads, allow_unused=True)
         self._add_to_fields(block, tile, found[: len(inputs)])

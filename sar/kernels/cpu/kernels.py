@@ -19,7 +19,7 @@ from sar.kernels.cpu.csr_view import EDGE, NO_INDICES, OTHER, OWN, CSRView, by_d
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, aligned_message_shape
 from sar.kernels.threads import run_balanced, run_rows
-from sar.raw_memory import flat
+from sar.tensor_views import as_numpy
 
 _BY_DESTINATION = {Target.U: OTHER, Target.V: OWN, Target.E: EDGE}
 _BY_SOURCE = {Target.U: OWN, Target.V: OTHER, Target.E: EDGE}
@@ -37,17 +37,17 @@ _OPERATIONS = {  # compiled operation and its sign
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.aggregate_sum`."""
     csr = by_destination(block, with_edges=_of_edges(*message.operands))
-    _add(csr, *_operands(message), Table(flat(out), OWN))
+    _add(csr, *_operands(message), Table(as_numpy(out), OWN))
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """Compiled kernel of `sar.kernels.aggregate_cmp`."""
-    _run(loops.compare, by_destination(block), *_operands(message), Table(flat(out), OWN), flat(arg), largest)
+    _run(loops.compare, by_destination(block), *_operands(message), Table(as_numpy(out), OWN), as_numpy(arg), largest)
 
 
 def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.edge_apply`."""
-    _run(loops.assign, by_destination(block), *_operands(message), Table(flat(out), EDGE))
+    _run(loops.assign, by_destination(block), *_operands(message), Table(as_numpy(out), EDGE))
 
 
 def aggregate_grad(
@@ -76,20 +76,20 @@ def aggregate_grad(
     of_sources = operand.target is Target.U
     group, whose = (by_source, _BY_SOURCE) if of_sources else (by_destination, _BY_DESTINATION)
     csr = group(block, with_edges=arg is not None or _of_edges(*message.operands, grad))
-    a = Table(flat(grad.values), whose[grad.target])
-    b = Table(flat(other.values), whose[other.target])
-    to = Table(flat(out), whose[operand.target])
+    a = Table(as_numpy(grad.values), whose[grad.target])
+    b = Table(as_numpy(other.values), whose[other.target])
+    to = Table(as_numpy(out), whose[operand.target])
     if arg is None and code != loops.DIV_RHS:
         _add(csr, formula, a, b, to)
     else:
-        denominator = flat(operand.values) if code == loops.DIV_RHS else to.values  # else not read
-        edge_ids = NO_INDICES if arg is None else flat(arg)
+        denominator = as_numpy(operand.values) if code == loops.DIV_RHS else to.values  # else not read
+        edge_ids = NO_INDICES if arg is None else as_numpy(arg)
         _run(loops.accumulate_where, csr, formula, a, b, to, denominator, Table(edge_ids, a.whose))
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.add_rows`."""
-    loops.add_rows(flat(rows), flat(values), flat(out), np.uint64(values.shape[1:].numel()))
+    loops.add_rows(as_numpy(rows), as_numpy(values), as_numpy(out), np.uint64(values.shape[1:].numel()))
 
 
 def _add(csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
@@ -114,7 +114,7 @@ def _operands(message: EdgeMessage) -> tuple[Formula, Table, Table]:
     if rhs is None:
         rhs, rhs_aligned = lhs, lhs_aligned  # not read
     layout = make_layout(full, lhs_aligned, rhs_aligned, aligned_message_shape(message.op, full))
-    a, b = (Table(flat(operand.values), _BY_DESTINATION[operand.target]) for operand in (lhs, rhs))
+    a, b = (Table(as_numpy(operand.values), _BY_DESTINATION[operand.target]) for operand in (lhs, rhs))
     return Formula(*_OPERATIONS[message.op], layout), a, b
 
 
@@ -128,17 +128,17 @@ def _of_edges(*operands: EdgeOperand) -> bool:
 
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Compiled kernel of `sar.kernels.attention.attend`."""
-    csr, x = by_destination(block, with_edges=_reads_edges(how, operands)), flat(operands.x)
+    csr, x = by_destination(block, with_edges=_reads_edges(how, operands)), as_numpy(operands.x)
     width = operands.x.shape[1:].numel()
-    x_score = x if operands.x_score is None else flat(operands.x_score)
-    scored = Scored(flat(operands.y), x_score, _flat(operands.attn, x))
-    arguments = _heads(how, operands.x), x, scored, _flat(operands.weight, x), Sums(*(flat(tensor) for tensor in state))
+    x_score = x if operands.x_score is None else as_numpy(operands.x_score)
+    scored = Scored(as_numpy(operands.y), x_score, _flat(operands.attn, x))
+    arguments = _heads(how, operands.x), x, scored, _flat(operands.weight, x), Sums(*map(as_numpy, state))
     run_balanced(attention_loops.attend, csr.indptr, width, csr, *arguments, private=partial(_scratch, operands.x, x))
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
-    operands = _heads(how, grad), flat(grad), flat(out), flat(stats)
+    operands = _heads(how, grad), as_numpy(grad), as_numpy(out), as_numpy(stats)
     run_rows(attention_loops.head_sums, len(grad), grad.shape[1:].numel(), *operands)
 
 
@@ -147,7 +147,7 @@ def project(x: Tensor, attn: Tensor) -> Tensor:
     _, heads, dim = x.shape
     out = x.new_empty(len(x), heads)
     shape = np.uint64(heads), np.uint64(dim)
-    run_rows(attention_loops.project, len(x), heads * dim, *shape, flat(x), flat(attn), flat(out))
+    run_rows(attention_loops.project, len(x), heads * dim, *shape, as_numpy(x), as_numpy(attn), as_numpy(out))
     return out
 
 
@@ -155,7 +155,7 @@ def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_gra
     """Compiled kernel of `sar.kernels.attention.project_grad`."""
     _, heads, dim = x.shape
     parts = _Parts(attn_grad)
-    operands = np.uint64(heads), np.uint64(dim), flat(x), flat(attn), flat(grad), flat(x_grad)
+    operands = np.uint64(heads), np.uint64(dim), as_numpy(x), as_numpy(attn), as_numpy(grad), as_numpy(x_grad)
     run_rows(attention_loops.project_grad, len(x), heads * dim, *operands, private=parts.another)
     parts.add_up()
 
@@ -165,10 +165,11 @@ def attend_grad(
 ) -> None:
     """Compiled kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
     additive, reads_edges = how.score is Score.ADDITIVE, _reads_edges(how, operands)
-    x, heads, width = flat(operands.x), _heads(how, operands.x), operands.x.shape[1:].numel()
-    x_score = x if operands.x_score is None else flat(operands.x_score)
-    attn, weight, incoming = _flat(operands.attn, x), _flat(operands.weight, x), Incoming(flat(grad), flat(stats))
-    y = incoming.stats if additive else flat(operands.y)
+    x, heads, width = as_numpy(operands.x), _heads(how, operands.x), operands.x.shape[1:].numel()
+    x_score = x if operands.x_score is None else as_numpy(operands.x_score)
+    attn, weight = _flat(operands.attn, x), _flat(operands.weight, x)
+    incoming = Incoming(as_numpy(grad), as_numpy(stats))
+    y = incoming.stats if additive else as_numpy(operands.y)
 
     csr = by_source(block, with_edges=reads_edges)
     results = SourceGradients(*(_flat(tensor, x) for tensor in (grads.x, grads.x_score, grads.weight)))
@@ -183,7 +184,7 @@ def attend_grad(
     csr = by_destination(block, with_edges=reads_edges)
     parts = _Parts(grads.attn if grads.attn is not None else grads.x[:0])
     private = partial(_private, parts, operands.x, x)
-    to_destinations = csr, heads, x, Scored(y, x, attn), weight, incoming, flat(grads.y)
+    to_destinations = csr, heads, x, Scored(y, x, attn), weight, incoming, as_numpy(grads.y)
     run_balanced(attention_loops.destination_gradients, csr.indptr, width, *to_destinations, private=private)
     parts.add_up()
 
@@ -198,8 +199,8 @@ def _private(parts: _Parts, of: Tensor, x: NDArray[Any]) -> list[object]:
 
 
 def _flat(tensor: Tensor | None, like: NDArray[Any]) -> NDArray[Any]:
-    """As `flat`; of None an empty array of the same dtype, because kernels are compiled by dtype."""
-    return like[:0] if tensor is None else flat(tensor)
+    """As `as_numpy`; of None an empty array of the same dtype, because kernels are compiled by dtype."""
+    return like[:0] if tensor is None else as_numpy(tensor)
 
 
 def _reads_edges(how: Attention, operands: AttentionOperands) -> bool:
@@ -218,7 +219,7 @@ class _Parts:
         """The tensor of one more thread; the first adds to the total itself."""
         part = torch.zeros_like(self._total) if self._parts else self._total
         self._parts.append(part)
-        return [flat(part)]
+        return [as_numpy(part)]
 
     def add_up(self) -> None:
         """Bring the other threads' parts into the total."""

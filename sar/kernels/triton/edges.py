@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
-from sar.raw_memory import resolved
+from sar.tensor_views import materialize
 
 PIECE = 1024
 """Edges of one row that one program takes; enough that the merging costs little."""
@@ -118,7 +118,7 @@ def _pieces(edges: Edges) -> tuple[Tensor, Tensor, Tensor, EdgeBlock] | None:
 
 def ready(tensor: Tensor) -> Tensor:
     """The tensor as kernels read it: rows one after the other."""
-    return resolved(tensor.detach()).contiguous()
+    return materialize(tensor.detach()).contiguous()
 
 
 def sum_type(out: Tensor) -> Any:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.common_tuples import EID, SPLIT, StrPath
-from sar.core.regroup import WorkerShare
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
@@ -27,6 +26,7 @@ from sar.storage.partition_json import (
     owned_counts,
     read_partition_json,
 )
+from sar.storage.regroup import WorkerShare
 
 
 def inspect_directory(

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sar.durable import put_in_place, sync
 from sar.errors import ConfigError, PartitionError
 from sar.logging_setup import logger
 from sar.partition.write.writers import Writers
 from sar.storage.checksums import SUMS
-from sar.storage.durable import put_in_place, sync
 from sar.storage.partition_json import read_partition_json
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import sar
-from sar.core.graph.queries import INSTEAD
+from sar.adapters.dgl.advice import INSTEAD
 from tests.workers import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "graph_methods.md"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sar
-from sar.core.graph.queries import INSTEAD
+from sar.adapters.dgl.advice import INSTEAD
 from tests.core.attempts import catch
 from tests.core.graph.method_table import PAGE, ROWS, SINCE_2_1, distributed_only, methods, table
 from tests.parity.harness import check, random_data

@@ -1,4 +1,4 @@
-"""Which nodes of a partitioned graph each worker owns, whatever the number of workers, and the data of these nodes.
+"""Assigns the nodes of a partitioned graph to any number of workers, and collects the data of a worker's nodes.
 
 With as many partitions as workers, worker r owns partition r; with more, consecutive partitions with about equally many
 edges; with fewer, the workers of a partition divide its nodes in runs of about equally many nodes and edges into them.
@@ -15,7 +15,7 @@ from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, PartitionData, Sh
 from sar.errors import PartitionError
 from sar.id_slices import pieces, to_offsets
 from sar.kernels import index_dtype
-from sar.raw_memory import empty_spillable
+from sar.spillable import empty_spillable
 from sar.storage.part_files import DST, SRC, LocalGraph, PartFile, check_node_ids
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path
 
@@ -29,7 +29,7 @@ class WorkerShare(NamedTuple):
 
     @classmethod
     def of(cls, spec: PartitionJson, worker: int, workers: int) -> "WorkerShare":
-        """The share of one worker of so many; where these share a partition, its graph is read."""
+        """The share of one worker of so many. If workers share a partition, its graph is read."""
         if workers <= spec.num_parts:
             return cls.all(spec, workers)[worker]
         dealt = enumerate(deal_workers(_edges(spec), workers))
@@ -38,7 +38,7 @@ class WorkerShare(NamedTuple):
 
     @classmethod
     def all(cls, spec: PartitionJson, workers: int) -> list["WorkerShare"]:
-        """The shares of so many workers; the graph of a partition that some share is read once."""
+        """The shares of so many workers. If workers share a partition, its graph is read once."""
         if workers > spec.num_parts:
             dealt = enumerate(deal_workers(_edges(spec), workers))
             return [share for part, sharing in dealt for share in _divided(spec, part, len(sharing))]
@@ -46,7 +46,7 @@ class WorkerShare(NamedTuple):
         return [cls([*run], ranges[run[0]][0], ranges[run[-1]][1]) for run in runs]
 
     def rows(self, node_ranges: IdRanges, type_id: int) -> dict[int, slice]:
-        """Which of each partition's nodes of a type the worker has, by partition."""
+        """The rows of each partition's nodes of a type that the worker owns, by partition."""
         cuts = {}
         for part in self.parts:
             start, end = node_ranges[part, type_id].tolist()
@@ -72,7 +72,7 @@ def _divided(spec: PartitionJson, part: int, workers: int) -> list[WorkerShare]:
 
 
 def node_costs(graph: LocalGraph, own: tuple[int, int]) -> Tensor:
-    """What each of a partition's nodes costs its worker: one, and one for each edge into it, (N_i,) int64."""
+    """The cost of each of a partition's nodes to its worker: one, and one for each in-edge, (N_i,) int64."""
     in_degrees = torch.bincount(graph.edges[DST], minlength=len(graph.node_id))
     costs = torch.ones(own[1] - own[0], dtype=torch.int64, device="cpu")
     costs[graph.node_id[graph.is_inner] - own[0]] += in_degrees[graph.is_inner]
@@ -90,7 +90,7 @@ class VisibleEdges(NamedTuple):
 
 
 def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
-    """Take the edges of a partition out of `graph`, sorted; `node_ranges`: [start, end) of each partition's nodes."""
+    """Move the edges of a partition out of `graph`, sorted; `node_ranges`: [start, end) of each partition's nodes."""
     # Memory: temporaries are cut into chunks, and every column of the graph is let go once it is sorted. So where edges
     # are in the order of their IDs, as sar writes them, at most 12 bytes an edge are held beside the graph.
     from sar.kernels.cpu.csr_view import sorted_places  # loads the compiler
@@ -117,7 +117,7 @@ def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int
     del keys
 
     def sort(name: str, global_id: Tensor | None = None) -> Tensor:
-        """A column, int64; with `global_id`, what its values stand for."""
+        """A column, int64; with `global_id`, its values are looked up there."""
         result, column = torch.empty(len(places), dtype=torch.int64, device="cpu"), columns.pop(name)
         for chunk in pieces(len(places)):
             values = column[chunk] if global_id is None else global_id.index_select(0, column[chunk])
@@ -160,7 +160,7 @@ def equal_runs(costs: Tensor, count: int) -> list[tuple[int, int]]:
 
 
 def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionData:
-    """The data of partition `part` where partitions, by their numbers so far, and so node IDs, are in this order."""
+    """The data of partition `part` after partitions, and so node IDs, are reordered; `order` has the old numbers."""
     if list(order) == sorted(order):
         return data
     ranges = runs_of([data.node_ranges[p][1] - data.node_ranges[p][0] for p in order])
@@ -178,8 +178,8 @@ def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionD
 def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int]], worker: int) -> PartitionData:
     """The data on the CPU of a worker that owns a run of nodes: of one partition or of several, all or some of them.
 
-    The parts are the partitions that own the nodes, by number, ascending. Features are taken out of them as they are
-    copied, so that memory holds one of them twice. The node ranges are those of the workers, [start, end).
+    `parts` are the partitions that own the nodes, by number, ascending. Each feature is removed from them when it is
+    copied, so that memory holds one feature twice at most. The node ranges are those of the workers, [start, end).
     """
     own, first = node_ranges[worker], next(iter(parts.values()))
     ranges = [part.node_ranges[number] for number, part in parts.items()]
@@ -258,9 +258,9 @@ def _shards(
 def cut_shards(
     src: Tensor, dst: Tensor, bounds: Sequence[int], fields: Mapping[str, tuple[Tensor, Sequence[int]]]
 ) -> list[ShardEdgesAndFeatures]:
-    """Shard p of edges and of their fields, each of which says where the rows of every shard begin and end.
+    """Shards of edges and of their fields as slices, so that those of a field lie one after the other in memory.
 
-    They are slices: the shards of a field lie one after the other in memory.
+    Every field comes with the bounds of its shards.
     """
     return [
         ShardEdgesAndFeatures(
@@ -272,18 +272,18 @@ def cut_shards(
 
 
 def _bounds(owner: Tensor, workers: int) -> list[int]:
-    """Where the edges of each worker begin and end, (W + 1,), from the ascending numbers of workers."""
+    """The bounds of each worker's edges, (W + 1,), from the ascending numbers of workers."""
     return torch.searchsorted(owner, torch.arange(workers + 1, device=owner.device)).tolist()
 
 
 def _field(shards: Sequence[ShardEdgesAndFeatures], key: str, counts: Sequence[int]) -> Tensor:
-    """A field of the edges of all shards, one after the other; taken out of them."""
+    """A field of the edges of all shards, concatenated; it is removed from the shards."""
     pieces = [shard.edge_features.pop(key, None) for shard in shards]
     return _joined(f"edge feature {key!r}", pieces, counts)
 
 
 def _joined(what: str, pieces: Sequence[Tensor | None], counts: Sequence[int]) -> Tensor:
-    """The rows of a field, piece after piece; `None` stands for a field that a piece without rows does not have."""
+    """The pieces of a field, concatenated; a piece without rows may be None."""
     filled = [(piece, count) for piece, count in zip(pieces, counts, strict=True) if count]
     like = next(piece for piece, _ in [*filled, *((piece, 0) for piece in pieces)] if piece is not None)
     for piece, count in filled:

@@ -1,4 +1,4 @@
-"""Versions of what all workers save to one folder, each of them whole or not there; and rows of nodes in them.
+"""Versioned saves of all workers to one folder, each complete or absent; and rows of nodes in them.
 
 [Note: versions]
 A version is a directory with a file of every worker, one that is the same for all, and a manifest. Workers write to a
@@ -12,7 +12,7 @@ import json
 import pickle
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -24,11 +24,11 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.common_tuples import StrPath
+from sar.durable import put_in_place, sync
 from sar.errors import CheckpointError
 from sar.id_slices import find_sorted
 from sar.logging_setup import logger
 from sar.storage.checksums import slice_sums
-from sar.storage.durable import put_in_place, sync
 
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared.pt"
@@ -37,7 +37,7 @@ LATEST: Final = "latest"  # has the name of the newest version, for people
 
 @dataclass(frozen=True)
 class Version:
-    """What the manifest of a version says."""
+    """A saved version, as its manifest describes it."""
 
     path: Path = field(compare=False)  # where the version is
     number: int  # counts the saves to its folder
@@ -46,7 +46,7 @@ class Version:
     files: dict[str, tuple[int, int]]  # by name, size in bytes and sum
 
     def read(self, rank: int | None = None) -> Any:
-        """What a worker saved, whose tensors are read when they are used; None for what is the same for all.
+        """The contents that a worker saved, whose tensors are read when they are used; or with None the shared ones.
 
         Nothing in the file is executed.
         """
@@ -57,7 +57,7 @@ class Version:
             raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
     def fault(self, rank: int, world_size: int) -> str | None:
-        """What is wrong with the files that worker `rank` of `world_size` looks at, which share them out."""
+        """The first damage in the files that worker `rank` of `world_size` checks, which divide them; or None."""
         for name in sorted(self.files)[rank::world_size]:
             try:
                 found = _size_and_sum(self.path / name)
@@ -76,11 +76,11 @@ def part_name(rank: int) -> str:
 def write_version(folder: StrPath, step: int, part: Any, shared: Any, keep: int) -> None:
     """Write a version, and keep the newest `keep`; called by all workers together.
 
-    Each worker saves its `part`, and worker 0 what is the same for all, `shared`: tensors, numbers, strings, and lists,
-    tuples and dictionaries of them.
+    Each worker saves its `part`, and worker 0 also `shared`: tensors, numbers, strings, and lists, tuples and
+    dictionaries of them.
 
     Raises:
-        CheckpointError: where a file cannot be written, or would not be read back; the earlier versions are as before.
+        CheckpointError: if a file cannot be written or read back; the earlier versions are as before.
     """
     group, folder = session.current_group(), Path(folder)
     with group.guard():
@@ -90,7 +90,11 @@ def write_version(folder: StrPath, step: int, part: Any, shared: Any, keep: int)
         try:
             with _writing(folder):
                 if group.rank == 0:
-                    _make_draft(folder, draft)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    sync(folder.parent)
+                    for unfinished in folder.glob(".draft-*"):
+                        shutil.rmtree(unfinished, ignore_errors=True)
+                    draft.mkdir()
             group.agree(f"{call}: the draft is there")
             files, mine, failure = {}, (0, 0), None
             try:
@@ -121,7 +125,7 @@ def write_version(folder: StrPath, step: int, part: Any, shared: Any, keep: int)
 
 
 def write_file(path: Path, contents: Any) -> None:
-    """Write what this worker alone saves, in the place of an earlier file once it is on the disk; not collective."""
+    """Write a file of this worker alone, which replaces an earlier one once it is on the disk; not collective."""
     draft = path.with_name(f".draft-{path.name}")
     with _writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,12 +137,12 @@ def write_file(path: Path, contents: Any) -> None:
 
 
 def newest_version(folder: StrPath, step: int | None = None) -> Version | None:
-    """The newest version that is sound, of this step of training if one is given; called by all workers together.
+    """The newest undamaged version, of this step of training if one is given; called by all workers together.
 
-    All its files are read. None where there is no version at all.
+    All its files are read. None if there is no version at all.
 
     Raises:
-        CheckpointError: where there are versions, but no sound one, or workers see different folders.
+        CheckpointError: if all versions are damaged, or workers see different folders.
     """
     group, folder = session.current_group(), Path(folder)
     with group.guard():
@@ -168,7 +172,7 @@ def newest_version(folder: StrPath, step: int | None = None) -> Version | None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Say of errors of the file system, also of those that torch has wrapped, what they mean."""
+    """Turn errors of the file system, also if torch has wrapped them, into a `CheckpointError`."""
     try:
         yield
     except CheckpointError:
@@ -181,16 +185,8 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _make_draft(folder: Path, draft: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    sync(folder.parent)
-    for left in folder.glob(".draft-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    draft.mkdir()
-
-
 def _write(path: Path, contents: Any) -> tuple[int, int]:
-    """Write a file that can be read back, and wait for the disk; its size and sum."""
+    """Write a file, read it back, wait for the disk, and return its size and sum."""
     try:
         with path.open("wb") as file:
             torch.save(contents, file)
@@ -242,20 +238,20 @@ def _versions(folder: Path) -> list[Version]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a version; one that is half removed has no longer its name."""
-    gone = path.with_name(f".draft-{path.name}")
+    """Remove a version. It loses its name first, so that a half removed one is never read."""
+    draft = path.with_name(f".draft-{path.name}")
     try:
-        path.rename(gone)
-        shutil.rmtree(gone)
+        path.rename(draft)
+        shutil.rmtree(draft)
     except OSError as error:
         logger.warning("an old version stays in %s: %s", path, error)
 
 
 @dataclass
 class Rows:
-    """What belongs to the rows of some nodes; saved with their IDs, so that any number of workers can read it back."""
+    """Tensors with a row for each of some nodes; saved with node IDs, so that any number of workers can read them."""
 
-    names: str  # what the node IDs are; rows are found by IDs of the same kind only
+    names: str  # of the kind of node IDs; rows are found by IDs of the same kind only
     node_ids: Tensor  # (N,) int64, distinct
     columns: dict[str, Tensor]  # by name, (N, ...) each
     scalars: dict[str, Any]  # numbers by name, the same on all workers
@@ -272,12 +268,12 @@ class Rows:
 
 
 def find_rows(version: Version, key: str, wanted: Rows) -> None:
-    """Fill in columns, on the CPU, and scalars of this worker's nodes from what all saved; not a collective call.
+    """Fill in columns, on the CPU, and scalars of this worker's nodes from all workers' files; not a collective call.
 
-    `key` says which of the `packed` rows, in `part["rows"]` of a version that has been verified.
+    `key` is the name of the `packed` rows in `part["rows"]` of a version that has been verified.
 
     Raises:
-        CheckpointError: where rows are missing, of another width, or named otherwise.
+        CheckpointError: if rows are missing, of another width, or have IDs of another kind.
     """
     ids, order = wanted.node_ids.cpu().sort()
     found = torch.zeros(len(ids), dtype=torch.bool, device="cpu")
@@ -285,8 +281,21 @@ def find_rows(version: Version, key: str, wanted: Rows) -> None:
     for rank in [first, *(rank for rank in range(version.world_size) if rank != first)]:
         if rank != first and found.all():
             break
-        saved = version.read(rank)["rows"].get(key, {})
-        _check(version, saved, wanted)
+        saved = version.read(rank)["rows"].get(key)
+        if not saved:
+            raise CheckpointError(f"{version.path} has no rows of these embeddings; load as many as were saved.")
+        if saved["names"] != wanted.names:
+            raise CheckpointError(
+                f"{version.path} has rows by {saved['names']}; this worker asks for them by {wanted.names}. Global IDs "
+                "serve for one partitioning only: save with original_ids of the embedding."
+            )
+        shapes = {name: tuple(column.shape[1:]) for name, column in saved["columns"].items()}
+        expected = {name: tuple(column.shape[1:]) for name, column in wanted.columns.items()}
+        if any(shapes.get(name) != shape for name, shape in expected.items()):
+            raise CheckpointError(
+                f"{version.path} has rows of {shapes}; expected {expected}. The state of an optimizer is there if "
+                "one of the same kind was saved."
+            )
         wanted.scalars = saved["scalars"]
         place, known = find_sorted(ids, saved["node_ids"])
         rows, place = known.nonzero().squeeze(1), place[known]
@@ -297,21 +306,4 @@ def find_rows(version: Version, key: str, wanted: Rows) -> None:
         raise CheckpointError(
             f"{int((~found).sum())} of this worker's {len(ids)} rows, such as that of node {int(ids[~found][0])}, are "
             f"not in {version.path}. Name nodes as they were named when the rows were saved."
-        )
-
-
-def _check(version: Version, saved: Mapping[str, Any], wanted: Rows) -> None:
-    if not saved:
-        raise CheckpointError(f"{version.path} has no rows of these embeddings; load as many as were saved.")
-    if saved["names"] != wanted.names:
-        raise CheckpointError(
-            f"{version.path} has rows by {saved['names']}; this worker asks for them by {wanted.names}. Global IDs "
-            "serve for one partitioning only: save with original_ids of the embedding."
-        )
-    shapes = {name: tuple(column.shape[1:]) for name, column in saved["columns"].items()}
-    expected = {name: tuple(column.shape[1:]) for name, column in wanted.columns.items()}
-    if any(shapes.get(name) != shape for name, shape in expected.items()):
-        raise CheckpointError(
-            f"{version.path} has rows of {shapes}; expected {expected}. The state of an optimizer is there where "
-            "one of the same kind was saved."
         )

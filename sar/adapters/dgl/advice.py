@@ -1,0 +1,115 @@
+"""Methods and functions of DGL that distributed graphs do not support, and the advice that their errors give.
+
+docs/graph_methods.md lists the advice for each method.
+"""
+
+import sys
+from types import FrameType
+
+from sar.errors import MissingMethodError
+
+_EDGES = "ask graph.sampling_graph, a DGLGraph of all edges into this worker's nodes, with global IDs in ndata['_ID']"
+_WHOLE = "nothing stands for it here; use it before partitioning, or on graph.sampling_graph, this worker's part"
+_INSTEAD = {
+    "change the graph before it is partitioned, with DGL and sar.partition_graph, or with options of `sar "
+    "partition` such as --undirected": (
+        "add_edges add_nodes add_reverse_edges line_graph remove_edges remove_nodes reorder_graph reverse "
+        "to_bidirected to_heterogeneous to_homogeneous to_simple"
+    ),
+    "call graph.add_self_loop() or graph.remove_self_loop(), or let `sar partition` do it": (
+        "add_self_loop remove_self_loop"
+    ),
+    _EDGES: (
+        "adj adj_external adj_tensors adjacency_matrix all_edges edge_ids edges find_edges has_edges_between "
+        "in_edges inc incidence_matrix is_multigraph predecessors to_cugraph to_networkx"
+    ),
+    "edges lie with their destinations; graph.out_degrees() counts them over all workers": (
+        "out_edges out_subgraph successors"
+    ),
+    "sar.construct_mfgs makes the graphs that some nodes' outputs need, sar.DataLoader draws batches": (
+        "edge_subgraph in_subgraph khop_in_subgraph khop_out_subgraph node_subgraph prop_edges prop_nodes pull push "
+        "send_and_recv subgraph to_block"
+    ),
+    "sar.DataLoader samples the whole graph, with sar.DistNeighborSampler and others": (
+        "node2vec_random_walk random_walk sample_etype_neighbors sample_labors sample_neighbors "
+        "sample_neighbors_biased sample_neighbors_fused select_topk"
+    ),
+    "sar.EdgePredictionSampler draws negative pairs from the whole graph": "global_uniform_negative_sampling",
+    "add up over all workers what this worker's rows give, as in sar.all_sum(x.sum(0))": (
+        "max_edges max_nodes mean_edges mean_nodes readout_edges readout_nodes softmax_edges softmax_nodes "
+        "sum_edges sum_nodes topk_edges topk_nodes"
+    ),
+    "call sar.edge_softmax, or import DGL's after sar.patch_dgl()": "edge_softmax",
+    "graph[etype] is the graph of one edge type": "edge_type_subgraph node_type_subgraph",
+    'compute the field from the others, as in graph.ndata["h"] = f(graph.ndata["h"])': "apply_nodes",
+    'ask the field, as in (graph.ndata["h"] > 0).nonzero()': "filter_edges filter_nodes",
+    "ndata and edata are dictionaries of tensors": (
+        "edge_attr_schemes get_edge_storage get_node_storage materialize_data node_attr_schemes set_e_initializer "
+        "set_n_initializer"
+    ),
+    "graph.local_var() is the graph with fields of its own": "clone",
+    "graph.to(device) moves the graph and its fields": (
+        "cpu is_pinned pin_memory_ record_stream shared_memory unpin_memory_"
+    ),
+    "leave it out; edges are kept in one format, and IDs are int64": "astype create_formats_ formats int long",
+    "leave it out; the graph is one, not a batch": "batch_num_edges set_batch_num_edges set_batch_num_nodes",
+    "ntypes, srctypes, dsttypes and canonical_etypes list all types": (
+        "get_etype_id get_ntype_id get_ntype_id_from_dst get_ntype_id_from_src is_unibipartite metagraph"
+    ),
+    "global IDs count from 0 to graph.num_nodes_global() - 1": "has_nodes",
+}
+INSTEAD = {name: advice for advice, names in _INSTEAD.items() for name in names.split()}
+"""Advice by the name of a method of `DGLGraph`, or of a function of DGL that takes a graph."""
+
+_BETWEEN = ("sar", "torch", "contextlib", "functools")
+"""Packages whose frames may lie between one of DGL and the graph."""
+
+
+def missing_method(name: str) -> MissingMethodError:
+    """The error for an attribute that distributed graphs lack. It names the layer or function of DGL that asked."""
+    function, is_layer = asked_by_dgl()
+    if is_layer and name not in INSTEAD:
+        return MissingMethodError(
+            f"{function} of DGL reads graph.{name}, which a distributed graph has not. Call sar.patch_dgl() where "
+            "Config.patch_dgl is False or DGL was imported after the graph was made; docs/layers.md lists what runs."
+        )
+    if function and not is_layer:
+        advice = INSTEAD.get(function.rpartition(".")[2], _WHOLE)
+        return MissingMethodError(f"{function} takes no distributed graph: {advice}.")
+    if name in INSTEAD:
+        asked = f"{function} of DGL: " if is_layer else ""
+        return MissingMethodError(f"{asked}graph.{name} is not there on a distributed graph: {INSTEAD[name]}.")
+    return MissingMethodError(f"A distributed graph has no attribute {name!r}.")
+
+
+def asked_by_dgl() -> tuple[str, bool]:
+    """The layer of DGL that called, or the public name of the outermost function of DGL; empty if user code called.
+
+    The second item says whether it is a layer.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    outermost = None
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        package = module.partition(".")[0]
+        if module.startswith("dgl.nn.") and "self" in frame.f_locals:
+            return type(frame.f_locals["self"]).__name__, True
+        if package == "dgl":
+            outermost = frame
+        elif package not in _BETWEEN:
+            break
+        frame = frame.f_back
+    return _public_name(outermost) if outermost else "", False
+
+
+def _public_name(frame: FrameType) -> str:
+    """The public name of the function or class of DGL that a frame runs, such as `dgl.ops.copy_u_sum`."""
+    code, names, known = frame.f_code, frame.f_locals, frame.f_globals
+    value = type(names["self"]) if "self" in names else known.get(code.co_name)
+    for function in list(known.values()):  # those of `dgl.ops` share their code, and differ in what they close over
+        if getattr(function, "__code__", None) is code:
+            cells = [cell.cell_contents for cell in function.__closure__ or ()]
+            value = function if cells == [names[variable] for variable in code.co_freevars] else value
+    name, module = getattr(value, "__name__", code.co_name), known["__name__"]
+    packages = [module[:end] for end in range(len(module)) if module[end] == "."]
+    return f"{next((p for p in packages if getattr(sys.modules[p], name, None) is value), module)}.{name}"

@@ -1,0 +1,73 @@
+"""Memory of tensors out of core: it lies in a file, so that it can leave RAM between the turns of a worker.
+
+Only workers that share a process have such a file (`sar.outofcore`). The tensors of all others are allocated as ever.
+The file belongs to the thread and is no argument, because kernels and readers get tensors only and know no worker.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from sar.per_thread import PerThread
+
+LEAST_BYTES = 2**13
+"""Smaller tensors stay in memory. There are p x p blocks of edges, so many are that small."""
+
+
+class TensorFile(Protocol):
+    """A file with tensors that is mapped into memory, for one type of device.
+
+    at_hand: bytes of all partitions' rows that stay in memory from one turn to the next; the same on all workers.
+    """
+
+    device: str
+    at_hand: float
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor in the file."""
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor in the file, which nobody changes."""
+
+    def use(self, tensor: Tensor) -> object:
+        """Read a tensor into memory that is used now."""
+
+
+tensor_file: Final = PerThread[TensorFile | None](None)
+"""The file of the worker that runs in this thread."""
+
+
+def spills(device: torch.device | str) -> bool:
+    """Whether this thread's tensors on a device lie in a file."""
+    return _file_for(device) is not None
+
+
+def at_hand(device: torch.device) -> float:
+    """`TensorFile.at_hand` of this thread's file; infinite without one."""
+    file = _file_for(device)
+    return float("inf") if file is None else file.at_hand
+
+
+def empty_spillable(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu", *, zeros: bool = False
+) -> Tensor:
+    """An uninitialised tensor, or zeros; in this thread's file if there is one, so never in memory as a whole."""
+    file = _file_for(device)
+    if file is None or prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1):
+        return (torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device)
+    tensor = file.empty(shape, dtype)
+    return tensor.zero_() if zeros else tensor
+
+
+def moved_to_file(tensor: Tensor) -> Tensor:
+    """A tensor that is kept for long and never changed, in this thread's file if there is one."""
+    file = _file_for("meta" if tensor.is_meta else "cpu")
+    return tensor if file is None else file.moved(tensor)
+
+
+def _file_for(device: torch.device | str) -> TensorFile | None:
+    file = tensor_file.value
+    return file if file is not None and torch.device(device).type == file.device else None

@@ -1,0 +1,43 @@
+"""Tensors as numpy arrays for compiled code, and as bytes for messages, files and checksums."""
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sar.dtypes import HALF_BITS
+from sar.spillable import tensor_file
+
+
+def materialize(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy if it is a conjugate or negative view, whose memory holds other numbers."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def as_numpy(tensor: Tensor | None) -> NDArray[Any]:
+    """The elements of a tensor in row-major order; shares its memory if that is contiguous.
+
+    Half precisions, for which compiled code has no types, become their bits: see `sar.kernels.compiler.wide`.
+    """
+    assert tensor is not None
+    rows = tensor
+    if not rows.is_contiguous() or rows.is_conj() or rows.is_neg():
+        rows = materialize(rows).contiguous()
+    if (file := tensor_file.value) is not None:
+        file.use(rows)
+    with torch._C._DisableTorchDispatch():  # else a mode would see three operations, each slower than all of this
+        if rows.requires_grad or rows.dtype in HALF_BITS:
+            rows = rows.detach().view(HALF_BITS.get(rows.dtype, rows.dtype))
+        return rows.numpy().reshape(-1)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The elements of a tensor on any device in row-major order, as uint8 on the CPU."""
+    rows = materialize(tensor.detach()).cpu().contiguous()
+    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """Like `bytes_of`, for checksums and files."""
+    return bytes_of(tensor).numpy().data
