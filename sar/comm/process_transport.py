@@ -102,9 +102,11 @@ class ProcessTransport(Transport):
                     found = PeerError(note.reason)
                     group.abort(found, final=note.final)
                     raise found
-                if self.notes.complete(group.generation):
+                absent = self.notes.absent(group.generation)
+                if not absent:
                     return
-                left = self.notes.left(group.generation) if pause > store_notes.PATIENCE / 10 else []
+                signs = self.notes.signs(absent) if pause > store_notes.PATIENCE / 10 else []
+                left = [rank for rank, sign in zip(absent, signs, strict=False) if sign == store_notes.LEFT]
             except SilentStoreError:  # which the liveness thread judges
                 left = []
             if left:
