@@ -1,4 +1,4 @@
-"""The workers of one process: whether they are asked for, how a script runs once for each, and their threads.
+"""`initialize_comms`, and several workers in one process: a script runs once for each of them, in a thread.
 
 [Note: the script again]
 `sar.initialize_comms` in the script's main thread finds out that several workers are asked for in its process. It then
@@ -105,8 +105,9 @@ def initialize_comms(
 
     Under torchrun, Slurm or MPI everything can be left out. Without a launcher and without arguments, this worker is
     the only one; all partitions of a directory are its own. The network interface is taken from the environment
-    variable SAR_SOCKET_NAME where it is set. glibc's allocator is set as `Config.allocator` says. A second call does
-    nothing but check that it asks for the same.
+    variable SAR_SOCKET_NAME if it is set. glibc's allocator is set as `Config.allocator` says. A second call only
+    checks that it asks for the same. If SAR_RESIDENT asks for several workers in this process, the script runs again
+    for each of them, and this call does not return.
 
     Args:
         _rank: this worker, 0 to `_world_size` - 1.
@@ -120,10 +121,10 @@ def initialize_comms(
             goes before the default.
 
     Raises:
-        ConfigError: where arguments are missing or contradict each other or the existing process group, or the workers
+        ConfigError: if arguments are missing or contradict each other or the existing process group, or if the workers
             have different versions of sar, torch or DGL.
-        CommunicationError: where the workers cannot be reached within `Config.timeout`, or what is reached is another
-            job: see [Note: one job].
+        CommunicationError: if the workers cannot be reached within `Config.timeout`, or belong to another job: see
+            [Note: one job].
     """
     asked = None if session.is_initialized() else wanted()
     if asked is not None and threading.current_thread() is not threading.main_thread():
@@ -185,7 +186,7 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     def run(place: int) -> Any:
         residency = Residency(files[place], at_hand) if files else None
         group = Group(InProcessTransport(process.group, turns, place, residency))
-        group.replicas = Replicas(of_thread=True)
+        group.replicas = Replicas()
         session.set_current(process._replace(group=group, pool=BufferPool(group.device)))
         torch.set_autocast_cache_enabled(False)  # it is one for all threads, so what is in it would depend on the turns
         try:
@@ -197,12 +198,12 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
         finally:
             group.replicas.close()
 
-    threads, replicas = WorkerThreads(turns, run), process.group.replicas
+    threads = WorkerThreads(turns, run)
     process.group.stand_for(size)
     try:
         with process.group.guard():
             files.extend(SpillFile(folder) for _ in range(size) if folder is not None)
-        with refusals(), nullcontext() if replicas is None else replicas.apart():
+        with refusals():
             threads.run(lambda: process.group.waiting is not None)
     finally:
         process.group.stand_for(1)

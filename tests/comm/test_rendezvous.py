@@ -145,7 +145,7 @@ if me == 0:
 else:
     open(os.environ["IP_FILE"] + ".waits", "w").close()
 sar.initialize_comms(me, 2, address)
-liveness.SILENCE_SECONDS = 40.0
+liveness.SILENCE_SECONDS = 120.0
 """
     reports = launch(code, [{"MINE": str(rank), "IP_FILE": str(tmp_path / "ip")} for rank in range(2)])
     assert [report["sum"] for report in reports] == [3.0] * 2
