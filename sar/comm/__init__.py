@@ -9,7 +9,7 @@ from sar.comm.collectives import (
     sync_params,
 )
 from sar.comm.gradients import ddp_sum_hook
-from sar.comm.rendezvous import nfs_ip_init
+from sar.comm.joining import nfs_ip_init
 from sar.comm.session import (
     backend,
     comm_device,

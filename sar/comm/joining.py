@@ -1,43 +1,57 @@
-"""Joining a job: the store over which its workers find each other, and the sign-in that compares them.
+"""How workers find each other: a shared file for worker 0's address, the job's store, and the sign-in.
+
+[Note: stale files]
+A file left by an earlier run must not be believed. So worker 0 starts the job's store, puts a fresh nonce into it, and
+writes down address, port and nonce. The others believe a file only if a store at that address has the nonce; until then
+they read the file again. `initialize_comms` removes nonce and file once everybody is connected, so neither a dead run
+nor a living one that is past its set-up confirms its file. Two runs that start on one file at the same time cannot be
+told apart: give each its own.
 
 [Note: one job]
 Whoever reaches the port reaches the store, and workers of two jobs on one port would add up each other's numbers. So
-each worker signs in under its rank, with its world size, its job and its versions, worker 0 first. The job is
-SAR_JOB_ID, else the nonce of `nfs_ip_init`, else the launcher's name of it. A worker of another job finds worker 0's
-signature, raises and leaves the job alone. If ranks, world sizes or versions clash, all workers raise. SECURITY.md says
-which jobs cannot be told apart. Keys begin with "sar", so that other programs on torch's default port are no workers,
-and with torchrun's number of the restart, as its agent may keep a store in which earlier workers have signed.
+each worker signs in a log with its rank, world size, job and versions, and all read the log in the same order until the
+job of its first worker 0 is complete. Workers of another job raise, and leave this one alone; if ranks, world sizes or
+versions clash before the job is complete, all of its workers raise. The job is SAR_JOB_ID, else the nonce of
+`nfs_ip_init`, else the launcher's name of it; SECURITY.md says which jobs cannot be told apart. Keys begin with "sar",
+as other programs use torch's default port, and have torchrun's number of the restart, as its agent may keep the store.
 """
 
 import errno
 import ipaddress
 import json
 import os
+import secrets
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from sar.comm import liveness
+from sar.comm.environment import own_address
 from sar.comm.liveness import Stall
 from sar.comm.store_notes import Abandonable, BoundedStore, SilentStoreError
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, SarError
 from sar.logging_setup import logger
+from sar.storage.durable import written_whole
 
 T = TypeVar("T")
 
 POLL_SECONDS: Final = 0.05
-CONNECT_SECONDS: Final = 5.0
+CONNECT_SECONDS: Final = 2.0
 HEARD_SECONDS: Final = 3.0
 """How long worker 0, which usually hosts the store, stays after an error for the others to hear of it."""
 RESOLVE_SECONDS: Final = 30.0
 """How long the name of worker 0's host may take to be known."""
 COMPARED: Final = ("sar", "torch", "dgl")
+FROZEN: Final = ": the process that hosts it, usually worker 0, is frozen, or its host has vanished."
+_NONCE: Final = "sar/nonce"
 
 
 class Signature(NamedTuple):
@@ -54,30 +68,33 @@ class Signature(NamedTuple):
         return f"Worker {self.rank} of {self.world_size} of {job} ({self.where})"
 
 
-def wait_for(look: Callable[[], T | None], who: str, what: Callable[[], str], seconds: float) -> T | None:
-    """Call `look` until it gives something, and return that; warns of long waits.
+def wait_for(look: Callable[[], T], who: str, what: Callable[[], str], seconds: float) -> T:
+    """Call `look` until it returns something else than None and raises no OSError; warns of long waits.
 
-    After so many seconds this returns None, or raises the OSError of the latest call. A store that is silent raises
-    SilentStoreError once it has been so for as long as a worker may be.
+    After so many seconds this returns None, or raises the latest OSError. If a store is silent for as long as a worker
+    may be, this raises CommunicationTimeout.
     """
-    deadline, stall, silence = time.monotonic() + seconds, Stall(), 0.0
+    began, stall, silence = time.monotonic(), Stall(), 0.0
     while True:
+        waited = time.monotonic() - began
         try:
             found = look()
-            if found is not None or time.monotonic() > deadline:
+            if found is not None or waited > seconds:
                 return found
             silence = 0.0
-            stall.report(who, what)
+        except SarError:  # some of which are OSErrors
+            raise
         except SilentStoreError:
             silence += POLL_SECONDS  # by rounds and not by the clock, as this process may have been stopped itself
             if silence > liveness.SILENCE_SECONDS:
-                raise
-        except SarError:
-            raise
+                raise CommunicationTimeout(
+                    f"{who} has not heard of the job's store for {silence:.0f} s{FROZEN}"
+                ) from None
         except OSError:
-            if time.monotonic() > deadline:
+            if waited > seconds:
                 raise
-            stall.report(who, what)
+        if stall.due(waited):
+            logger.warning("%s has waited %.0f s for %s", who, waited, what())
         time.sleep(POLL_SECONDS)
 
 
@@ -94,26 +111,24 @@ def await_name(host: str, who: str) -> None:
         ) from error
 
 
-def connect_store(host: str, port: int, seconds: float) -> dist.Store:
-    """A connection to a store that another process hosts; SilentStoreError if that does not answer in time."""
+def connect_store(host: str, port: int, who: str, seconds: float) -> dist.Store:
+    """A connection to another process's store; OSError if nobody listens, CommunicationTimeout if it is frozen."""
+    socket.create_connection((host, port), CONNECT_SECONDS).close()  # torch would try again, with a warning each time
     limit = timedelta(seconds=seconds)
     connecting = Abandonable(lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit))
     connecting.join(seconds)
     if connecting.is_alive():
-        raise SilentStoreError(f"The store at {host}:{port} has not answered for {seconds:g} s.")
+        raise CommunicationTimeout(f"{who} has not heard of the job's store at {host}:{port} for {seconds:g} s{FROZEN}")
     connecting.result().set_timeout(timedelta(seconds=Config.timeout))
     return connecting.result()
 
 
 def find_store(host: str, port: int, who: str) -> dist.Store:
     """A connection to the job's store, for which this worker waits; an OSError if nobody listens in time."""
-
-    def listening() -> bool:  # torch would print a warning for each try, and wait for ever for a frozen process
-        socket.create_connection((host, port), CONNECT_SECONDS).close()
-        return True
-
-    wait_for(listening, who, lambda: f"the job's store at {host}:{port}; check that worker 0 runs", Config.timeout)
-    return connect_store(host, port, liveness.SILENCE_SECONDS)
+    return wait_for(
+        lambda: connect_store(host, port, who, liveness.SILENCE_SECONDS),
+        *(who, lambda: f"the job's store at {host}:{port}; check that worker 0 runs", Config.timeout),
+    )
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:
@@ -147,56 +162,32 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
     """
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     table = BoundedStore(dist.PrefixStore(f"sar/joining/{restart}", store))
-    where = f"{socket.gethostname()}, process {os.getpid()}"
-    own, everybody = Signature(rank, world_size, job, where, versions()), [f"worker/{k}" for k in range(world_size)]
+    own = Signature(rank, world_size, job, f"{socket.gethostname()}, process {os.getpid()}", versions())
+    number = table.ask(lambda store: store.add("signed", 1))
+    table.ask(lambda store: store.set(f"signature/{number}", json.dumps(own)))
+    log: list[Signature] = []
 
-    def signatures(keys: Sequence[str]) -> list[Signature]:
-        """Those under these keys, once they are all there."""
+    def everybody() -> list[Signature] | None:
+        count = table.ask(lambda store: store.add("signed", 0))
+        for text in table.read([f"signature/{n}" for n in range(len(log) + 1, count + 1)]):
+            if text is None:  # about to be written
+                break
+            log.append(Signature(*json.loads(text)))
+        return _workers_of_job(log, own, number)
 
-        def look() -> list[str | None] | None:
-            [clash] = table.read(["clash"])
-            if clash is not None:
-                raise CommunicationError(clash)
-            return table.read(keys) if table.ask(lambda store: store.check(list(keys))) else None
+    def missing() -> str:
+        there = {one.rank for one in log if one.job == job}
+        return f"{', '.join(f'worker {k}' for k in range(world_size) if k not in there)} to join"
 
-        def missing() -> str:
-            absent = [key.replace("/", " ") for key, there in zip(keys, table.read(keys), strict=True) if there is None]
-            return f"{', '.join(absent)} to join"
-
-        texts = wait_for(look, str(own), missing, Config.timeout)
-        if texts is None:
+    try:
+        workers = wait_for(everybody, str(own), missing, Config.timeout)
+        if workers is None:
             raise CommunicationTimeout(
                 f"{own} waited {Config.timeout:g} s (Config.timeout) for {missing()}; check that all run, and name the "
                 "same address and port."
             )
-        return [Signature(*json.loads(text or "")) for text in texts]
-
-    def tell_all(clash: SarError) -> SarError:
-        table.ask(lambda store: store.compare_set("clash", "", str(clash)))
-        return clash
-
-    try:
-        if rank != 0:
-            [first] = signatures(["worker/0"])
-            if first.job != job:
-                raise CommunicationError(
-                    f"{own} has come to the store of {first}. Two jobs share the port: give each its own. If these are "
-                    "one job, set SAR_JOB_ID to the same on all of its workers."
-                )
-            if first.world_size != world_size:
-                raise tell_all(ConfigError(f"{first} and {own} name different world sizes; name the same."))
-        if table.ask(lambda store: store.add(f"taken/{rank}", 1)) > 1:
-            [other] = signatures([f"worker/{rank}"])
-            raise tell_all(
-                CommunicationError(
-                    f"{own} comes after {other}. Two workers have one rank, or two jobs share the port: set another "
-                    "port, or another SAR_JOB_ID, for each."
-                )
-            )
-        table.ask(lambda store: store.set(f"worker/{rank}", json.dumps(own)))
-        signed = signatures(everybody)
         for name in COMPARED:
-            having = [one for one in signed if name in one.versions]
+            having = [one for one in workers if name in one.versions]
             if len({one.versions[name] for one in having}) > 1:
                 lines = "\n".join(f"  worker {one.rank} ({one.where}): {one.versions[name]}" for one in having)
                 raise ConfigError(
@@ -209,7 +200,127 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
     return dist.PrefixStore(f"sar/{restart}/{job}", store)
 
 
+def _workers_of_job(log: Sequence[Signature], own: Signature, number: int) -> list[Signature] | None:
+    """The workers of the log's job, by rank; None if some are missing. `own` has this number in the log, from 1."""
+    first = next((one for one in log if one.rank == 0), None)
+    if first is None or len(log) < number:
+        return None
+    if first.job != own.job:
+        raise CommunicationError(
+            f"{own} has come to the store of {first}. Two jobs share the port: give each its own. If these are one "
+            "job, set SAR_JOB_ID to the same on all of its workers."
+        )
+    workers: dict[int, Signature] = {}
+    for position, one in enumerate(log, 1):
+        complete = len(workers) == first.world_size
+        if one.job != own.job or (complete and position != number):
+            continue
+        if one.world_size != first.world_size:
+            raise ConfigError(f"{first} and {one} name different world sizes; name the same.")
+        if one.rank in workers:
+            raise CommunicationError(
+                f"{one} comes after {workers[one.rank]}. Two workers have one rank, or two jobs share the port: set "
+                "another port, or another SAR_JOB_ID, for each."
+            )
+        workers[one.rank] = one
+    return [workers[k] for k in range(first.world_size)] if len(workers) == first.world_size else None
+
+
 def versions() -> dict[str, str]:
     """The versions of the packages that are imported, without the part that says how they were built."""
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in COMPARED}
     return {name: str(version).partition("+")[0] for name, version in found.items() if version is not None}
+
+
+class Meeting(NamedTuple):
+    """The job's store, as `nfs_ip_init` has found it for `initialize_comms`."""
+
+    address: str
+    port: int
+    nonce: str
+    store: dist.Store
+    file: Path
+
+    def __str__(self) -> str:
+        return f"{self.address} {self.port} {self.nonce}\n"
+
+
+_meeting: Meeting | None = None
+_announced: Meeting | None = None  # by this worker, and not confirmed any more once all are connected
+
+
+def meeting() -> Meeting | None:
+    """The result of the latest `nfs_ip_init` in this process, until all workers are connected."""
+    return _meeting
+
+
+def nfs_ip_init(_rank: int, ip_file: str) -> str:
+    """Tell worker 0's address to all workers through a file that all of them see.
+
+    Args:
+        _rank: this worker.
+        ip_file: path of the file; worker 0 replaces it. An old file does no harm: see [Note: stale files].
+
+    Returns:
+        The address of worker 0, for `initialize_comms`.
+
+    Raises:
+        ConfigError: if worker 0 cannot write the file.
+        CommunicationTimeout: if no living worker 0 shows up within `Config.timeout`.
+    """
+    global _meeting, _announced
+    path = Path(ip_file)
+    if _rank == 0:
+        stop_announcing()
+        address, nonce = own_address(), secrets.token_hex(8)
+        store = host_store(address, 0)
+        store.set(_NONCE, nonce)
+        announced = Meeting(address, store.port, nonce, store, path)
+        try:
+            with written_whole(path) as file:
+                file.write(str(announced).encode())
+                os.chmod(file.fileno(), 0o644)
+        except OSError as error:
+            raise ConfigError(f"Worker 0 cannot write its address to {path}: {error}") from error
+        _meeting = _announced = announced
+        return address
+    state = "no file"
+
+    def confirmed() -> Meeting | None:
+        nonlocal state
+        try:
+            address, port, nonce = path.read_text().split()
+            state = f"an old file: {address}:{port} does not confirm it"
+            store = connect_store(address, int(port), f"Worker {_rank}", CONNECT_SECONDS)
+            if BoundedStore(store).read([_NONCE]) == [nonce]:
+                return Meeting(address, int(port), nonce, store, path)
+        except FileNotFoundError:
+            state = "no file"
+        except ValueError:
+            state = "a file of another form"
+        except (OSError, RuntimeError, OverflowError):  # a service of another kind, or a frozen one
+            pass
+        return None
+
+    def what() -> str:
+        return f"worker 0 to announce its address in {path}; found {state}"
+
+    _meeting = wait_for(confirmed, f"Worker {_rank}", what, Config.timeout)
+    if _meeting is None:
+        raise CommunicationTimeout(
+            f"Worker {_rank} waited {Config.timeout:g} s (Config.timeout) for {what()}. Check that worker 0 runs and "
+            "that all workers see the same file."
+        )
+    return _meeting.address
+
+
+def stop_announcing() -> None:
+    """Stop confirming worker 0's file, and remove it, once everybody is connected."""
+    global _meeting, _announced
+    announced, _announced, _meeting = _announced, None, None
+    if announced is None:
+        return
+    announced.store.delete_key(_NONCE)
+    with suppress(OSError):  # somebody else's by now
+        if announced.file.read_text() == str(announced):
+            announced.file.unlink()

@@ -20,7 +20,6 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -42,10 +41,9 @@ STALL_SECONDS = 30.0
 
 
 class Stall:
-    """When to report a wait that begins now: after `STALL_SECONDS`, and then once per doubling."""
+    """When to report a wait: after `STALL_SECONDS`, and then once per doubling."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
         self._reported = 0.0
 
     def due(self, seconds: float) -> bool:
@@ -56,12 +54,6 @@ class Stall:
             return False
         self._reported = seconds
         return True
-
-    def report(self, who: str, what: Callable[[], str]) -> None:
-        """Warn that a worker still waits, if it is time to."""
-        seconds = time.monotonic() - self._began
-        if self.due(seconds):
-            logger.warning("%s has waited %.0f s for %s", who, seconds, what())
 
 
 class Answers:

@@ -5,12 +5,11 @@ Every worker has a copy of the model, and nothing but equal beginnings and equal
 after a step the next agreement carries a checksum of the bits of the parameters that were stepped. Only those that have
 been in `sync_params` or `gather_grads` count; the others may be a worker's own, such as rows for its nodes. If none has
 been, because both calls were forgotten, all count, as long as every worker has stepped the same shapes. A model on a
-device is summed up there and only its sums are read, because copying the parameters would take longer than the step.
+device is summed up there, and only the sums are read: copying the parameters would take longer than the step.
 """
 
 import threading
 import zlib
-from functools import cache
 from typing import Final
 
 import torch
@@ -22,14 +21,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sar.config import Config
 from sar.errors import DisagreementError
-from sar.id_slices import pieces
 from sar.raw_memory import as_bytes, resolved
 
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1  # `Config.check_replicas` is off
 SHARED: Final = 2**62  # in the checksum of parameters that have been in `sync_params` or `gather_grads`
-PIECE: Final = 2**18  # elements that `_sum_of_bits` takes at once
-_STEP: Final = 0x9E3779B97F4A7C15 - 2**64  # of SplitMix64, as int64
 
 
 class Replicas:
@@ -71,8 +67,8 @@ class Replicas:
         for p in counted:
             if p.device.type == "cpu":
                 values = zlib.crc32(as_bytes(p), values)
-        sums = [_sum_of_bits(p) for p in counted if p.device.type != "cpu"]
-        if sums:
+        sums = [_integers(p).sum(dtype=torch.int64) for p in counted if p.device.type != "cpu"]
+        if sums:  # read in one copy
             numbers = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
             values = zlib.crc32(repr(numbers).encode(), values)
         return (SHARED if shared else 0) | layout >> 2 << 32 | values
@@ -120,24 +116,11 @@ def _counts(parameter: Tensor) -> bool:
     return plain and parameter.layout is torch.strided and not parameter.is_meta
 
 
-def _sum_of_bits(tensor: Tensor) -> Tensor:
-    """A checksum made on the tensor's device, () int64: one changed element always changes it."""
-    bits = resolved(tensor.detach()).contiguous().view(-1)
-    size = bits.element_size()
-    bits = bits.view(torch.int32 if size % 4 == 0 else torch.int16 if size == 2 else torch.uint8)
-    total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    for piece in pieces(len(bits), PIECE):
-        part = bits[piece]
-        total = total * _STEP + (part * _weights(bits.device)[: len(part)]).sum()  # int64 wraps around
-    return total
-
-
-@cache
-def _weights(device: torch.device) -> Tensor:
-    """Odd numbers without a pattern, (PIECE,) int64, the same everywhere."""
-    with torch.inference_mode(False):
-        numbers = torch.arange(1, PIECE + 1, device="cpu") * _STEP
-        return ((numbers ^ (numbers >> 29)) * _STEP | 1).to(device)
+def _integers(parameter: Tensor) -> Tensor:
+    """Its bits as integers."""
+    bits = resolved(parameter.detach()).contiguous()
+    kinds = {1: torch.uint8, 2: torch.int16}
+    return bits.view(-1).view(kinds.get(bits.element_size(), torch.int32))
 
 
 def described(tensor: Tensor) -> str:

@@ -12,18 +12,15 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from sar.comm import liveness
 from sar.comm.allocator import set_allocator
 from sar.comm.environment import choose_interface, find_place, job_id, local_rank, set_in_part
 from sar.comm.group import Group
-from sar.comm.joining import await_name, find_store, host_store, sign_in
+from sar.comm.joining import await_name, find_store, host_store, meeting, sign_in, stop_announcing
 from sar.comm.process_transport import GlooTransport, NcclTransport
-from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
-from sar.comm.store_notes import SilentStoreError
 from sar.config import Config
-from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, NotInitializedError, SarError
+from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
 from sar.logging_setup import logger
 
 DEFAULT_PORT = 12345
@@ -272,11 +269,6 @@ def _joining(rank: int, size: int, store: str) -> Iterator[None]:
         yield
     except SarError:
         raise
-    except SilentStoreError as error:
-        raise CommunicationTimeout(
-            f"Worker {rank} has not heard of {store} for {liveness.SILENCE_SECONDS:g} s: the process that hosts it, "
-            "usually worker 0, is frozen, or its host has vanished."
-        ) from error
     except (RuntimeError, ValueError, OSError) as error:
         why = str(error).rstrip(". ")
         raise CommunicationError(

@@ -10,7 +10,7 @@ import pytest
 
 import sar
 from sar.comm import liveness
-from sar.comm.rendezvous import stop_announcing
+from sar.comm.joining import stop_announcing
 from sar.errors import CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
 

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sar
-from sar.comm import replicas
 from tests.core.attempts import assert_disagreement, catch, catch_and_recover
 
 RIGHT = {"sync": True, "gather": True, "skip": False, "check": True}
@@ -53,34 +52,6 @@ def two_groups(model):
 
 def failed(forgotten, dtype, make_optimizer):
     return catch(train, *(RIGHT | forgotten).values(), dtype, make_optimizer)
-
-
-def bits_of(dtype):
-    """Numbers of a dtype, more than one piece of them, among them 0, -0, NaN and equal ones."""
-    numbers = torch.randn(replicas.PIECE + 77, generator=torch.Generator().manual_seed(0)).to(dtype)
-    numbers[:6] = torch.tensor([0.0, -0.0, torch.nan, 1.0, 1.0, 2.0], dtype=dtype)
-    return numbers
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64], ids=str)
-def test_a_sum_of_bits_tells_what_has_changed(dtype):
-    numbers = bits_of(dtype)
-    known = int(replicas._sum_of_bits(numbers))
-    assert known == int(replicas._sum_of_bits(numbers.clone().view(-1, 1)))
-    seen, count = {known}, 1
-    for place in (0, 1, 3, replicas.PIECE - 1, replicas.PIECE, len(numbers) - 1):
-        changed = numbers.clone()
-        changed[place] *= -1  # one bit
-        seen.add(int(replicas._sum_of_bits(changed)))
-        for other in (5, replicas.PIECE + 5):
-            swapped = numbers.clone()
-            swapped[[place, other]] = numbers[[other, place]]
-            seen.add(int(replicas._sum_of_bits(swapped)))
-        count += 3
-    both = numbers.clone()
-    both[[3, 9]] *= -1
-    assert len(seen | {int(replicas._sum_of_bits(both))}) == count + 1
-    assert int(replicas._sum_of_bits(numbers[:0])) != int(replicas._sum_of_bits(numbers[:1] + 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
