@@ -25,6 +25,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +36,7 @@ import torch.distributed as dist
 from sar.comm import liveness
 from sar.comm.environment import own_address
 from sar.comm.liveness import Stall
-from sar.comm.store_notes import Abandonable, BoundedStore, SilentStoreError
+from sar.comm.store_notes import BoundedStore, SilentStoreError, in_background
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, SarError
 from sar.logging_setup import logger
@@ -115,9 +116,11 @@ def connect_store(host: str, port: int, who: str, seconds: float) -> dist.Store:
     """A connection to another process's store; OSError if nobody listens, CommunicationTimeout if it is frozen."""
     socket.create_connection((host, port), CONNECT_SECONDS).close()  # torch would try again, with a warning each time
     limit = timedelta(seconds=seconds)
-    connecting = Abandonable(lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit))
-    connecting.join(seconds)
-    if connecting.is_alive():
+    connecting = in_background(
+        lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+    )
+    futures.wait([connecting], seconds)
+    if not connecting.done():
         raise CommunicationTimeout(f"{who} has not heard of the job's store at {host}:{port} for {seconds:g} s{FROZEN}")
     connecting.result().set_timeout(timedelta(seconds=Config.timeout))
     return connecting.result()

@@ -13,7 +13,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import torch.distributed as dist
@@ -36,36 +38,29 @@ class SilentStoreError(RuntimeError):
     """The store does not answer, though it can be reached."""
 
 
-class Abandonable(threading.Thread, Generic[T]):
-    """A thread that does one thing, and may be left behind with it: see [Note: a store that does not answer]."""
+_threads: Final[WeakSet[threading.Thread]] = WeakSet()
 
-    _all: ClassVar["WeakSet[Abandonable[Any]]"] = WeakSet()
 
-    def __init__(self, function: Callable[[], T], name: str = "sar-store") -> None:
-        super().__init__(name=name, daemon=True)
-        self._function = function
-        self._results: list[T] = []
-        self._error: BaseException | None = None
-        self._all.add(self)
-        self.start()
+def in_background(function: Callable[[], T]) -> Future[T]:
+    """Run a function in a thread that may be left behind: see [Note: a store that does not answer]."""
+    future: Future[T] = Future()
 
-    def run(self) -> None:
+    def run() -> None:
         try:
-            self._results.append(self._function())
+            future.set_result(function())
         except BaseException as error:
-            self._error = error
+            future.set_exception(error)
 
-    def result(self) -> T:
-        """The function's result, or its exception raised; after the thread's end."""
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
+    thread = threading.Thread(target=run, name="sar-store", daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return future
 
 
 @atexit.register
-def _wait_for_abandoned() -> None:
+def _wait_for_threads() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
-    for thread in list(Abandonable._all):
+    for thread in list(_threads):
         if thread.is_alive():  # not in a forked process
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -75,15 +70,15 @@ class BoundedStore:
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
-        self._unanswered: threading.Thread | None = None
+        self._unanswered: Future[Any] | None = None
 
     def ask(self, question: Callable[[dist.Store], T]) -> T:
         """The store's answer; raises SilentStoreError if it takes longer than `STORE_SECONDS`."""
-        if self._unanswered is not None and self._unanswered.is_alive():
+        if self._unanswered is not None and not self._unanswered.done():
             raise SilentStoreError("The store does not answer.")
-        asking = Abandonable(lambda: question(self._store))
-        asking.join(STORE_SECONDS)
-        if asking.is_alive():
+        asking = in_background(lambda: question(self._store))
+        futures.wait([asking], STORE_SECONDS)
+        if not asking.done():
             self._unanswered = asking
             raise SilentStoreError(f"The store has not answered for {STORE_SECONDS:g} s.")
         return asking.result()
