@@ -46,10 +46,8 @@ T = TypeVar("T")
 
 POLL_SECONDS: Final = 0.05
 CONNECT_SECONDS: Final = 2.0
-HEARD_SECONDS: Final = 3.0
-"""How long worker 0, which usually hosts the store, stays after an error for the others to hear of it."""
-RESOLVE_SECONDS: Final = 30.0
-"""How long the name of worker 0's host may take to be known."""
+HEARD_SECONDS: Final = 3.0  # after an error of worker 0, which usually hosts the store: the others are to hear of it
+RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
 COMPARED: Final = ("sar", "torch", "dgl")
 FROZEN: Final = ": the process that hosts it, usually worker 0, is frozen, or its host has vanished."
 _NONCE: Final = "sar/nonce"
@@ -179,8 +177,8 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
         return _workers_of_job(log, own, number)
 
     def missing() -> str:
-        there = {one.rank for one in log if one.job == job}
-        return f"{', '.join(f'worker {k}' for k in range(world_size) if k not in there)} to join"
+        present = {signature.rank for signature in log if signature.job == job}
+        return f"{', '.join(f'worker {k}' for k in range(world_size) if k not in present)} to join"
 
     try:
         workers = wait_for(everybody, str(own), missing, Config.timeout)
@@ -190,9 +188,9 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
                 "same address and port."
             )
         for name in COMPARED:
-            having = [one for one in workers if name in one.versions]
-            if len({one.versions[name] for one in having}) > 1:
-                lines = "\n".join(f"  worker {one.rank} ({one.where}): {one.versions[name]}" for one in having)
+            importers = [worker for worker in workers if name in worker.versions]
+            if len({worker.versions[name] for worker in importers}) > 1:
+                lines = "\n".join(f"  worker {each.rank} ({each.where}): {each.versions[name]}" for each in importers)
                 raise ConfigError(
                     f"The workers have different versions of {name}:\n{lines}\nInstall the same everywhere."
                 )
@@ -205,7 +203,7 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
 
 def _workers_of_job(log: Sequence[Signature], own: Signature, number: int) -> list[Signature] | None:
     """The workers of the log's job, by rank; None if some are missing. `own` has this number in the log, from 1."""
-    first = next((one for one in log if one.rank == 0), None)
+    first = next((signature for signature in log if signature.rank == 0), None)
     if first is None or len(log) < number:
         return None
     if first.job != own.job:
@@ -214,18 +212,18 @@ def _workers_of_job(log: Sequence[Signature], own: Signature, number: int) -> li
             "job, set SAR_JOB_ID to the same on all of its workers."
         )
     workers: dict[int, Signature] = {}
-    for position, one in enumerate(log, 1):
+    for position, signature in enumerate(log, 1):
         complete = len(workers) == first.world_size
-        if one.job != own.job or (complete and position != number):
+        if signature.job != own.job or (complete and position != number):  # those who come too late raise alone
             continue
-        if one.world_size != first.world_size:
-            raise ConfigError(f"{first} and {one} name different world sizes; name the same.")
-        if one.rank in workers:
+        if signature.world_size != first.world_size:
+            raise ConfigError(f"{first} and {signature} name different world sizes; name the same.")
+        if signature.rank in workers:
             raise CommunicationError(
-                f"{one} comes after {workers[one.rank]}. Two workers have one rank, or two jobs share the port: set "
-                "another port, or another SAR_JOB_ID, for each."
+                f"{signature} comes after {workers[signature.rank]}. Two workers have one rank, or two jobs share the "
+                "port: set another port, or another SAR_JOB_ID, for each."
             )
-        workers[one.rank] = one
+        workers[signature.rank] = signature
     return [workers[k] for k in range(first.world_size)] if len(workers) == first.world_size else None
 
 

@@ -117,6 +117,26 @@ def test_a_rank_can_be_had_once():
         assert re.search(r"Worker 1 of 3 .* comes after Worker 1 of 3", str(error)), error
 
 
+def test_who_comes_once_the_job_is_complete_raises_alone():
+    first, second, late = joined([(0, 2, None), (1, 2, None), (1, 2, None)], pause=0.5)
+    first.set("greeting", "hello")
+    assert second.get("greeting") == b"hello"
+    assert re.search(r"Worker 1 of 2 .* comes after Worker 1 of 2", str(late)), late
+
+
+@pytest.mark.parametrize("reader", range(4))
+@pytest.mark.parametrize("length", [3, 4])
+def test_all_workers_judge_a_log_alike_however_much_of_it_they_read(reader, length):
+    """The second worker 1 comes before worker 2, with which the job would be complete."""
+    ranks = [0, 1, 1, 2]
+    log = [joining.Signature(rank, 3, None, f"process {k}", {}) for k, rank in enumerate(ranks)]
+    if reader >= length:
+        assert joining._workers_of_job(log[:length], log[reader], reader + 1) is None, "has not read its own yet"
+    else:
+        with pytest.raises(CommunicationError, match=r"process 2.* comes after .*process 1"):
+            joining._workers_of_job(log[:length], log[reader], reader + 1)
+
+
 def test_world_sizes_differ():
     errors = joined([(0, 2, None), (1, 3, None)])
     for error in errors:
