@@ -46,7 +46,7 @@ def connect(
     given_size: int | None,
     given_master: str | None,
     backend: str | None,
-    device: torch.device | str | None,
+    given_device: torch.device | str | None,
     given_port: int,
     *,
     shares_process: bool,
@@ -83,24 +83,24 @@ def connect(
     if existing and place[1] > 1:
         with _joining(*place, "torch.distributed's store"):
             sign_in(store, *place, os.environ.get("SAR_JOB_ID") or job_id())
-    on = torch.device(device or ("cuda" if backend == "nccl" else "cpu"))
-    if (on.type == "cuda") != (backend == "nccl"):
-        raise ConfigError(f"Tensors cannot travel on {on} with backend {backend}; leave _comm_device out.")
-    if on.type == "cuda":
-        on = _take_cuda_device(on, None if device else local_rank())
-    group = group_of_processes(store, *place, on, backend)
+    device = torch.device(given_device or ("cuda" if backend == "nccl" else "cpu"))
+    if (device.type == "cuda") != (backend == "nccl"):
+        raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
+    if device.type == "cuda":
+        device = _take_cuda_device(device, None if given_device else local_rank())
+    group = group_of_processes(store, *place, device, backend)
     if group.world_size > 1 and not shares_process:
         group.replicas = Replicas()
     with group.guard():
         group.agree("initialize_comms")
     stop_announcing()
-    _current = Communication(group, BufferPool(on), backend, *master)
+    _current = Communication(group, BufferPool(device), backend, *master)
     atexit.register(_shut_down, started=not existing)
     logger.info("worker %d of %d is connected over %s", group.rank, group.world_size, backend)
 
 
 def _take_cuda_device(asked: torch.device, local_rank: int | None) -> torch.device:
-    """Make a CUDA device the current one: that asked for by number, else the launcher's choice, else what is current.
+    """Make a CUDA device the current one: by the number asked for, else by the local rank, else as it is.
 
     Slurm may let each process see one device only, which is number 0 in all of them.
     """
@@ -121,19 +121,19 @@ def _take_cuda_device(asked: torch.device, local_rank: int | None) -> torch.devi
 def group_of_processes(
     store: dist.Store, rank: int, world_size: int, device: torch.device | None = None, backend: str = "gloo"
 ) -> Group:
-    """A group of worker processes that share a store, one of which this is; `device` is by default the CPU."""
+    """A group of worker processes that share a store, this one among them; `device` is by default the CPU."""
     return Group((NcclTransport if backend == "nccl" else GlooTransport)(store, rank, world_size, device))
 
 
 def set_current(current: Communication) -> None:
-    """Give this worker another group, as workers of one process have their own in turns."""
+    """Replace this worker's group: workers of one process use theirs in turns."""
     global _current
     _current = current
 
 
 @contextmanager
 def standing_in(group: Group, pool: BufferPool) -> Iterator[None]:
-    """Take another group and its buffers for this worker's own inside, as a plan does that sends nothing."""
+    """Use another group and its buffers inside, such as a plan's, which sends nothing."""
     global _current
     before, _current = _current, Communication(group, pool, "none", None, None)
     try:
@@ -168,12 +168,12 @@ def backend() -> str:
 
 
 def master_ip() -> str | None:
-    """The address of worker 0; None where the process group was there before sar."""
+    """The address of worker 0; None if torch's process group existed before sar."""
     return current().master_ip
 
 
 def master_port() -> int | None:
-    """The port of worker 0; None where the process group was there before sar."""
+    """The port of worker 0; None if torch's process group existed before sar."""
     return current().master_port
 
 
@@ -183,7 +183,7 @@ def current_group() -> Group:
 
 
 def current() -> Communication:
-    """What `initialize_comms` has set up; raises NotInitializedError before that."""
+    """This worker's communication; raises NotInitializedError before `initialize_comms`."""
     if _current is None:
         raise NotInitializedError("Communication is not set up; call sar.initialize_comms() first, on every worker.")
     return _current
@@ -297,7 +297,7 @@ def recover(step: int = 0) -> int:
         The least of all workers' `step`: the first one that not all have finished.
 
     Raises:
-        PeerError: where a worker has died or left, which is final, or raised an error meanwhile.
-        CommunicationTimeout: where a worker does not call this within five minutes, or `Config.timeout` if less.
+        PeerError: if a worker has died or left, which is final, or raised an error meanwhile.
+        CommunicationTimeout: if a worker does not call this within five minutes, or `Config.timeout` if less.
     """
     return current_group().recover(step)
