@@ -32,7 +32,6 @@ from sar.core.passing.builtin import message_has_parameters
 from sar.errors import SarError
 from sar.logging_setup import logger, logging_setup
 from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, pair_graph
-from sar.outofcore.workers import workers_of_process
 from sar.sampling import (
     ClusterGCNSampler,
     DataLoader,
@@ -46,8 +45,6 @@ from sar.sampling import (
 from sar.train.early_stopping import EarlyStopping
 from sar.train.script import print, seed
 from sar.train.task import Task
-
-comm.session.workers_of_process = workers_of_process
 
 __version__ = "0.1.0"
 

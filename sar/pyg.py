@@ -8,7 +8,7 @@ from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.adapters.pyg.batch_vector import batch_vector
 from sar.adapters.pyg.graph import edge_index, make_data
 from sar.adapters.pyg.norms import convert_norms, global_add_pool, global_max_pool, global_mean_pool
-from sar.comm import rank
+from sar.comm.session import rank
 from sar.common_tuples import StrPath
 
 __all__ = [

@@ -46,10 +46,10 @@ LEVELS = {
 }
 """A part of sar imports itself and what has a lower level: neither what is above it nor its neighbours."""
 
-FACADES = ("sar/__init__.py", "sar/core/__init__.py", "sar/core/sampling.py")
+FACADES = ("sar/__init__.py", "sar/comm/__init__.py", "sar/core/__init__.py", "sar/core/sampling.py")
 """Files of public names and nothing else. They import what they name, wherever it is; only they and cli import them."""
 
-CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim", "ask_for_huge_pages", "comm.session.workers_of_process"]}
+CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim", "ask_for_huge_pages"]}
 """Calls of sar's own functions that importing a file makes; in general there are none."""
 
 

@@ -9,11 +9,10 @@ from sar.comm.collectives import (
     sync_params,
 )
 from sar.comm.gradients import ddp_sum_hook
-from sar.comm.rendezvous import nfs_ip_init
+from sar.comm.joining import nfs_ip_init
 from sar.comm.session import (
     backend,
     comm_device,
-    initialize_comms,
     is_initialized,
     master_ip,
     master_port,
@@ -22,6 +21,7 @@ from sar.comm.session import (
     world_size,
 )
 from sar.comm.statistics import Statistics, statistics
+from sar.outofcore.workers import initialize_comms
 
 __all__ = [
     "Statistics",

@@ -1,5 +1,6 @@
 """Collective operations on whole tensors, for users and for the layers; each is agreed on before it starts."""
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from torch.nn.parameter import Parameter, is_lazy
 from sar.comm.devices import to_device
 from sar.comm.gradients import begin_sum, end_sum
 from sar.comm.group import Group
-from sar.comm.replicas import all_gather_json, described
+from sar.comm.replicas import described
 from sar.comm.session import current_group
 from sar.dtypes import accumulation_dtype
 from sar.errors import ConfigError, DisagreementError
@@ -249,6 +250,14 @@ def _agree_on_model(
     if group.replicas is not None and group.replicas.share(model, call):
         _warn_of_own_statistics(call, model)
     return alike
+
+
+def all_gather_json(gather: Callable[[Tensor], list[Tensor]], value: Any) -> list[Any]:
+    """Every worker's value, by rank, as JSON has it, within an agreed call; `gather` is `Group.all_gather`."""
+    own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device="cpu")
+    lengths = [int(length) for length in gather(torch.tensor([len(own)], device="cpu"))]
+    padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
+    return [json.loads(bytes(one[:length].tolist())) for one, length in zip(gather(padded), lengths, strict=True)]
 
 
 def _warn_of_own_statistics(call: str, model: Module) -> None:

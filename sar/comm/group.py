@@ -148,7 +148,7 @@ class Group:
             self.stopped = None
             self._connected = False
         if self.replicas is not None:
-            self.replicas.take_checksum()  # of a step that some workers took, and that is to be repeated
+            self.replicas.forget_steps()  # that only some workers took, and that are to be repeated
         with self.guard():
             self._connect(min(Config.timeout, REBUILD_TIMEOUT))
             return min(self.agree("recover", step))
@@ -242,7 +242,7 @@ class Group:
                 )
         if self.replicas is not None and set(models) != {model}:
             with self.guard():
-                self.replicas.compare(list(models), partial(self.all_gather, call=call))
+                self.replicas.compare(list(models))
         return list(all_flags)
 
     def pause(self, steps: Generator[None, None, T]) -> "Paused[T]":

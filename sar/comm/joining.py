@@ -1,50 +1,60 @@
-"""Joining a job: the store over which its workers find each other, and what they must have in common.
+"""How workers find each other: a shared file for worker 0's address, the job's store, and the sign-in.
+
+[Note: stale files]
+A file left by an earlier run must not be believed. So worker 0 starts the job's store, puts a fresh nonce into it, and
+writes down address, port and nonce. The others believe a file only if a store at that address has the nonce; until then
+they read the file again. `initialize_comms` removes nonce and file once everybody is connected, so neither a dead run
+nor a living one that is past its set-up confirms its file. Two runs that start on one file at the same time cannot be
+told apart: give each its own.
 
 [Note: one job]
 Whoever reaches the port reaches the store, and workers of two jobs on one port would add up each other's numbers. So
-worker 0 first writes down which job it is: SAR_JOB_ID, else the nonce of `nfs_ip_init`, else what the launcher calls
-it. A worker of another job leaves with an error; the job goes on without it, and warns. Then every worker signs under
-its rank, which can be had once, and reads what the others have signed. Where ranks, world sizes or versions clash, all
-of them raise. What is not known where nobody names the job stands in SECURITY.md.
-
-The store may outlive the processes: torchrun's agent keeps it when it restarts them, and counts restarts on every host
-for itself. So worker 0 begins an attempt, and says when all have signed that. A worker whose rank is taken already in
-the attempt that it finds, or who finds one that worker 0 gave up, waits for the next. Keys begin with "sar", so that
-other programs that share torch's default port are no workers.
+each worker signs in a log with its rank, world size, job and versions, and all read the log in the same order until the
+job of its first worker 0 is complete. Workers of another job raise, and leave this one alone; if ranks, world sizes or
+versions clash before the job is complete, all of its workers raise. The job is SAR_JOB_ID, else the nonce of
+`nfs_ip_init`, else the launcher's name of it; SECURITY.md says which jobs cannot be told apart. Keys begin with "sar",
+as other programs use torch's default port, and have torchrun's number of the restart, as its agent may keep the store.
 """
 
-import contextlib
 import errno
 import ipaddress
 import json
 import os
+import secrets
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
+from contextlib import suppress
 from datetime import timedelta
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from sar.comm import liveness
+from sar.comm.environment import own_address
 from sar.comm.liveness import Stall
-from sar.comm.store_notes import Abandonable
+from sar.comm.store_notes import BoundedStore, SilentStoreError, in_background
 from sar.config import Config
-from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
+from sar.durable import written_whole
+from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, SarError
 from sar.logging_setup import logger
 
+T = TypeVar("T")
+
 POLL_SECONDS: Final = 0.05
-CONNECT_SECONDS: Final = 5.0
-HEARD_SECONDS: Final = 5.0
-"""How long the process that hosts the store stays, after an error, for the others to hear of it."""
-RESOLVE_SECONDS: Final = 30.0
-"""How long the name of worker 0's host may take to be known."""
+CONNECT_SECONDS: Final = 2.0
+HEARD_SECONDS: Final = 3.0  # after an error of worker 0, which usually hosts the store: the others are to hear of it
+RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
 COMPARED: Final = ("sar", "torch", "dgl")
+FROZEN: Final = ": the process that hosts it, usually worker 0, is frozen, or its host has vanished."
+_NONCE: Final = "sar/nonce"
 
 
 class Signature(NamedTuple):
-    """What a worker says of itself."""
+    """A worker's description of itself."""
 
     rank: int
     world_size: int
@@ -53,227 +63,265 @@ class Signature(NamedTuple):
     versions: dict[str, str]  # of those of `COMPARED` that are imported
 
     def __str__(self) -> str:
-        return f"Worker {self.rank} of {self.world_size} of {_job_in_words(self.job)} ({self.where})"
+        job = "a job without SAR_JOB_ID" if self.job is None else f"job {self.job}"
+        return f"Worker {self.rank} of {self.world_size} of {job} ({self.where})"
 
 
-class Pulse:
-    """Counts what the store has answered."""
+def wait_for(look: Callable[[], T], who: str, what: Callable[[], str], seconds: float) -> T:
+    """Call `look` until it returns something else than None and raises no OSError; warns of long waits.
 
-    count = 0
-
-
-def while_it_answers(join: Callable[[Pulse], dist.Store], rank: int, where: str) -> dist.Store:
-    """Run what joins over a store, as long as the store answers: see [Note: a store that does not answer].
-
-    `join` gives the job's store; until its pulse beats, it looks for the store. `where` says where that is.
+    After so many seconds this returns None, or raises the latest OSError. If a store is silent for as long as a worker
+    may be, this raises CommunicationTimeout.
     """
-    pulse = Pulse()
-    joining, stall, heard, silence = Abandonable(lambda: join(pulse)), Stall(), 0, 0.0
-    while joining.is_alive():
-        joining.join(POLL_SECONDS)
-        silence += POLL_SECONDS  # by rounds and not by the clock, as this process may have been stopped itself
-        if pulse.count != heard:
-            heard, silence = pulse.count, 0.0
-        if not heard:
-            stall.report(f"Worker {rank}", lambda: f"{where}; check that worker 0 runs")
-        if heard and silence > liveness.SILENCE_SECONDS:
-            raise CommunicationTimeout(
-                f"Worker {rank} has not heard of {where} for {silence:.0f} s: the process that hosts it, usually "
-                "worker 0, is frozen, or its host has vanished."
-            )
-    return joining.result()
-
-
-def await_name(host: str) -> None:
-    """Wait until the host's name stands for an address; `CommunicationError` where that takes `RESOLVE_SECONDS`.
-
-    torch would try for minutes, and print a warning each time.
-    """
-    deadline = time.monotonic() + min(RESOLVE_SECONDS, Config.timeout)
+    began, stall, silence = time.monotonic(), Stall(), 0.0
     while True:
+        waited = time.monotonic() - began
         try:
-            socket.getaddrinfo(host, None)
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise CommunicationError(
-                    f"The name of worker 0's host, {host!r}, stands for no address on {socket.gethostname()} "
-                    f"({error.strerror}). Name an address (MASTER_ADDR, or master_ip_address), or add the name to DNS "
-                    "or /etc/hosts."
-                ) from error
-            time.sleep(POLL_SECONDS)
-
-
-def open_store(host: str, port: int, pulse: Pulse) -> dist.Store:
-    """A connection to the job's store; the pulse beats once it is there."""
-    deadline = time.monotonic() + Config.timeout
-    while not pulse.count:
-        try:  # torch would wait for ever where a frozen process listens
-            socket.create_connection((host, port), CONNECT_SECONDS).close()
-            pulse.count += 1
+            found = look()
+            if found is not None or waited > seconds:
+                return found
+            silence = 0.0
+        except SarError:  # some of which are OSErrors
+            raise
+        except SilentStoreError:
+            silence += POLL_SECONDS  # by rounds and not by the clock, as this process may have been stopped itself
+            if silence > liveness.SILENCE_SECONDS:
+                raise CommunicationTimeout(
+                    f"{who} has not heard of the job's store for {silence:.0f} s{FROZEN}"
+                ) from None
         except OSError:
-            if time.monotonic() > deadline:
+            if waited > seconds:
                 raise
-            time.sleep(POLL_SECONDS)
-    limit = timedelta(seconds=Config.timeout)
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        if stall.due(waited):
+            logger.warning("%s has waited %.0f s for %s", who, waited, what())
+        time.sleep(POLL_SECONDS)
+
+
+def await_name(host: str, who: str) -> None:
+    """Wait until the host's name stands for an address; torch would try for minutes, with a warning each time."""
+    limit = min(RESOLVE_SECONDS, Config.timeout)
+    try:
+        wait_for(lambda: socket.getaddrinfo(host, None), who, lambda: f"the address of {host}", limit)
+    except OSError as error:
+        raise CommunicationError(
+            f"The name of worker 0's host, {host!r}, stands for no address on {socket.gethostname()} "
+            f"({error.strerror}). Name an address (MASTER_ADDR, or master_ip_address), or add the name to DNS "
+            "or /etc/hosts."
+        ) from error
+
+
+def connect_store(host: str, port: int, who: str, seconds: float) -> dist.Store:
+    """A connection to another process's store; OSError if nobody listens, CommunicationTimeout if it is frozen."""
+    socket.create_connection((host, port), CONNECT_SECONDS).close()  # torch would try again, with a warning each time
+    limit = timedelta(seconds=seconds)
+    connecting = in_background(
+        lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+    )
+    futures.wait([connecting], seconds)
+    if not connecting.done():
+        raise CommunicationTimeout(f"{who} has not heard of the job's store at {host}:{port} for {seconds:g} s{FROZEN}")
+    connecting.result().set_timeout(timedelta(seconds=Config.timeout))
+    return connecting.result()
+
+
+def find_store(host: str, port: int, who: str) -> dist.Store:
+    """A connection to the job's store, for which this worker waits; an OSError if nobody listens in time."""
+    return wait_for(
+        lambda: connect_store(host, port, who, liveness.SILENCE_SECONDS),
+        *(who, lambda: f"the job's store at {host}:{port}; check that worker 0 runs", Config.timeout),
+    )
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:
     """The job's store itself, in this process; port 0 stands for one that is free.
 
-    It listens on `host` only where that is an address, or "localhost"; a name may stand for another one elsewhere.
+    It listens on `host` only if that is an address, or "localhost"; a name may stand for another one elsewhere.
     """
-    listener, limit = _listen(host, port), timedelta(seconds=Config.timeout)
-    port, descriptor = listener.getsockname()[1], listener.detach()
+    listener = None
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        listener = socket.create_server((str(address), port), family=family)
+    except ValueError:
+        pass  # a name
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        logger.warning("%s is no address of this host; listening on all", host)
+    if listener is None:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+    limit, port, descriptor = timedelta(seconds=Config.timeout), listener.getsockname()[1], listener.detach()
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=descriptor)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-    except ValueError:
-        address = None
-    if address is not None:
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-        try:
-            return socket.create_server((str(address), port), family=family)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            logger.warning("%s is no address of this host; listening on all", host)
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
-
-
-def check_in(store: dist.Store, rank: int, world_size: int, job: str | None, pulse: Pulse) -> dist.Store:
+def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> dist.Store:
     """Wait for all workers of this job, and see that they belong together: see [Note: one job].
 
-    `job` tells this job from others; None where nothing does. Returns the job's part of the store.
+    `job` tells this job from others; None if nothing does. Returns the job's part of the store.
     """
-    joining = dist.PrefixStore("sar/joining", store)
-    where = f"{socket.gethostname()}, process {os.getpid()}"
-    mine, everybody = Signature(rank, world_size, job, where, versions()), [f"worker/{k}" for k in range(world_size)]
-    if rank == 0:
-        attempt = str(joining.add("attempts", 1))
-        table: dist.Store = dist.PrefixStore(attempt, joining)
-        table.set("worker/0", json.dumps(mine))
-        joining.set("latest", attempt)
-    else:
-        attempt, table = _join_attempt(joining, mine, everybody, pulse)
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    table = BoundedStore(dist.PrefixStore(f"sar/joining/{restart}", store))
+    own = Signature(rank, world_size, job, f"{socket.gethostname()}, process {os.getpid()}", versions())
+    number = table.ask(lambda store: store.add("signed", 1))
+    table.ask(lambda store: store.set(f"signature/{number}", json.dumps(own)))
+    log: list[Signature] = []
+
+    def everybody() -> list[Signature] | None:
+        count = table.ask(lambda store: store.add("signed", 0))
+        for text in table.read([f"signature/{n}" for n in range(len(log) + 1, count + 1)]):
+            if text is None:  # about to be written
+                break
+            log.append(Signature(*json.loads(text)))
+        return _workers_of_job(log, own, number)
+
+    def missing() -> str:
+        present = {signature.rank for signature in log if signature.job == job}
+        return f"{', '.join(f'worker {k}' for k in range(world_size) if k not in present)} to join"
+
     try:
+        workers = wait_for(everybody, str(own), missing, Config.timeout)
+        if workers is None:
+            raise CommunicationTimeout(
+                f"{own} waited {Config.timeout:g} s (Config.timeout) for {missing()}; check that all run, and name the "
+                "same address and port."
+            )
+        for name in COMPARED:
+            importers = [worker for worker in workers if name in worker.versions]
+            if len({worker.versions[name] for worker in importers}) > 1:
+                lines = "\n".join(f"  worker {each.rank} ({each.where}): {each.versions[name]}" for each in importers)
+                raise ConfigError(
+                    f"The workers have different versions of {name}:\n{lines}\nInstall the same everywhere."
+                )
+    except SarError:
         if rank == 0:
-            _wait(lambda: table.check(everybody), table, mine, everybody, pulse)
-            table.set("complete", "")
-        _compare_versions([_read(table, key) for key in everybody])
-    except (CommunicationError, ConfigError):
-        if rank == 0:  # whose end may be the store's
-            deadline = time.monotonic() + HEARD_SECONDS
-            while table.add("heard", 0) < world_size - 1 and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
+            time.sleep(HEARD_SECONDS)
         raise
-    finally:
-        if rank != 0:
-            with contextlib.suppress(RuntimeError):  # gone with worker 0
-                table.add("heard", 1)
-    return dist.PrefixStore(f"sar/{attempt}/{job}", store)
+    return dist.PrefixStore(f"sar/{restart}/{job}", store)
 
 
-def _join_attempt(
-    joining: dist.Store, mine: Signature, everybody: Sequence[str], pulse: Pulse
-) -> tuple[str, dist.Store]:
-    """Sign in the latest attempt that becomes complete; returns it and its keys."""
-    attempt: str | None = None
-
-    def newer() -> bool:
-        return joining.check(["latest"]) and joining.get("latest").decode() != attempt
-
-    while True:
-        _wait(newer, joining, mine, ["worker/0"], pulse)
-        attempt = joining.get("latest").decode()
-        table = dist.PrefixStore(attempt, joining)
-        try:
-            if _sign(table, mine):
-                _wait(lambda: table.check(["complete"]) or newer(), table, mine, everybody, pulse)  # noqa: B023
-                if table.check(["complete"]):
-                    return attempt, table
-        except (CommunicationError, ConfigError):
-            with contextlib.suppress(RuntimeError):
-                table.add("heard", 1)
-            raise
+def _workers_of_job(log: Sequence[Signature], own: Signature, number: int) -> list[Signature] | None:
+    """The workers of the log's job, by rank; None if some are missing. `own` has this number in the log, from 1."""
+    first = next((signature for signature in log if signature.rank == 0), None)
+    if first is None or len(log) < number:
+        return None
+    if first.job != own.job:
+        raise CommunicationError(
+            f"{own} has come to the store of {first}. Two jobs share the port: give each its own. If these are one "
+            "job, set SAR_JOB_ID to the same on all of its workers."
+        )
+    workers: dict[int, Signature] = {}
+    for position, signature in enumerate(log, 1):
+        complete = len(workers) == first.world_size
+        if signature.job != own.job or (complete and position != number):  # those who come too late raise alone
+            continue
+        if signature.world_size != first.world_size:
+            raise ConfigError(f"{first} and {signature} name different world sizes; name the same.")
+        if signature.rank in workers:
+            raise CommunicationError(
+                f"{signature} comes after {workers[signature.rank]}. Two workers have one rank, or two jobs share the "
+                "port: set another port, or another SAR_JOB_ID, for each."
+            )
+        workers[signature.rank] = signature
+    return [workers[k] for k in range(first.world_size)] if len(workers) == first.world_size else None
 
 
 def versions() -> dict[str, str]:
-    """The versions of what is imported, without what says how it was built."""
+    """The versions of the packages that are imported, without the part that says how they were built."""
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in COMPARED}
     return {name: str(version).partition("+")[0] for name, version in found.items() if version is not None}
 
 
-def _sign(table: dist.Store, mine: Signature) -> bool:
-    """Write down who this worker is, if the job is its; returns whether its rank was free."""
-    first = _read(table, "worker/0")
-    if first.job != mine.job:
-        table.set(f"stranger/{table.add('strangers', 1)}", str(mine))
-        raise CommunicationError(
-            f"{mine} has come to the store of {first}. Two jobs share the port: give each its own. If these are one "
-            "job, set SAR_JOB_ID to the same on all of its workers."
+class Meeting(NamedTuple):
+    """The job's store, as `nfs_ip_init` has found it for `initialize_comms`."""
+
+    address: str
+    port: int
+    nonce: str
+    store: dist.Store
+    file: Path
+
+    def __str__(self) -> str:
+        return f"{self.address} {self.port} {self.nonce}\n"
+
+
+_meeting: Meeting | None = None
+_announced: Meeting | None = None  # by this worker, and not confirmed any more once all are connected
+
+
+def meeting() -> Meeting | None:
+    """The result of the latest `nfs_ip_init` in this process, until all workers are connected."""
+    return _meeting
+
+
+def nfs_ip_init(_rank: int, ip_file: str) -> str:
+    """Tell worker 0's address to all workers through a file that all of them see.
+
+    Args:
+        _rank: this worker.
+        ip_file: path of the file; worker 0 replaces it. An old file does no harm: see [Note: stale files].
+
+    Returns:
+        The address of worker 0, for `initialize_comms`.
+
+    Raises:
+        ConfigError: if worker 0 cannot write the file.
+        CommunicationTimeout: if no living worker 0 shows up within `Config.timeout`.
+    """
+    global _meeting, _announced
+    path = Path(ip_file)
+    if _rank == 0:
+        stop_announcing()
+        address, nonce = own_address(), secrets.token_hex(8)
+        store = host_store(address, 0)
+        store.set(_NONCE, nonce)
+        announced = Meeting(address, store.port, nonce, store, path)
+        try:
+            with written_whole(path) as file:
+                file.write(str(announced).encode())
+                os.chmod(file.fileno(), 0o644)
+        except OSError as error:
+            raise ConfigError(f"Worker 0 cannot write its address to {path}: {error}") from error
+        _meeting = _announced = announced
+        return address
+    state = "no file"
+
+    def confirmed() -> Meeting | None:
+        nonlocal state
+        try:
+            address, port, nonce = path.read_text().split()
+            state = f"an old file: {address}:{port} does not confirm it"
+            store = connect_store(address, int(port), f"Worker {_rank}", CONNECT_SECONDS)
+            if BoundedStore(store).read([_NONCE]) == [nonce]:
+                return Meeting(address, int(port), nonce, store, path)
+        except FileNotFoundError:
+            state = "no file"
+        except ValueError:
+            state = "a file of another form"
+        except (OSError, RuntimeError, OverflowError):  # a service of another kind, or a frozen one
+            pass
+        return None
+
+    def what() -> str:
+        return f"worker 0 to announce its address in {path}; found {state}"
+
+    _meeting = wait_for(confirmed, f"Worker {_rank}", what, Config.timeout)
+    if _meeting is None:
+        raise CommunicationTimeout(
+            f"Worker {_rank} waited {Config.timeout:g} s (Config.timeout) for {what()}. Check that worker 0 runs and "
+            "that all workers see the same file."
         )
-    if first.world_size != mine.world_size:
-        clash = f"{first} and {mine} name different world sizes; name the same."
-        table.compare_set("clash", "", clash)
-        raise ConfigError(clash)
-    if table.add(f"signatures/{mine.rank}", 1) > 1:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return False
-        clash = (
-            f"{mine} comes after {_read(table, f'worker/{mine.rank}')}. Two workers have one rank, or two jobs share "
-            "the port: set another port, or another SAR_JOB_ID, for each."
-        )
-        table.compare_set("clash", "", clash)
-        raise CommunicationError(clash)
-    table.set(f"worker/{mine.rank}", json.dumps(mine))
-    return True
+    return _meeting.address
 
 
-def _wait(until: Callable[[], bool], table: dist.Store, mine: Signature, what: Sequence[str], pulse: Pulse) -> None:
-    """Wait for what others do; raise where workers clash meanwhile, and warn of those of other jobs."""
-    deadline = time.monotonic() + Config.timeout
-    told, stall = 0, Stall()
-
-    def missing() -> str:
-        names = [key.replace("/", " ") for key in what if not table.check([key])]
-        return f"{', '.join(names)} to join" if names else "worker 0 to go on"
-
-    while not until():
-        pulse.count += 1
-        stall.report(str(mine), missing)
-        if table.check(["clash"]):
-            raise CommunicationError(table.get("clash").decode())
-        if mine.rank == 0 and table.check([f"stranger/{told + 1}"]):
-            told += 1
-            logger.warning("%s tried to join %s", table.get(f"stranger/{told}").decode(), _job_in_words(mine.job))
-        if time.monotonic() > deadline:
-            strangers = [table.get(f"stranger/{k + 1}").decode() for k in range(told)]
-            others = f" Others came, and were refused: {', '.join(strangers)}." if strangers else ""
-            raise CommunicationTimeout(
-                f"{mine} waited {Config.timeout:g} s (Config.timeout) for {missing()}; check that all run, and name "
-                f"the same address and port.{others}"
-            )
-        time.sleep(POLL_SECONDS)
-
-
-def _read(table: dist.Store, key: str) -> Signature:
-    return Signature(*json.loads(table.get(key)))
-
-
-def _compare_versions(signed: Sequence[Signature]) -> None:
-    for name in COMPARED:
-        having = [one for one in signed if name in one.versions]
-        if len({one.versions[name] for one in having}) > 1:
-            lines = "\n".join(f"  worker {one.rank} ({one.where}): {one.versions[name]}" for one in having)
-            raise ConfigError(f"The workers have different versions of {name}:\n{lines}\nInstall the same everywhere.")
-
-
-def _job_in_words(job: str | None) -> str:
-    return "a job without SAR_JOB_ID" if job is None else f"job {job}"
+def stop_announcing() -> None:
+    """Stop confirming worker 0's file, and remove it, once everybody is connected."""
+    global _meeting, _announced
+    announced, _announced, _meeting = _announced, None, None
+    if announced is None:
+        return
+    announced.store.delete_key(_NONCE)
+    with suppress(OSError):  # somebody else's by now
+        if announced.file.read_text() == str(announced):
+            announced.file.unlink()

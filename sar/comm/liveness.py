@@ -3,16 +3,16 @@
 [Note: signs of life]
 A process that is frozen, or whose host has vanished, closes no connection: a wait for it would last for
 `Config.timeout`. So every worker writes a sign into the store every few seconds, which says what it does, and watches
-the sign of the next worker in the ring. Where that stays as it is for `SILENCE_SECONDS`, or the store itself is as
+the sign of the next worker in the ring. If that sign does not change for `SILENCE_SECONDS`, or the store itself is as
 silent, the watcher ends the group as if it had failed itself. Others may wait for the frozen worker alone, whose
-connections stay open. So all look for notes, too.
+connections stay open, so all workers look for notes, too.
 
-No clocks are compared: the watcher counts its own rounds. A round counts for little even where it took long, so that
+No clocks are compared: the watcher counts its own rounds. A round counts for little even if it took long, so that
 nobody is accused by a worker that was itself frozen, as when a whole job is suspended and goes on.
 
-A long call into C may hold Python's lock, so that no thread can show a sign. So whoever is silent is asked, over the
-connections: every worker posts sends to its watcher beforehand, and the transport's own thread, which needs no lock,
-carries one out for each receive that the watcher posts. In a frozen process it does not run, either.
+A long call into C may hold Python's lock, so that no thread can show a sign. So the watcher asks a silent neighbour
+over their connection: every worker has posted sends to its watcher beforehand, and the transport's own thread, which
+needs no lock, carries one out for each receive that the watcher posts. In a frozen process it does not run, either.
 """
 
 import atexit
@@ -20,7 +20,6 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -32,24 +31,23 @@ from sar.logging_setup import logger
 
 BEAT_SECONDS = 3.0
 """Between two signs of life."""
-SILENCE_SECONDS = 40.0
-"""After which a worker without a new sign is given up; it is asked after half of that."""
+SILENCE_SECONDS = 120.0
+"""A worker without a new sign for this long is given up; it is asked after half of that."""
 ANSWERS: Final = 500
-"""Sends that a worker has posted beforehand: for as many questions, while Python's lock is held all the time."""
+"""Sends that a worker has posted beforehand: enough for hours in which Python's lock is held."""
 ANSWER_TAG: Final = 2**31 - 2
 STALL_SECONDS = 30.0
 """Length of a wait that is reported; then again at twice that, and so on."""
 
 
 class Stall:
-    """When to report a wait, from now on: after `STALL_SECONDS`, and then once per doubling."""
+    """When to report a wait: after `STALL_SECONDS`, and then once per doubling."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
         self._reported = 0.0
 
     def due(self, seconds: float) -> bool:
-        """Whether a wait that has taken so long is to be reported now; a shorter one is another wait."""
+        """Whether to report a wait of this length now; a shorter one than before is another wait."""
         if seconds < self._reported:
             self._reported = 0.0
         if seconds < max(STALL_SECONDS, 2 * self._reported):
@@ -57,62 +55,53 @@ class Stall:
         self._reported = seconds
         return True
 
-    def report(self, who: str, what: Callable[[], str]) -> None:
-        """Warn that a worker still waits, if it is time to."""
-        seconds = time.monotonic() - self._began
-        if self.due(seconds):
-            logger.warning("%s has waited %.0f s for %s", who, seconds, what())
-
 
 class Answers:
-    """What the transport's threads of this worker and of its neighbour say for them: see [Note: signs of life].
+    """Questions to the neighbour, and answers to the watcher, by the transport's threads: see [Note: signs of life].
 
-    The transport is just connected. What is posted there is kept until the connections are closed, as gloo wants.
+    The transport is just connected. What is posted is kept until the connections are closed, as gloo wants.
     """
 
     def __init__(self, transport: Transport) -> None:
-        rank, world_size = transport.rank, transport.world_size
         self._transport = transport
-        self._watcher, self._neighbour = (rank - 1) % world_size, (rank + 1) % world_size
-        self._offered: list[Any] = []
-        self._asked: list[Any] = []
-        self._answer: Tensor | None = None  # 1 once it is there
-        self.offer(0)
+        self._watcher = (transport.rank - 1) % transport.world_size
+        self._neighbour = (transport.rank + 1) % transport.world_size
+        self._posted: list[Any] = []
+        self._answer: Tensor | None = None  # becomes 1 when the neighbour answers; None if it has not been asked
+        self.offer(ANSWERS)
 
-    def offer(self, asked: int) -> None:
-        """Have `ANSWERS` sends posted beyond those that the watcher has asked for."""
-        while len(self._offered) < asked + ANSWERS:
+    def offer(self, count: int) -> None:
+        """Post so many more answers to questions of the watcher."""
+        for _ in range(count):
             answer = torch.ones(1, dtype=torch.uint8, device="cpu")
-            self._offered.append(self._transport.post(None, Message(self._watcher, answer), ANSWER_TAG))
+            self._posted.append((answer, self._transport.post(None, Message(self._watcher, answer), ANSWER_TAG)))
 
-    def ask(self) -> bool:
-        """Ask the neighbour, unless it has yet to answer; return whether there is a new question."""
-        if self._answer is not None:
-            return False
-        self._answer = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        posted = self._transport.post(Message(self._neighbour, self._answer), None, ANSWER_TAG)
-        self._asked.append((self._answer, posted))
-        return True
+    def ask(self) -> None:
+        """Ask the neighbour, unless it has yet to answer."""
+        if self._answer is None:
+            self._answer = torch.zeros(1, dtype=torch.uint8, device="cpu")
+            posted = self._transport.post(Message(self._neighbour, self._answer), None, ANSWER_TAG)
+            self._posted.append((self._answer, posted))
 
     def heard(self) -> bool:
-        """Whether the neighbour has answered since this was last called."""
-        if self._answer is None or not self._answer.item():
-            return False
-        self._answer = None
-        return True
+        """Whether the neighbour has answered the last question; then it may be asked again."""
+        answered = self._answer is not None and bool(self._answer.item())
+        if answered:
+            self._answer = None
+        return answered
 
 
 class Liveness:
-    """See [Note: signs of life]. Ends with its group. `answers` are of its generation, once that is connected."""
+    """See [Note: signs of life]. Ends with its group. `answers` belong to the group's current connections."""
 
     def __init__(self, group: Member, notes: StoreNotes) -> None:
         self.answers: Answers | None = None
         self._group = weakref.ref(group)
         self._notes = notes
-        self._end = threading.Event()
         self._neighbour = (notes.rank + 1) % notes.world_size
+        self._end = threading.Event()
         self._sign: str | None = None  # the neighbour's
-        self._silence = 0.0  # since then, in seconds of this thread's own rounds
+        self._silence = 0.0  # since that sign, in seconds of this thread's own rounds
         self._store_silent = False
         self._stall = Stall()
         self._thread = threading.Thread(target=self._run, name="sar-liveness", daemon=True)
@@ -127,18 +116,17 @@ class Liveness:
             self._thread.join(BEAT_SECONDS)
 
     def _run(self) -> None:
-        number, before = 0, time.monotonic()
+        number, round_seconds, began = 0, 0.0, time.monotonic()
         while True:
             group = self._group()
             if group is None or group.final:
                 return
             try:
-                self._exchange(group, f"{number} {group.whereabouts}")
-                self._report_stall(group)
+                self._exchange(group, f"{number} {group.whereabouts}", round_seconds)
             except SilentStoreError:
                 self._store_silent = True
             except RuntimeError:
-                if not self._end.wait(2 * BEAT_SECONDS):  # whoever loses a connection says more
+                if not self._end.wait(2 * BEAT_SECONDS):  # a worker that loses a connection says more
                     reason = "The job's store is gone: the process that hosts it, usually worker 0, has ended."
                     group.stop(group.generation, reason, final=True)
                 return
@@ -148,28 +136,37 @@ class Liveness:
             del group  # so that a group that nobody uses goes
             if self._end.wait(BEAT_SECONDS):
                 with contextlib.suppress(RuntimeError):
-                    self._notes.show_last(LEFT)
+                    self._notes.show_last()
                 return
-            number, now = number + 1, time.monotonic()
-            self._silence += min(now - before, 2 * BEAT_SECONDS)
-            before = now
+            number, round_seconds = number + 1, time.monotonic() - began
+            self._silence += min(round_seconds, 2 * BEAT_SECONDS)
+            began += round_seconds
 
-    def _exchange(self, group: Member, own: str) -> None:
+    def _exchange(self, group: Member, own: str, round_seconds: float) -> None:
         """Show a sign; look for a note and for a new sign of the neighbour, which is not silent before its first."""
-        generation = group.generation
-        sign, note, asked = self._notes.beat(own, self._neighbour, generation)
+        generation, answers = group.generation, self.answers
+        self._notes.show(own)
+        note, [sign] = self._notes.read_note(generation), self._notes.signs([self._neighbour])
         self._store_silent = False
         if sign != self._sign or sign in (None, LEFT):
             self._sign, self._silence = sign, 0.0
-        elif self.answers is not None and self.answers.heard():
+        elif answers is not None and answers.heard():
             self._silence = 0.0
-        with contextlib.suppress(RuntimeError):  # where the connections are closed
-            if self.answers is not None:
-                self.answers.offer(asked)
-                if self._silence >= SILENCE_SECONDS / 2 and self.answers.ask():
-                    self._notes.count_question(self._neighbour, generation)
+        with contextlib.suppress(RuntimeError):  # raised if the connections are closed
+            if answers is not None and round_seconds > SILENCE_SECONDS / 4:  # the watcher may have asked meanwhile
+                answers.offer(1 + int(2 * round_seconds / SILENCE_SECONDS))
+            if answers is not None and self._silence >= SILENCE_SECONDS / 2:
+                answers.ask()
         if note is not None:
             group.stop(generation, note.reason, final=note.final)
+        wait = group.waiting
+        if self._stall.due(0.0 if wait is None else time.monotonic() - wait.began):
+            others = [
+                f"  {self._notes.name(rank)}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"
+                for rank, sign in enumerate(self._notes.signs(range(self._notes.world_size)))
+                if rank != self._notes.rank
+            ]
+            logger.warning("%s is %s\n%s", self._notes.name(self._notes.rank), wait, "\n".join(others))
 
     def _give_up(self, group: Member) -> None:
         if self._store_silent:
@@ -178,21 +175,9 @@ class Liveness:
                 "process that hosts it, usually worker 0, is frozen, or its host has vanished."
             )
         else:
-            silent, last = self._notes.name(self._neighbour), (self._sign or "").partition(" ")[2]
+            silent = self._notes.name(self._neighbour).capitalize()
             found = (
-                f"{silent.capitalize()} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen "
-                f"or dead, or its host has vanished. When last heard of, it was {last}"
+                f"{silent} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen or dead, or its "
+                f"host has vanished. When last heard of, it was {(self._sign or '').partition(' ')[2]}"
             )
         group.stop(group.generation, found, final=True)
-
-    def _report_stall(self, group: Member) -> None:
-        wait = group.waiting
-        if not self._stall.due(0.0 if wait is None else time.monotonic() - wait.began):
-            return
-        signs = self._notes.signs(range(self._notes.world_size))
-        others = [
-            f"  {self._notes.name(rank)}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"
-            for rank, sign in enumerate(signs)
-            if rank != self._notes.rank
-        ]
-        logger.warning("%s is %s\n%s", self._notes.name(self._notes.rank), wait, "\n".join(others))

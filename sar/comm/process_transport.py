@@ -9,6 +9,7 @@ import re
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
+from concurrent import futures
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -21,7 +22,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOption
 
 from sar.comm import store_notes
 from sar.comm.liveness import Answers, Liveness
-from sar.comm.store_notes import POLL_SECONDS, Abandonable, SilentStoreError, StoreNotes
+from sar.comm.store_notes import POLL_SECONDS, SilentStoreError, StoreNotes, in_background
 from sar.comm.transport import LEFT_EARLY, Member, Message, Transport
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, PeerError
@@ -71,10 +72,10 @@ class ProcessTransport(Transport):
         liveness.answers = None
         try:
             self._wait_for_all(group, limit)
-            connecting = Abandonable(partial(self._connect, group.generation))
-            while connecting.is_alive():
+            connecting = in_background(partial(self._connect, group.generation))
+            while not connecting.done():
                 group.check()
-                connecting.join(POLL_SECONDS)
+                futures.wait([connecting], POLL_SECONDS)
             connecting.result()
             self._open = True
             liveness.answers = Answers(self)
@@ -102,9 +103,11 @@ class ProcessTransport(Transport):
                     found = PeerError(note.reason)
                     group.abort(found, final=note.final)
                     raise found
-                if self.notes.complete(group.generation):
+                absent = self.notes.absent(group.generation)
+                if not absent:
                     return
-                left = self.notes.left(group.generation) if pause > store_notes.PATIENCE / 10 else []
+                signs = self.notes.signs(absent) if pause > store_notes.PATIENCE / 10 else []
+                left = [rank for rank, sign in zip(absent, signs, strict=False) if sign == store_notes.LEFT]
             except SilentStoreError:  # which the liveness thread judges
                 left = []
             if left:

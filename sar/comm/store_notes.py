@@ -1,10 +1,10 @@
-"""What workers tell each other past their connections, in the job's store: notes, whereabouts, signs of life.
+"""The job's store: questions with a limit, and the notes, calls and signs of life that workers leave there.
 
 [Note: a store that does not answer]
 torch's store has no limit of its own: asked for anything while the process that hosts it is frozen, or its host gone,
-it waits for ever, and everybody else who asks through the same connection. So all that is done with it is done in a
-thread that is left behind where no answer comes. The end of the interpreter waits a little for such threads: one whose
-answer comes during that end would abort the process.
+it waits for ever, and everybody else who asks through the same connection. So each question runs in a thread that is
+left behind if no answer comes. The end of the interpreter waits a little for such threads: one whose answer comes
+during that end would abort the process.
 """
 
 import atexit
@@ -13,7 +13,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import torch.distributed as dist
@@ -36,52 +38,75 @@ class SilentStoreError(RuntimeError):
     """The store does not answer, though it can be reached."""
 
 
-class Abandonable(threading.Thread, Generic[T]):
-    """A thread that does one thing, and may be left behind with it: see [Note: a store that does not answer]."""
+_threads: Final[WeakSet[threading.Thread]] = WeakSet()
 
-    _all: ClassVar["WeakSet[Abandonable[Any]]"] = WeakSet()
 
-    def __init__(self, function: Callable[[], T], name: str = "sar-store") -> None:
-        super().__init__(name=name, daemon=True)
-        self._function = function
-        self._results: list[T] = []
-        self._error: BaseException | None = None
-        self._all.add(self)
-        self.start()
+def in_background(function: Callable[[], T]) -> Future[T]:
+    """Run a function in a thread that may be left behind: see [Note: a store that does not answer]."""
+    future: Future[T] = Future()
 
-    def run(self) -> None:
+    def run() -> None:
         try:
-            self._results.append(self._function())
+            future.set_result(function())
         except BaseException as error:
-            self._error = error
+            future.set_exception(error)
 
-    def result(self) -> T:
-        """What it gave, or raises what it raised; after its end."""
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
+    thread = threading.Thread(target=run, name="sar-store", daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return future
 
 
 @atexit.register
-def _wait_for_abandoned() -> None:
+def _wait_for_threads() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
-    for thread in list(Abandonable._all):
+    for thread in list(_threads):
         if thread.is_alive():  # not in a forked process
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
+class BoundedStore:
+    """A store that is asked through `ask` only: see [Note: a store that does not answer]."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+        self._unanswered: Future[Any] | None = None
+
+    def ask(self, question: Callable[[dist.Store], T]) -> T:
+        """The store's answer; raises SilentStoreError if it takes longer than `STORE_SECONDS`."""
+        if self._unanswered is not None and not self._unanswered.done():
+            raise SilentStoreError("The store does not answer.")
+        asking = in_background(lambda: question(self._store))
+        futures.wait([asking], STORE_SECONDS)
+        if not asking.done():
+            self._unanswered = asking
+            raise SilentStoreError(f"The store has not answered for {STORE_SECONDS:g} s.")
+        return asking.result()
+
+    def read(self, keys: Sequence[str], patience: float = 0.0) -> list[str | None]:
+        """The values of these keys; waits up to `patience` seconds until all are there."""
+
+        def values(store: dist.Store) -> list[str | None]:
+            return [store.get(key).decode() if store.check([key]) else None for key in keys]
+
+        deadline = time.monotonic() + patience
+        while None in (found := self.ask(values)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return found
+
+
 class Note(NamedTuple):
-    """Why a worker gave up; `final` where the group cannot recover."""
+    """Why a worker gave up. The group cannot recover from a `final` note."""
 
     rank: int
     reason: str
     final: bool
 
 
-class StoreNotes:
-    """One worker's view of the store, over a connection of its own where torch can make one.
+class StoreNotes(BoundedStore):
+    """One worker's view of the job's store, over a connection of its own if torch can make one.
 
-    Its methods raise RuntimeError where the store is gone or silent, if at all. `name` gives a worker in words.
+    Methods raise RuntimeError if the store is gone or silent. `name` gives a worker in words.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, name: Callable[[int], str]) -> None:
@@ -89,21 +114,7 @@ class StoreNotes:
         self.world_size = world_size
         self.name = name
         own = store.clone() if world_size > 1 and hasattr(store, "clone") else store
-        self._store = dist.PrefixStore("sar", own)
-        self._unanswered: threading.Thread | None = None
-
-    def ask(self, question: Callable[[dist.Store], T]) -> T:
-        """What the store answers: see [Note: a store that does not answer]."""
-        if self._unanswered is not None and self._unanswered.is_alive():
-            raise SilentStoreError("The store does not answer.")
-        asking = Abandonable(lambda: question(self._store))
-        asking.join(STORE_SECONDS)
-        if asking.is_alive():
-            self._unanswered = asking
-            raise SilentStoreError(f"The store has not answered for {STORE_SECONDS:g} s.")
-        return asking.result()
-
-    # -- why a generation ended
+        super().__init__(dist.PrefixStore("sar", own))
 
     def leave_note(self, generation: int, reason: str, *, final: bool) -> None:
         """Write down why this worker gives up; the first note of a generation stays."""
@@ -115,80 +126,44 @@ class StoreNotes:
 
     def read_note(self, generation: int, patience: float = 0.0) -> Note | None:
         """The first note of a generation, if one appears within so many seconds."""
-        return _note(self._read([f"{generation}/note"], patience)[0])
-
-    # -- who is where
+        [text] = self.read([f"{generation}/note"], patience)
+        return None if text is None else Note(*json.loads(text))
 
     def announce(self, generation: int) -> None:
         """Say that this worker is about to connect."""
         self.ask(lambda store: store.set(f"{generation}/ready/{self.rank}", ""))
 
-    def complete(self, generation: int) -> bool:
-        """Whether all workers have announced themselves."""
-        keys = [f"{generation}/ready/{rank}" for rank in range(self.world_size)]
-        return self.ask(lambda store: store.check(keys))
-
     def absent(self, generation: int) -> list[int]:
         """The workers that have not announced themselves."""
-        ready = self._read([f"{generation}/ready/{rank}" for rank in range(self.world_size)], 0)
-        return [rank for rank, there in enumerate(ready) if there is None]
+        keys = [f"{generation}/ready/{rank}" for rank in range(self.world_size)]
+        if self.ask(lambda store: store.check(keys)):  # one question for all, however many workers there are
+            return []
+        return [rank for rank, ready in enumerate(self.read(keys)) if ready is None]
 
     def report(self, generation: int, number: int, call: str) -> None:
         """Let the others find out which call this worker is in."""
         with contextlib.suppress(RuntimeError):
             self.ask(lambda store: store.set(f"{generation}/at/{number}/{self.rank}", call))
 
-    def left(self, generation: int) -> list[int]:
-        """Those of the absent workers that have ended."""
-        absent = self.absent(generation)
-        return [rank for rank, sign in zip(absent, self.signs(absent), strict=True) if sign == LEFT]
-
     def whereabouts(self, generation: int, number: int, call: str) -> str:
-        """Report this worker's call, and find out in which the others are that report theirs within `PATIENCE`."""
+        """Report this worker's call; return the calls that the others report within `PATIENCE`, a line for each."""
         self.report(generation, number, call)
         try:
             everybody = range(self.world_size)
-            calls = self._read([f"{generation}/at/{number}/{rank}" for rank in everybody], PATIENCE)
+            calls = self.read([f"{generation}/at/{number}/{rank}" for rank in everybody], PATIENCE)
             gone = ["has ended" if sign == LEFT else "no answer" for sign in self.signs(everybody)]
         except RuntimeError:
             return "  the store cannot be reached: the process that hosts it, usually worker 0, has ended or is frozen"
         return "\n".join(f"  {self.name(rank)}: {there or gone[rank]}" for rank, there in enumerate(calls))
 
-    # -- signs of life
+    def show(self, sign: str) -> None:
+        """Show a sign of life: what this worker does."""
+        self.ask(lambda store: store.set(f"sign/{self.rank}", sign))
 
-    def beat(self, sign: str, other: int, generation: int) -> tuple[str | None, Note | None, int]:
-        """Show a sign of life; return another worker's, the generation's note, and how often this one was asked."""
-
-        def show_and_look(store: dist.Store) -> list[str | None]:
-            store.set(f"sign/{self.rank}", sign)
-            return _values(store, [f"sign/{other}", f"{generation}/note", f"{generation}/asked/{self.rank}"])
-
-        theirs, note, asked = self.ask(show_and_look)
-        return theirs, _note(note), int(asked or 0)
-
-    def count_question(self, other: int, generation: int) -> None:
-        """Let a worker know, once it looks, that it has been asked another question."""
-        self.ask(lambda store: store.add(f"{generation}/asked/{other}", 1))
-
-    def show_last(self, sign: str) -> None:
-        """Show a sign without a thread for it, as none can start while the interpreter ends."""
-        self._store.set(f"sign/{self.rank}", sign)
+    def show_last(self) -> None:
+        """Show that this worker ends as it should; not by `ask`, as no thread can start at the interpreter's end."""
+        self._store.set(f"sign/{self.rank}", LEFT)
 
     def signs(self, ranks: Sequence[int]) -> list[str | None]:
         """The latest signs of these workers; None for those that have not shown any."""
-        return self._read([f"sign/{rank}" for rank in ranks], 0)
-
-    def _read(self, keys: Sequence[str], patience: float) -> list[str | None]:
-        """The values of those keys that are there within so many seconds."""
-        deadline = time.monotonic() + patience
-        while None in (values := self.ask(lambda store: _values(store, keys))) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return values
-
-
-def _values(store: Any, keys: Sequence[str]) -> list[str | None]:
-    return [store.get(key).decode() if store.check([key]) else None for key in keys]
-
-
-def _note(text: str | None) -> Note | None:
-    return None if text is None else Note(*json.loads(text))
+        return self.read([f"sign/{rank}" for rank in ranks])

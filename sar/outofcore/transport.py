@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sar.comm.collectives import all_gather_json
 from sar.comm.group import Group
-from sar.comm.replicas import all_gather_json, described
+from sar.comm.replicas import described
 from sar.comm.statistics import counters
 from sar.comm.transport import Member, Message, Shared, SharedTensor, Spilled, Transport
 from sar.errors import ConfigError, PeerError

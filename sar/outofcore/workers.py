@@ -1,4 +1,4 @@
-"""The workers of one process: whether they are asked for, how a script runs once for each, and their threads.
+"""`initialize_comms`, and several workers in one process: a script runs once for each of them, in a thread.
 
 [Note: the script again]
 `sar.initialize_comms` in the script's main thread finds out that several workers are asked for in its process. It then
@@ -24,7 +24,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -94,15 +93,52 @@ def _number_of_parts(argv: Sequence[str]) -> str | None:
     return None
 
 
-def workers_of_process() -> Callable[[], None] | None:
-    """Where the environment asks for several workers in this process, what starts them; see `wanted`."""
-    asked, caller = wanted(), threading.current_thread()
-    if asked is not None and caller is not threading.main_thread():
+def initialize_comms(
+    _rank: int | None = None,
+    _world_size: int | None = None,
+    master_ip_address: str | None = None,
+    backend: str | None = None,
+    _comm_device: torch.device | str | None = None,
+    master_port_number: int = session.DEFAULT_PORT,
+) -> None:
+    """Connect this worker to all others; uses the process group of `torch.distributed` if there is one already.
+
+    Under torchrun, Slurm or MPI everything can be left out. Without a launcher and without arguments, this worker is
+    the only one; all partitions of a directory are its own. The network interface is taken from the environment
+    variable SAR_SOCKET_NAME if it is set. glibc's allocator is set as `Config.allocator` says. A second call only
+    checks that it asks for the same. If SAR_RESIDENT asks for several workers in this process, the script runs again
+    for each of them, and this call does not return.
+
+    Args:
+        _rank: this worker, 0 to `_world_size` - 1.
+        _world_size: number of workers, which is the number of partitions.
+        master_ip_address: address or host name of worker 0.
+        backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker); `mpi` and `ccl` are
+            passed to `torch.distributed` (untested), and sar itself then talks over gloo.
+        _comm_device: device on which tensors travel; default the CPU, with nccl a CUDA device for each process,
+            by the launcher's local rank. It becomes the current one, so that "cuda" means it from then on.
+        master_port_number: TCP port of worker 0; the one that `nfs_ip_init` has announced, or a launcher's MASTER_PORT,
+            goes before the default.
+
+    Raises:
+        ConfigError: if arguments are missing or contradict each other or the existing process group, or if the workers
+            have different versions of sar, torch or DGL.
+        CommunicationError: if the workers cannot be reached within `Config.timeout`, or belong to another job: see
+            [Note: one job].
+    """
+    asked = None if session.is_initialized() else wanted()
+    if asked is not None and threading.current_thread() is not threading.main_thread():
         raise ConfigError(
             "Workers that share a process (SAR_RESIDENT) run a script once for each, from its main thread; this is the "
-            f"thread {caller.name!r}, as under Ray Train. Start the script with `sar launch`, torchrun, srun or mpirun."
+            f"thread {threading.current_thread().name!r}, as under Ray Train. Start the script with `sar launch`, "
+            "torchrun, srun or mpirun."
         )
-    return None if asked is None else partial(_run_script_again, asked)
+    session.connect(
+        *(_rank, _world_size, master_ip_address, backend, _comm_device, master_port_number),
+        shares_process=asked is not None,
+    )
+    if asked is not None:
+        _run_script_again(asked)
 
 
 def _run_script_again(asked: Wanted) -> None:
@@ -150,7 +186,7 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     def run(place: int) -> Any:
         residency = Residency(files[place], at_hand) if files else None
         group = Group(InProcessTransport(process.group, turns, place, residency))
-        group.replicas = Replicas(of_thread=True)
+        group.replicas = Replicas()
         session.set_current(process._replace(group=group, pool=BufferPool(group.device)))
         torch.set_autocast_cache_enabled(False)  # it is one for all threads, so what is in it would depend on the turns
         try:
@@ -162,12 +198,12 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
         finally:
             group.replicas.close()
 
-    threads, replicas = WorkerThreads(turns, run), process.group.replicas
+    threads = WorkerThreads(turns, run)
     process.group.stand_for(size)
     try:
         with process.group.guard():
             files.extend(SpillFile(folder) for _ in range(size) if folder is not None)
-        with refusals(), nullcontext() if replicas is None else replicas.apart():
+        with refusals():
             threads.run(lambda: process.group.waiting is not None)
     finally:
         process.group.stand_for(1)

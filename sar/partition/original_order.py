@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar import comm
+from sar.comm import session
 from sar.comm.session import current_group
 from sar.common_tuples import AnyEtype, CanonicalEtype, StrPath
 from sar.durable import put_in_place
@@ -116,7 +116,7 @@ def to_original_order(
     spec = read_partition_json(directory, allow_outside=allow_outside)
     originals = original_nodes(spec, ntype) if etype is None else original_edges(spec, etype)
     alone = not isinstance(values, Sequence) or isinstance(values, str)
-    if alone and comm.is_initialized() and comm.world_size() > 1:
+    if alone and session.is_initialized() and session.world_size() > 1:
         with current_group().guard():
             return _together(_opened(values, "of this worker"), spec, originals, out)  # type: ignore[arg-type]
     entries = [values] if alone else list(values)  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ precision. The workers add up their sums; rounded once, that is the average, to 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
@@ -16,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sar.comm import all_reduce, session, sync_params
+from sar.comm import session
+from sar.comm.collectives import all_reduce, sync_params
 from sar.common_tuples import SPLIT
 from sar.errors import ConfigError
 from sar.logging_setup import logger
@@ -87,8 +87,9 @@ class LocalTrainer:
             group.agree(f"a round of {epochs} epochs for each partition")
             begin = self._read()
             try:
-                with group.replicas.apart() if group.replicas is not None else nullcontext():
-                    mean, greatest = self._trained(begin, train_one, epochs)
+                mean, greatest = self._trained(begin, train_one, epochs)
+                if group.replicas is not None:
+                    group.replicas.forget_steps()  # models are to differ until they are averaged
                 all_reduce(mean, move_to_comm_device=True)
                 all_reduce(greatest, dist.ReduceOp.MAX, move_to_comm_device=True)
             except BaseException:

@@ -24,8 +24,8 @@ from torch.nn.modules import module as hooks
 from torch.profiler import profile as torch_profile
 from torch.utils._pytree import tree_leaves
 
+from sar.comm.collectives import all_gather_json
 from sar.comm.group import Group
-from sar.comm.replicas import all_gather_json
 from sar.comm.session import current_group
 from sar.comm.statistics import BACKWARD, Statistics, listeners, statistics
 from sar.comm.transport import Spilled

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import sar
 from sar.comm import joining, liveness
 from sar.comm.environment import job_id
-from sar.comm.joining import Pulse, check_in, host_store, open_store, while_it_answers
+from sar.comm.joining import find_store, host_store, sign_in
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
 from tests.python_process import PythonProcess
@@ -22,6 +22,7 @@ from tests.python_process import PythonProcess
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(sar.Config, "timeout", 5.0)
+    monkeypatch.setattr(joining, "HEARD_SECONDS", 0.5)
 
 
 def joined(workers, store=None, pause=0.0):
@@ -31,7 +32,7 @@ def joined(workers, store=None, pause=0.0):
     def join(worker):
         threading.current_thread().name = f"worker {worker[0]}"
         try:
-            return check_in(store, *worker, Pulse())
+            return sign_in(store, *worker)
         except (CommunicationError, ConfigError) as error:
             return error
 
@@ -50,7 +51,7 @@ def test_one_job(job):
     assert stores[1].get("greeting") == stores[2].get("greeting") == b"hello"
 
 
-def test_another_job_is_refused_and_the_first_goes_on(caplog):
+def test_another_job_is_refused_and_the_first_goes_on():
     """Worker 1 of another job finds this one's store, before this one's own worker 1 does."""
     first, stranger, second = joined([(0, 2, "a"), (1, 2, "b"), (1, 2, "a")], pause=0.3)
     first.set("greeting", "hello")
@@ -58,17 +59,6 @@ def test_another_job_is_refused_and_the_first_goes_on(caplog):
     assert type(stranger) is CommunicationError
     for words in ("Worker 1 of 2 of job b", "worker 0 of 2 of job a", "SAR_JOB_ID"):
         assert words.lower() in str(stranger).lower()
-    assert any("Worker 1 of 2 of job b" in line and "job a" in line for line in caplog.messages), caplog.messages
-
-
-def test_who_was_refused_is_told_when_nobody_comes(monkeypatch):
-    monkeypatch.setattr(sar.Config, "timeout", 1.0)
-    monkeypatch.setattr(joining, "HEARD_SECONDS", 0.0)
-    late, stranger = joined([(0, 2, "a"), (1, 2, None)])
-    assert type(stranger) is CommunicationError
-    assert type(late) is CommunicationTimeout
-    assert "worker 1" in str(late)
-    assert "a job without SAR_JOB_ID" in str(late)
 
 
 def test_who_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
@@ -87,8 +77,8 @@ def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, cap
     monkeypatch.setattr(liveness, "STALL_SECONDS", 0.2)
     port = free_port()
     with pytest.raises(ConnectionRefusedError):
-        while_it_answers(lambda pulse: open_store("127.0.0.1", port, pulse), 3, "the store")
-    assert any(line.startswith("Worker 3 has waited 0 s for the store") for line in caplog.messages), caplog.messages
+        find_store("127.0.0.1", port, "Worker 3")
+    assert any(line.startswith("Worker 3 has waited 0 s for the job's") for line in caplog.messages), caplog.messages
 
 
 FROZEN = """
@@ -100,7 +90,7 @@ if rank == 0:
     def freeze(*_):
         print("frozen", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
-    joining._wait = freeze
+    joining.BoundedStore.ask = freeze
 sar.initialize_comms(rank, 3, "127.0.0.1", master_port_number=port)
 """
 
@@ -125,6 +115,26 @@ def test_a_rank_can_be_had_once():
     for error in errors:
         assert type(error) is CommunicationError, error
         assert re.search(r"Worker 1 of 3 .* comes after Worker 1 of 3", str(error)), error
+
+
+def test_who_comes_once_the_job_is_complete_raises_alone():
+    first, second, late = joined([(0, 2, None), (1, 2, None), (1, 2, None)], pause=0.5)
+    first.set("greeting", "hello")
+    assert second.get("greeting") == b"hello"
+    assert re.search(r"Worker 1 of 2 .* comes after Worker 1 of 2", str(late)), late
+
+
+@pytest.mark.parametrize("reader", range(4))
+@pytest.mark.parametrize("length", [3, 4])
+def test_all_workers_judge_a_log_alike_however_much_of_it_they_read(reader, length):
+    """The second worker 1 comes before worker 2, with which the job would be complete."""
+    ranks = [0, 1, 1, 2]
+    log = [joining.Signature(rank, 3, None, f"process {k}", {}) for k, rank in enumerate(ranks)]
+    if reader >= length:
+        assert joining._workers_of_job(log[:length], log[reader], reader + 1) is None, "has not read its own yet"
+    else:
+        with pytest.raises(CommunicationError, match=r"process 2.* comes after .*process 1"):
+            joining._workers_of_job(log[:length], log[reader], reader + 1)
 
 
 def test_world_sizes_differ():
@@ -163,22 +173,13 @@ def test_builds_of_one_version_are_alike(monkeypatch):
 
 
 def test_restarts_on_the_same_store(monkeypatch):
-    """torchrun's agent keeps the store: what an attempt that failed or ended has left is not believed."""
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    """torchrun's agent may keep the store: the signatures of workers before the restart are not believed."""
     store = dist.HashStore()
     assert not any(isinstance(found, Exception) for found in joined([(0, 2, "a"), (1, 2, "a")], store))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     late = joined([(1, 2, "a"), (0, 2, "a")], store, pause=0.3)  # worker 1 comes before the new worker 0
     late[0].set("greeting", "hello")
     assert late[1].get("greeting") == b"hello"
-
-    monkeypatch.setattr(sar.Config, "timeout", 0.3)
-    monkeypatch.setattr(joining, "HEARD_SECONDS", 0.0)
-    [dead] = joined([(0, 2, "a")], store)
-    assert type(dead) is CommunicationTimeout
-    monkeypatch.setattr(sar.Config, "timeout", 5.0)
-    again = joined([(1, 2, "a"), (0, 2, "a")], store, pause=0.3)  # worker 1 signs where nobody waits for it any more
-    again[0].set("greeting", "again")
-    assert again[1].get("greeting") == b"again"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_the_store_listens_on_the_address_asked_for(host):
     port = free_port()
     store = host_store(host, port)
     assert listening(port) == {"0100007F" if host != "::1" else "00000000000000000000000001000000"}
-    other = open_store(host, port, Pulse())
+    other = find_store(host, port, "Worker 1")
     other.set("greeting", "hello")
     assert store.get("greeting") == b"hello"
 
@@ -267,5 +268,5 @@ def test_a_name_may_be_known_late(monkeypatch):
         return known("127.0.0.1", None)
 
     monkeypatch.setattr(socket, "getaddrinfo", late)
-    joining.await_name("late.example")
+    joining.await_name("late.example", "Worker 1")
     assert len(asked) == 3

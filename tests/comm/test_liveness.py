@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes("watches processes")
 
 BEAT, SILENCE = 0.2, 2.0
 LIMIT = 60.0
-"""Seconds within which everybody has to know."""
+"""Seconds within which everybody has to know, with signs as quick as these."""
 
 WORKER = """
 import os, sys, time, torch, torch.distributed as dist
@@ -52,7 +52,7 @@ except sar.SarError as error:
 """
 
 
-def freeze(size, victim, store_in_worker, *constants):
+def freeze(size, victim, store_in_worker, *constants, limit=LIMIT):
     """Stop a worker for good in the middle of its work; return what the others say, and how long it takes."""
     port = free_port()
     store = None if store_in_worker else dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
@@ -65,7 +65,7 @@ def freeze(size, victim, store_in_worker, *constants):
         time.sleep(3 * constants[0])
         workers[victim].send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        said = [worker.communicate(timeout=LIMIT)[0] for rank, worker in enumerate(workers) if rank != victim]
+        said = [worker.communicate(timeout=limit)[0] for rank, worker in enumerate(workers) if rank != victim]
         assert all(worker.returncode == 0 for rank, worker in enumerate(workers) if rank != victim), said
         return said, time.monotonic() - began
     finally:
@@ -94,8 +94,9 @@ def test_a_frozen_worker_is_noticed(victim, store_in_worker):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_frozen_worker_is_noticed_within_a_minute(victim):
-    said, _ = freeze(2, victim, True, liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, store_notes.STORE_SECONDS)
+def test_a_frozen_worker_is_noticed_within_three_minutes(victim):
+    constants = liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, store_notes.STORE_SECONDS
+    said, _ = freeze(2, victim, True, *constants, limit=180)
     assert_named(said, victim)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import sar
 from sar.comm import liveness
-from sar.comm.rendezvous import stop_announcing
+from sar.comm.joining import stop_announcing
 from sar.errors import CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
 
@@ -145,7 +145,7 @@ if me == 0:
 else:
     open(os.environ["IP_FILE"] + ".waits", "w").close()
 sar.initialize_comms(me, 2, address)
-liveness.SILENCE_SECONDS = 40.0
+liveness.SILENCE_SECONDS = 120.0
 """
     reports = launch(code, [{"MINE": str(rank), "IP_FILE": str(tmp_path / "ip")} for rank in range(2)])
     assert [report["sum"] for report in reports] == [3.0] * 2

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sar
-from sar.comm import replicas
 from tests.core.attempts import assert_disagreement, catch, catch_and_recover
 
 RIGHT = {"sync": True, "gather": True, "skip": False, "check": True}
@@ -55,34 +54,6 @@ def failed(forgotten, dtype, make_optimizer):
     return catch(train, *(RIGHT | forgotten).values(), dtype, make_optimizer)
 
 
-def bits_of(dtype):
-    """Numbers of a dtype, more than one piece of them, among them 0, -0, NaN and equal ones."""
-    numbers = torch.randn(replicas.PIECE + 77, generator=torch.Generator().manual_seed(0)).to(dtype)
-    numbers[:6] = torch.tensor([0.0, -0.0, torch.nan, 1.0, 1.0, 2.0], dtype=dtype)
-    return numbers
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64], ids=str)
-def test_a_sum_of_bits_tells_what_has_changed(dtype):
-    numbers = bits_of(dtype)
-    known = int(replicas._sum_of_bits(numbers))
-    assert known == int(replicas._sum_of_bits(numbers.clone().view(-1, 1)))
-    seen, count = {known}, 1
-    for place in (0, 1, 3, replicas.PIECE - 1, replicas.PIECE, len(numbers) - 1):
-        changed = numbers.clone()
-        changed[place] *= -1  # one bit
-        seen.add(int(replicas._sum_of_bits(changed)))
-        for other in (5, replicas.PIECE + 5):
-            swapped = numbers.clone()
-            swapped[[place, other]] = numbers[[other, place]]
-            seen.add(int(replicas._sum_of_bits(swapped)))
-        count += 3
-    both = numbers.clone()
-    both[[3, 9]] *= -1
-    assert len(seen | {int(replicas._sum_of_bits(both))}) == count + 1
-    assert int(replicas._sum_of_bits(numbers[:0])) != int(replicas._sum_of_bits(numbers[:1] + 1))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("make_optimizer", [adam, two_groups])
 @pytest.mark.parametrize("world_size", [2])
@@ -94,13 +65,10 @@ def test_a_right_loop(pool, make_optimizer, dtype):
 @pytest.mark.parametrize(
     "forgotten, words",
     [
-        ({"sync": False}, ["0.weight, float32[3, 4]", "sync_params(model), which"]),
-        ({"gather": False}, ["0.weight, float32[3, 4]", "gather_grads(model), which"]),
-        (
-            {"sync": False, "gather": False},
-            ["parameter 0 of Adam, float32[3, 4]", "sync_params(model)", "gather_grads(model)"],
-        ),
-        ({"skip": True}, ["0.weight", "no optimizer has stepped it on workers [1]"]),
+        ({"sync": False}, ["worker 0 and worker 1 differ", "sync_params(model), which"]),
+        ({"gather": False}, ["worker 0 and worker 1 differ", "stepped without gather_grads(model), which"]),
+        ({"sync": False, "gather": False}, ["sync_params(model), which", "stepped without gather_grads(model), which"]),
+        ({"skip": True}, ["no optimizer has stepped the model on workers [1]"]),
     ],
     ids=str,
 )
@@ -117,14 +85,14 @@ def own_rate(model):
 
 @pytest.mark.parametrize("world_size", [2])
 def test_a_learning_rate_that_differs_is_named_as_a_cause(pool):
-    assert_disagreement(pool.run(failed, {}, torch.float32, own_rate), "0.weight", "learning rate", "sar.all_sum")
+    assert_disagreement(pool.run(failed, {}, torch.float32, own_rate), "learning rate", "sar.all_sum")
 
 
-@pytest.mark.parametrize("make_optimizer, name", [(adam, "0.weight"), (two_groups, "0.weight")])
+@pytest.mark.parametrize("make_optimizer", [adam, two_groups])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("world_size", [2])
-def test_half_precision_and_several_groups(pool, make_optimizer, name, dtype):
-    assert_disagreement(pool.run(failed, {"gather": False}, dtype, make_optimizer), name)
+def test_half_precision_and_several_groups(pool, make_optimizer, dtype):
+    assert_disagreement(pool.run(failed, {"gather": False}, dtype, make_optimizer), "stepped without gather_grads")
 
 
 @pytest.mark.parametrize("world_size", [2])
@@ -160,8 +128,8 @@ def last_layer(change):
 
 @pytest.mark.parametrize("change", ["sign of zero", "order"])
 @pytest.mark.parametrize("world_size", [2])
-def test_the_parameter_that_differs_is_named(pool, change):
-    assert_disagreement(pool.run(last_layer, change), "2.bias, float32[2], differs", "Something has changed it")
+def test_one_changed_element_is_noticed(pool, change):
+    assert_disagreement(pool.run(last_layer, change), "models are not the same", "Something has changed a parameter")
 
 
 def trained_with_ddp():
@@ -207,7 +175,7 @@ def own_parameters():
 
 @pytest.mark.parametrize("world_size", [2])
 def test_what_is_a_workers_own_is_left_out(pool):
-    assert_disagreement(pool.run(own_parameters), "0.weight, float32[3, 4], differs")
+    assert_disagreement(pool.run(own_parameters), "models are not the same")
 
 
 def deleted_optimizers(where, drift):
@@ -238,7 +206,7 @@ def deleted_optimizers(where, drift):
 def test_optimizers_that_are_gone(pool, where):
     """A later one is another one, on workers that have deleted the first and on those that have not."""
     assert pool.run(deleted_optimizers, where, 0.0) == [None, None]
-    assert_disagreement(pool.run(deleted_optimizers, where, 1.0), "0.weight, float32[3, 4], differs")
+    assert_disagreement(pool.run(deleted_optimizers, where, 1.0), "models are not the same")
 
 
 def with_masks(rows, call):
@@ -255,7 +223,7 @@ def with_masks(rows, call):
 @pytest.mark.parametrize("call, rows", [(sar.sync_params, [5, 3]), (sar.gather_grads, [5, 3]), (None, [4, 4])])
 @pytest.mark.parametrize("world_size", [2])
 def test_rows_of_own_nodes_are_told_what_to_be(pool, world_size, call, rows):
-    words = ["float32[4, 1]"] if call is None else [call.__name__, "mask float32[5, 1]", "mask float32[3, 1]"]
+    words = ["models are not the same"] if call is None else [call.__name__, "mask float32[5, 1]", "mask float32[3, 1]"]
     failures = pool.run(with_masks, call, per_rank=rows)
     assert_disagreement(failures, *words, "row for each of a worker's own nodes", "a tensor that requires a gradient")
 

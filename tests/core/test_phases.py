@@ -1,4 +1,4 @@
-"""A worker that is killed, raises or freezes in any phase of training: the others end within a minute, and say why."""
+"""A worker that is killed, raises or freezes in any phase of training: the others end, and say why."""
 
 import os
 import subprocess

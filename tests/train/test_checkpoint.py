@@ -568,13 +568,13 @@ SLOWLY_FROZEN = [
 )
 @pytest.mark.slow
 def test_a_worker_that_freezes(pool, world_size, victim, number, loading, quick, tmp_path):
-    outcomes = pool.outcomes(frozen, tmp_path / "x", victim, number, loading, quick, timeout=100)
+    outcomes = pool.outcomes(frozen, tmp_path / "x", victim, number, loading, quick, timeout=220)
     assert outcomes[victim].kind == "Died"
     failure, seconds = outcomes[1 - victim].value
     assert failure.kind == "PeerError"
     assert "frozen" in failure.message
     assert f"orker {victim}" in failure.message
-    assert seconds < 60
+    assert seconds < (60 if quick else 180)
     assert pool.run(load_simple, tmp_path / "x") == [1, 1]
     assert victim == 0 or names_in(tmp_path / "x") == ["step-000001"]
 

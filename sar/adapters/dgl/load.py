@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar import comm
 from sar.adapters.dgl.shim import require_dgl
+from sar.comm import session
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
@@ -75,9 +75,9 @@ def load_dgl_partition_data(
     device = torch.device(device)
     if device.type == "cpu":
         compile_ahead()
-    with current_group().guard() if comm.is_initialized() else nullcontext():
+    with current_group().guard() if session.is_initialized() else nullcontext():
         spec = read_partition_json(partition_json_file, allow_outside=allow_outside)
-        workers = comm.world_size() if comm.is_initialized() else spec.num_parts
+        workers = session.world_size() if session.is_initialized() else spec.num_parts
         if type(own_partition_idx) is not int or not 0 <= own_partition_idx < workers:
             raise PartitionError(
                 f"own_partition_idx is {own_partition_idx!r}; expected a number from 0 to {workers - 1}, sar.rank()."
@@ -90,7 +90,7 @@ def load_dgl_partition_data(
 
 def _load_share(spec: PartitionJson, worker: int, parts: Sequence[int] | None, verify: bool) -> PartitionData:
     """Load what a worker has of partitions that are not one for each worker."""
-    if not comm.is_initialized():
+    if not session.is_initialized():
         raise PartitionError("parts are chosen together by all workers; call sar.initialize_comms() first.")
     group = current_group()
     if worker != group.rank:

@@ -14,7 +14,8 @@ from math import prod
 import numpy as np
 import torch
 
-from sar import comm
+from sar.comm import session
+from sar.comm.collectives import all_reduce, exchange_tensors
 from sar.comm.session import current_group
 from sar.partition.graph_source import CHUNK_ROWS
 from sar.storage.arrays import Array
@@ -30,7 +31,7 @@ class Writers:
     @classmethod
     def here(cls) -> "Writers":
         """All workers after `sar.initialize_comms`; else this process alone."""
-        return cls(comm.rank(), comm.world_size()) if comm.is_initialized() else cls()
+        return cls(session.rank(), session.world_size()) if session.is_initialized() else cls()
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -53,7 +54,7 @@ class Writers:
         """The sum of int64 arrays over all processes."""
         total = torch.from_numpy(counts.astype(np.int64))
         if self.size > 1:
-            comm.all_reduce(total, move_to_comm_device=True)
+            all_reduce(total, move_to_comm_device=True)
         return total.numpy()
 
     def all(self, flag: bool) -> bool:
@@ -108,5 +109,5 @@ class Writers:
             numbers = self._exchange([np.array([len(a)]) for a in arrays])
             return [np.empty((int(number[0]), *sample.shape[1:]), sample.dtype) for number in numbers]
         sent = [torch.from_numpy(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in arrays]
-        arrived = comm.exchange_tensors(sent)
+        arrived = exchange_tensors(sent)
         return [a.cpu().numpy().view(sample.dtype).reshape(-1, *sample.shape[1:]) for a in arrived]
