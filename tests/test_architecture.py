@@ -25,6 +25,7 @@ LEVELS = {
     "ranges": 1,
     "per_thread": 0,
     "raw_memory": 1,
+    "splitmix": 0,
     "storage": 2,
     "comm": 3,
     "kernels": 3,

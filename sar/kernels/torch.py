@@ -27,9 +27,7 @@ from sar.kernels.attention_operands import (
 )
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, Target, aligned_message_shape
-
-# Of SplitMix64, as int64.
-HASH_STEP, HASH_1, HASH_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+from sar.splitmix import STEP, as_signed, mix_tensor, shift_right
 
 CHUNK_ELEMENTS = 4 * 2**20  # how many elements a tensor with a row per edge of a chunk has at most
 
@@ -267,15 +265,7 @@ def _shares(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> tu
 def dropout_factors(how: Attention, ids: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     """What dropout multiplies the weights of edges with, (edges, heads); the same numbers as in the compiled loops."""
     counter = ids.unsqueeze(1) * heads + torch.arange(1, heads + 1, device=ids.device)
-    z = counter * HASH_STEP + (how.seed - 2**64 * (how.seed >= 2**63))  # int64 wraps around as uint64 does
-    z = (z ^ _shift(z, 30)) * HASH_1
-    z = (z ^ _shift(z, 27)) * HASH_2
-    z = z ^ _shift(z, 31)
+    z = mix_tensor(counter * as_signed(STEP) + as_signed(how.seed))
     keep = 1 - how.dropout
-    kept: Tensor = _shift(z, 32) >= round(how.dropout * 2**32)
+    kept: Tensor = shift_right(z, 32) >= round(how.dropout * 2**32)
     return kept.to(dtype) * (1 / keep if keep > 0 else 0.0)
-
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right without the sign."""
-    return (z >> bits) & (2 ** (64 - bits) - 1)

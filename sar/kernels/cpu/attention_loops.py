@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sar import splitmix
 from sar.kernels import attention_operands as operands
 from sar.kernels.compiler import inline, inline_distinct, kernel
 from sar.kernels.cpu.csr_view import ONE, OTHER, OWN, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row
 from sar.kernels.cpu.rows import add_four_scaled, add_leaky, add_scaled, add_slopes, dot, dot_leaky, exponentials, scale
-from sar.kernels.cpu.sampling_loops import HALF, draw
+from sar.splitmix import STEP
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 CHUNK = 64  # edges that are worked on at a time
@@ -33,7 +34,8 @@ GRAD_DOT, SCORE = np.uint64(operands.GRAD_DOT), np.uint64(operands.SCORE)
 STATISTICS = np.uint64(operands.STATISTICS)
 
 u64 = np.uint64
-TWO, THREE, FOUR = u64(2), u64(3), u64(4)
+TWO, THREE, FOUR, HALF = u64(2), u64(3), u64(4), u64(32)
+mix = inline(splitmix.mix)
 
 
 class Heads(NamedTuple):
@@ -180,7 +182,7 @@ def _kept(to: Heads, edge: Index, h: Index, x: Array) -> Any:
     """What dropout multiplies a weight with; a counter is hashed, so that the backward draws the same in any order."""
     if to.drop == ZERO:
         return x.dtype.type(1)
-    kept = draw(to.seed, edge * to.heads + h) >> HALF >= to.drop
+    kept = mix(to.seed + (edge * to.heads + h + ONE) * STEP) >> HALF >= to.drop
     return x.dtype.type(to.scale) if kept else x.dtype.type(0)
 
 

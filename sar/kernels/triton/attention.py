@@ -20,6 +20,7 @@ from sar.kernels.triton.attention_kernels import (
     source_gradients,
 )
 from sar.kernels.triton.edges import Edges, at_once, by_destination, by_source, launch, ready, sum_type, warps
+from sar.splitmix import as_signed
 
 PROGRAMS = 1024
 """That share all rows where each has its own sum over rows, for the gradient of a parameter."""
@@ -156,7 +157,7 @@ def _launch(
     *others: Tensor | int | None,
 ) -> None:  # fmt: skip
     """Launch a kernel over groups and blocks of heads; the first of the others has the type of sums."""
-    keep, seed = 1 - how.dropout, how.seed - 2**64 * (how.seed >= 2**63)
+    keep, seed = 1 - how.dropout, as_signed(how.seed)
     ends = AttentionOperands._make(None if each is None else ready(each) for each in operands)
     assert isinstance(others[0], Tensor)
     dropout = seed, round(how.dropout * 2**32), 1 / keep if keep > 0 else 0.0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from sar import splitmix
 from sar.kernels import attention_operands as statistics
 from sar.kernels.attention_operands import Score
 from sar.kernels.triton.edge_kernels import bounds, edge_rows, kernel, other_rows, own_row, result_row
@@ -21,9 +22,9 @@ PEAK, INVERSE = tl.constexpr(statistics.PEAK), tl.constexpr(statistics.INVERSE)
 GRAD_DOT, SCORE = tl.constexpr(statistics.GRAD_DOT), tl.constexpr(statistics.SCORE)
 STATISTICS = tl.constexpr(statistics.STATISTICS)
 ADDITIVE, DYNAMIC = tl.constexpr(int(Score.ADDITIVE)), tl.constexpr(int(Score.DYNAMIC))
-# Of SplitMix64: see `sar.kernels.cpu.attention_loops`.
-HASH_STEP, HASH_1 = tl.constexpr(0x9E3779B97F4A7C15), tl.constexpr(0xBF58476D1CE4E5B9)
-HASH_2 = tl.constexpr(0x94D049BB133111EB)
+STEP, FACTOR_1, FACTOR_2 = (
+    tl.constexpr(int(number)) for number in (splitmix.STEP, splitmix.FACTOR_1, splitmix.FACTOR_2)
+)
 
 
 @kernel
@@ -75,9 +76,9 @@ def _scores_of_pairs(x, y, attn, factor, KIND: tl.constexpr):
 def _kept(ids, h, heads, seed, drop, scale, DROPS: tl.constexpr, SUM: tl.constexpr):
     """What dropout multiplies weights with, (LANES, HEADS) or (1, 1): see `sar.kernels.cpu.attention_loops`."""
     if DROPS:
-        z = (ids[:, None] * heads + h[None, :] + 1).to(tl.uint64) * HASH_STEP + seed.to(tl.uint64)
-        z = (z ^ (z >> 30)) * HASH_1
-        z = (z ^ (z >> 27)) * HASH_2
+        z = (ids[:, None] * heads + h[None, :] + 1).to(tl.uint64) * STEP + seed.to(tl.uint64)
+        z = (z ^ (z >> 30)) * FACTOR_1
+        z = (z ^ (z >> 27)) * FACTOR_2
         z = (z ^ (z >> 31)) >> 32
         kept = tl.where(z.to(tl.uint32) >= drop, scale, 0.0)
     else:
