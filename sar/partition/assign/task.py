@@ -7,13 +7,11 @@ to the limits of `task.constraints()` as it goes (`has_capacity`, `fullness`), o
 """
 
 import heapq
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numba
 import numpy as np
 
 from sar import splitmix
@@ -35,10 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def compiled(function: F) -> F:
     """Compile a loop with Numba and keep its code on disk; it may call helpers from its folder."""
-    loop: F = compile_cached(
-        function, numba.njit, {"nogil": True, "error_model": "numpy"}, Path(inspect.getfile(function)).parent
-    )
-    return loop
+    return compile_cached(function, nogil=True, error_model="numpy")
 
 
 class Constraints(NamedTuple):
