@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -62,6 +63,18 @@ class OnlineSoftmaxState(NamedTuple):
         total = self.total.masked_fill_((in_degrees == 0).unsqueeze(1), 1)
         out = self.out.div_(total.unsqueeze(2))
         return out, torch.stack([self.peak, total.reciprocal_()], 1)
+
+
+def raise_peaks(peak: Tensor, sums: Sequence[Tensor], rows: Tensor | slice, greatest: Tensor) -> None:
+    """Raise rows of peaks, (num_dst, H), to the greatest score, and shrink the sums that are relative to exp(peak)."""
+    before = peak[rows]
+    shrink = torch.where(greatest > before, (before - greatest).exp(), 1).unsqueeze(2)
+    peak[rows] = greatest
+    for total in sums:
+        part = total[rows]  # of a slice, a view
+        part.view(*greatest.shape, part.shape[1:].numel() // max(greatest.shape[1], 1)).mul_(shrink)
+        if isinstance(rows, Tensor):
+            total[rows] = part
 
 
 class Gradients(NamedTuple):

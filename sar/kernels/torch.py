@@ -24,6 +24,7 @@ from sar.kernels.attention_operands import (
     AttentionOperands,
     Gradients,
     OnlineSoftmaxState,
+    raise_peaks,
 )
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, Target, aligned_message_shape
@@ -175,10 +176,7 @@ def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state:
         score[edges.begin : edges.end] = here
         dst = edges.dst.unsqueeze(1).expand_as(here)
         greatest.scatter_reduce_(0, dst, here.nan_to_num(-torch.inf, torch.inf), "amax")
-    shrink = torch.where(greatest > peak, (peak - greatest).exp(), 1)
-    total *= shrink
-    out *= shrink.unsqueeze(2)
-    peak.copy_(greatest)
+    raise_peaks(peak, [out, total], slice(None), greatest)
     for edges in edge_chunks(block, features):
         here = score[edges.begin : edges.end]
         # -inf weighs nothing, even where all scores are; NaN goes through.

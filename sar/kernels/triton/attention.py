@@ -9,7 +9,14 @@ import triton
 from torch import Tensor
 
 from sar.kernels import attention_operands as statistics
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.attention_operands import (
+    Attention,
+    AttentionOperands,
+    Gradients,
+    OnlineSoftmaxState,
+    Score,
+    raise_peaks,
+)
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.triton.aggregate import in_pieces, merge_sums
 from sar.kernels.triton.attention_kernels import (
@@ -77,20 +84,11 @@ def _merge(block: EdgeBlock, parts: OnlineSoftmaxState, state: OnlineSoftmaxStat
     """Add the sums of pieces of hubs to those of the hubs."""
     rows, hubs = block.rows.long(), torch.arange(len(block.rows), device=block.device)
     of = hubs.repeat_interleave(block.indptr.diff(), output_size=block.num_src)
-    before = state.peak[rows]
-    peak = before.scatter_reduce(0, of.unsqueeze(1).expand_as(parts.peak), parts.peak, "amax")
-    shrink = _shrink(before, peak)
-    state.peak[rows] = peak
-    state.total[rows] *= shrink
-    state.out[rows] *= shrink.unsqueeze(2)
-    shrink = _shrink(parts.peak, peak[of])
-    merge_sums(block, parts.total * shrink, state.total)
-    merge_sums(block, parts.out * shrink.unsqueeze(2), state.out)
-
-
-def _shrink(before: Tensor, now: Tensor) -> Tensor:
-    """What sums relative to one peak are multiplied with, to be relative to another."""
-    return torch.where(now > before, (before - now).exp(), 1)
+    peak = state.peak[rows].scatter_reduce(0, of.unsqueeze(1).expand_as(parts.peak), parts.peak, "amax")
+    raise_peaks(state.peak, [state.out, state.total], rows, peak)
+    raise_peaks(parts.peak, [parts.out, parts.total], slice(None), peak[of])
+    merge_sums(block, parts.total, state.total)
+    merge_sums(block, parts.out, state.out)
 
 
 def attend_grad(
