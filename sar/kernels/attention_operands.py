@@ -30,6 +30,16 @@ class Attention(NamedTuple):
     dropout: float = 0.0  # probability with which a weight becomes 0; the others grow by 1 / (1 - dropout)
     seed: int = 0  # of dropout; a weight's fate depends on it, the edge ID and the head only
 
+    @property
+    def drop_below(self) -> int:
+        """Weights whose hash of 32 bits is below this are dropped; 0: none."""
+        return round(self.dropout * 2**32)
+
+    @property
+    def kept_scale(self) -> float:
+        """The factor of weights that are not dropped."""
+        return 1 / (1 - self.dropout) if self.dropout < 1 else 0.0
+
 
 class AttentionOperands(NamedTuple):
     """Operands of a block's edges, of one dtype: float32 or float64."""
@@ -39,6 +49,10 @@ class AttentionOperands(NamedTuple):
     attn: Tensor | None  # (H, D); None for DOT
     weight: Tensor | None  # (edges,) what the softmax of each edge is multiplied with; None stands for 1
     x_score: Tensor | None = None  # (num_src, H) `project(x, attn)` of ADDITIVE scores; None: made where it is needed
+
+    def reads_edges(self, how: Attention) -> bool:
+        """Whether edge IDs matter: to dropout, and to find weights."""
+        return how.dropout > 0 or self.weight is not None
 
 
 class OnlineSoftmaxState(NamedTuple):

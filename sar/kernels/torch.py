@@ -53,15 +53,11 @@ def edge_chunks(block: EdgeBlock, shape: Shape) -> Iterator[EdgeChunk]:
     step = max(1, CHUNK_ELEMENTS // max(1, prod(shape)))
     for begin in range(0, block.num_edges, step):
         end = min(begin + step, block.num_edges)
-        src, dst = block.cols[begin:end].long(), _destinations(block, begin, end)
-        yield EdgeChunk(begin, end, src, dst, block.ids(begin, end))
-
-
-def _destinations(block: EdgeBlock, begin: int, end: int) -> Tensor:
-    """As `EdgeBlock.destinations`; on a GPU found once, as this is what runs there without Triton, and kept."""
-    if block.device.type == "cpu":
-        return block.destinations(begin, end)
-    return block.kept("dst", lambda: block.dst)[begin:end].long()
+        if block.device.type == "cpu":
+            dst = block.destinations(begin, end)
+        else:  # this backend runs on GPUs without Triton: keep the destinations, which cost a search each time
+            dst = block.kept("dst", lambda: block.dst)[begin:end].long()
+        yield EdgeChunk(begin, end, block.cols[begin:end].long(), dst, block.ids(begin, end))
 
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
@@ -107,7 +103,12 @@ def aggregate_grad(
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
         y = _gather(message.rhs, edges, rhs_aligned, dtype)
         g = _gather(grad, edges, grad_aligned, dtype)
-        term = _derivative(message.op, wrt, x, y, g)
+        if message.op in (Op.MUL, Op.DOT):
+            term = g * (y if wrt == "lhs" else x)
+        elif message.op is Op.DIV:
+            term = g / y if wrt == "lhs" else -g * x / (y * y)
+        else:
+            term = -g if message.op is Op.SUB and wrt == "rhs" else g
         if arg is not None:
             best = arg[edges.dst].view(g.shape)
             term = term.where(best == _like(edges.ids, best), 0)
@@ -144,25 +145,17 @@ def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[t
     for edges in edge_chunks(block, full):
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
         y = _gather(message.rhs, edges, rhs_aligned, dtype)
-        yield edges, _combine(message.op, x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
+        yield edges, _OPERATIONS[message.op](x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
 
 
-_OF_TWO: dict[Op, Callable[..., Tensor]] = {Op.ADD: torch.add, Op.SUB: torch.sub, Op.MUL: torch.mul, Op.DIV: torch.div}
-
-
-def _combine(op: Op, x: Tensor, y: Any) -> Tensor:
-    if op is Op.DOT:
-        return (x * y).sum(-1, keepdim=True)
-    return x if op is Op.COPY else _OF_TWO[op](x, y)
-
-
-def _derivative(op: Op, wrt: str, x: Any, y: Any, g: Tensor) -> Tensor:
-    """d(message)/d(wrt) times g, in the product space of the operands; those that it does not need may be None."""
-    if op in (Op.MUL, Op.DOT):
-        return g * (y if wrt == "lhs" else x)
-    if op is Op.DIV:
-        return g / y if wrt == "lhs" else -g * x / (y * y)
-    return -g if op is Op.SUB and wrt == "rhs" else g
+_OPERATIONS: dict[Op, Callable[[Tensor, Any], Tensor]] = {
+    Op.COPY: lambda x, y: x,
+    Op.ADD: torch.add,
+    Op.SUB: torch.sub,
+    Op.MUL: torch.mul,
+    Op.DIV: torch.div,
+    Op.DOT: lambda x, y: (x * y).sum(-1, keepdim=True),
+}
 
 
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
@@ -217,29 +210,20 @@ def attend_grad(
         score_grad = softmax * (share * grad_dot - stats[edges.dst, GRAD_DOT])
         grads.x.index_add_(0, edges.src, out_grad.mul_((softmax * share).unsqueeze(2)))
         if grads.x_score is None:
-            _add_pair_grads(how, operands, edges, score_grad.unsqueeze(2), grads)
-            continue
-        raw_grad = torch.where(score > 0, score_grad, score_grad * how.factor)
-        grads.x_score.index_add_(0, edges.src, raw_grad)
-        grads.y.index_add_(0, edges.dst, raw_grad)
-
-
-def _add_pair_grads(
-    how: Attention, operands: AttentionOperands, edges: EdgeChunk, score_grad: Tensor, grads: Gradients
-) -> None:
-    """Add what DYNAMIC and DOT scores, of gradient (chunk, H, 1), give to their operands."""
-    x, y = operands.x[edges.src], operands.y[edges.dst]
-    if operands.attn is None:
-        score_grad = how.factor * score_grad
-        grads.x.index_add_(0, edges.src, y.mul_(score_grad))
-        grads.y.index_add_(0, edges.dst, x.mul_(score_grad))
-        return
-    assert grads.attn is not None
-    raw = x.add_(y)
-    grads.attn.add_((score_grad * leaky_relu(raw, how.factor)).sum(0))
-    raw_grad = operands.attn * torch.where(raw > 0, score_grad, score_grad * how.factor)
-    grads.x.index_add_(0, edges.src, raw_grad)
-    grads.y.index_add_(0, edges.dst, raw_grad)
+            x, y, score_grad = operands.x[edges.src], operands.y[edges.dst], score_grad.unsqueeze(2)
+            if operands.attn is None:  # DOT
+                score_grad = how.factor * score_grad
+                x_grad, y_grad = y.mul_(score_grad), x.mul_(score_grad)
+            else:  # DYNAMIC
+                assert grads.attn is not None
+                raw = x.add_(y)
+                grads.attn.add_((score_grad * leaky_relu(raw, how.factor)).sum(0))
+                x_grad = y_grad = operands.attn * torch.where(raw > 0, score_grad, score_grad * how.factor)
+            grads.x.index_add_(0, edges.src, x_grad)
+        else:  # ADDITIVE
+            y_grad = torch.where(score > 0, score_grad, score_grad * how.factor)
+            grads.x_score.index_add_(0, edges.src, y_grad)
+        grads.y.index_add_(0, edges.dst, y_grad)
 
 
 def _scores(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> Tensor:
@@ -253,7 +237,7 @@ def _scores(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> Te
 
 
 def _shares(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> tuple[Tensor, Tensor]:
-    """What dropout multiplies weights with, and what both dropout and edge weights do; (chunk, H) or (1, 1) each."""
+    """The factors of dropout, and those of dropout and edge weights together; (chunk, H) or (1, 1) each."""
     kept = operands.x.new_ones(1, 1)
     if how.dropout:
         kept = dropout_factors(how, edges.ids, operands.x.shape[1], operands.x.dtype)
@@ -261,9 +245,8 @@ def _shares(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> tu
 
 
 def dropout_factors(how: Attention, ids: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """What dropout multiplies the weights of edges with, (edges, heads); the same numbers as in the compiled loops."""
+    """The factors of dropout for edges, (edges, heads), from the same random numbers as in the compiled loops."""
     counter = ids.unsqueeze(1) * heads + torch.arange(1, heads + 1, device=ids.device)
     z = mix_tensor(counter * as_signed(STEP) + as_signed(how.seed))
-    keep = 1 - how.dropout
-    kept: Tensor = shift_right(z, 32) >= round(how.dropout * 2**32)
-    return kept.to(dtype) * (1 / keep if keep > 0 else 0.0)
+    kept: Tensor = shift_right(z, 32) >= how.drop_below
+    return kept.to(dtype) * how.kept_scale

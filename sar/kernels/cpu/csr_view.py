@@ -17,7 +17,7 @@ from torch import Tensor
 from sar.kernels import compiler
 from sar.kernels.compiler import inline, kernel, prefetch
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
-from sar.raw_memory import flat
+from sar.raw_memory import flat as as_numpy
 
 OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
 
@@ -47,20 +47,21 @@ class CSRView(NamedTuple):
 
 def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by destination; `with_edges` says whether their IDs are needed."""
-    rows, indptr, cols = flat(block.rows), flat(block.indptr), flat(block.cols)
-    return CSRView(rows, indptr, cols, NO_INDICES, *_edge_ids(block, with_edges))
+    return _view(block, block.rows, block.indptr, block.cols, None, with_edges)
 
 
 def by_source(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by source; `with_edges` says whether their IDs are needed."""
     indptr, dst, positions, sources = block.transposed(transpose, with_positions=with_edges)
-    rows, places = (NO_INDICES if indices is None else flat(indices) for indices in (sources, positions))
-    return CSRView(rows, flat(indptr), flat(dst), places, *_edge_ids(block, with_edges))
+    return _view(block, sources, indptr, dst, positions, with_edges)
 
 
-def _edge_ids(block: EdgeBlock, needed: bool) -> tuple[NDArray[Any], np.uint64]:
-    ids = block.edge_ids if needed else None
-    return NO_INDICES if ids is None else flat(ids), np.uint64(block.edge_offset)
+def _view(
+    block: EdgeBlock, rows: Tensor | None, indptr: Tensor, other: Tensor, positions: Tensor | None, with_edges: bool
+) -> CSRView:
+    indices = rows, indptr, other, positions, block.edge_ids if with_edges else None
+    arrays = (NO_INDICES if each is None else as_numpy(each) for each in indices)
+    return CSRView._make([*arrays, np.uint64(block.edge_offset)])
 
 
 @inline
@@ -120,7 +121,7 @@ def transpose(block: EdgeBlock) -> Transposed:
         torch.empty(block.num_edges, dtype=torch.int32, device="cpu"),
         torch.empty(block.num_edges, dtype=dtype, device="cpu"),
     )
-    _sort_by_column(*(flat(tensor) for tensor in (block.rows, block.indptr, block.cols, *result[:3])))
+    _sort_by_column(*(as_numpy(tensor) for tensor in (block.rows, block.indptr, block.cols, *result[:3])))
     return result
 
 
