@@ -72,13 +72,12 @@ def attend_grad(
     """
     if not block.num_edges:
         return
-    made_here = how.score is Score.ADDITIVE and operands.x_score is None
-    operands = _with_scores(how, operands)
-    if made_here and operands.x_score is not None:
-        grads = grads._replace(x_score=torch.zeros_like(operands.x_score))
-    choose(operands.x).attend_grad(block, how, operands, grad, stats, grads)
-    if made_here:
-        add_score_grads(operands, grads)
+    scored = _with_scores(how, operands)
+    if scored is not operands and scored.x_score is not None:
+        grads = grads._replace(x_score=torch.zeros_like(scored.x_score))
+    choose(operands.x).attend_grad(block, how, scored, grad, stats, grads)
+    if scored is not operands:
+        add_score_grads(scored, grads)
 
 
 def add_score_grads(operands: AttentionOperands, grads: Gradients) -> None:
