@@ -1,4 +1,4 @@
-"""What attention over the edges of a block works with: how scores are made, operands, running sums and gradients."""
+"""The arguments of attention over the edges of a block: kind of score, operands, running sums and gradients."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Score(IntEnum):
 
 
 class Attention(NamedTuple):
-    """What all edges of a call have in common."""
+    """The settings of a call, for all of its edges."""
 
     score: Score
-    factor: float  # slope of the leaky ReLU below 0, at least 0; of DOT what the products are multiplied with
+    factor: float  # slope of the leaky ReLU below 0, at least 0; for DOT the factor of the products
     dropout: float = 0.0  # probability with which a weight becomes 0; the others grow by 1 / (1 - dropout)
     seed: int = 0  # of dropout; a weight's fate depends on it, the edge ID and the head only
 
@@ -47,8 +47,8 @@ class AttentionOperands(NamedTuple):
     x: Tensor  # (num_src, H, D) features of the sources
     y: Tensor  # of the destinations: (num_dst, H) for ADDITIVE scores, else features (num_dst, H, D)
     attn: Tensor | None  # (H, D); None for DOT
-    weight: Tensor | None  # (edges,) what the softmax of each edge is multiplied with; None stands for 1
-    x_score: Tensor | None = None  # (num_src, H) `project(x, attn)` of ADDITIVE scores; None: made where it is needed
+    weight: Tensor | None  # (edges,) factor of the softmax of each edge; None stands for 1
+    x_score: Tensor | None = None  # (num_src, H) `project(x, attn)` of ADDITIVE scores; None: not computed yet
 
     def reads_edges(self, how: Attention) -> bool:
         """Whether edge IDs matter: to dropout, and to find weights."""
@@ -69,10 +69,10 @@ class OnlineSoftmaxState(NamedTuple):
         return cls(x.new_zeros(num_dst, *x.shape[1:]), torch.full_like(heads, -torch.inf), heads)
 
     def finish(self, in_degrees: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted mean, (num_dst, H, D), 0 without in-edges, and what makes scores weights, (num_dst, 2, H).
+        """The weighted mean, (num_dst, H, D), 0 without in-edges, and the normaliser of scores, (num_dst, 2, H).
 
-        The latter are the peak and 1 / total, by which a weight is exp(score - peak) / total. Added up to one number,
-        peak + log(total), they would lose the total where scores are large.
+        The normaliser is the peak and 1 / total: a weight is exp(score - peak) / total. One number, peak + log(total),
+        would lose the total if scores are large.
         """
         total = self.total.masked_fill_((in_degrees == 0).unsqueeze(1), 1)
         out = self.out.div_(total.unsqueeze(2))

@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[Callable[..., Any]], Any]
 
 intrinsic: Decorator = numba.extending.intrinsic
-"""The decorated function gets one argument more than its callers give, the first."""
+"""The decorated function takes one argument more than its callers pass, the first."""
 
 CACHE_LINE = 64  # bytes
 
@@ -59,7 +59,7 @@ class _Part(JITCodeLibrary):
 
     @property
     def codegen(self) -> Any:
-        return self  # of which Numba only asks `set_env`
+        return self  # Numba only calls `set_env`
 
     def set_env(self, name: str, env: Any) -> None:
         pass
@@ -78,7 +78,7 @@ class _Whole(JITCodeLibrary):
                 order[library] = None
 
         visit(self)
-        # Callers first: LLVM leaves out what nothing linked so far refers to.
+        # Callers first: LLVM leaves out functions that nothing linked so far refers to.
         self._linking_libraries = list(order)[-2::-1]
         super().finalize()
 
@@ -123,9 +123,7 @@ inline_distinct: Decorator = numba.njit(**_HELPERS, pipeline_class=_compiler(_Pa
 A short loop then needs not check for overlaps each time it is entered, which costs as much as a row.
 """
 
-inline_in_order: Decorator = numba.njit(
-    **_HELPERS | {"fastmath": {"contract"}}, pipeline_class=_compiler(_Part, noalias=True)
-)
+inline_in_order: Decorator = numba.njit(**_IN_ORDER, pipeline_class=_compiler(_Part, noalias=True))
 """As `inline_distinct`, with sums and products taken in the order in which they are written."""
 
 

@@ -1,7 +1,7 @@
-"""The kernels for tensors without values (torch's device "meta"): they compute nothing, and keep what the others keep.
+"""The kernels for tensors without values (torch's device "meta"). They compute nothing.
 
-`sar plan` runs a model on such tensors to see how much memory it takes and what it sends. They use
-what the others read, so that this is seen ([Note: leaving memory]).
+`sar plan` runs a model on such tensors to predict its memory and messages. These kernels keep the tensors that the
+others keep, and touch those that the others read, so that both are counted ([Note: leaving memory]).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Threads: a small pool for kernels that release the GIL, and one that makes what is needed next."""
+"""A small pool of threads for kernels that release the GIL, and a thread that computes items ahead of their use."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_rows(
 def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequence[object], *args: object) -> None:
     """Call kernel(begin, end, own, *args) between all neighbouring cuts, whatever the number of threads.
 
-    private: what is its own, for as many threads as there are to be.
+    private: `own` of each thread; their number is that of the threads.
     """
     slices, count = list(pairwise(cuts)), len(private)
 
@@ -79,19 +79,15 @@ def _run(
     cuts: list[int], kernel: Callable[..., None], args: tuple[object, ...], private: Callable[[], Sequence[object]]
 ) -> None:
     """Call kernel(begin, end, ...) between all neighbouring cuts; the calling thread takes the first range."""
-    pool = _get_pool(len(cuts) - 2) if len(cuts) > 2 else None
-    mine = private()
-    others = [pool.submit(kernel, begin, end, *args, *private()) for begin, end in pairwise(cuts[1:])] if pool else []
-    kernel(cuts[0], cuts[1], *args, *mine)
-    for other in others:
-        other.result()
-
-
-def _get_pool(threads: int) -> ThreadPoolExecutor:
     global _pool, _pool_size
-    if _pool is None or _pool_size < threads:
-        _pool, _pool_size = ThreadPoolExecutor(threads, thread_name_prefix="sar-kernel"), threads
-    return _pool
+    others, first = len(cuts) - 2, private()
+    if others > 0 and (_pool is None or _pool_size < others):
+        _pool, _pool_size = ThreadPoolExecutor(others, thread_name_prefix="sar-kernel"), others
+    ranges = pairwise(cuts[1:])
+    running = [_pool.submit(kernel, begin, end, *args, *private()) for begin, end in ranges] if _pool else []
+    kernel(cuts[0], cuts[1], *args, *first)
+    for each in running:
+        each.result()
 
 
 def _forget_pool() -> None:

@@ -1,7 +1,7 @@
 """The kernels in plain torch, a backend of `sar.kernels.backend`: they run on GPUs and check the compiled ones.
 
-Edges are taken a chunk at a time, so that what is gathered by the edge stays small beside the graph; of attention only
-the scores of a block are kept as a whole, (E_block, H). Arithmetic is done in the type of the output, in float32 where
+Edges are taken a chunk at a time, so that rows gathered by edge stay small beside the graph. Only the scores of
+attention are kept for a whole block, (E_block, H). Arithmetic is done in the dtype of the output, and in float32 if
 that is a half precision.
 """
 

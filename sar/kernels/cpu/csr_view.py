@@ -31,7 +31,7 @@ NEARER, TEN = u64(5), u64(10)
 LEAD = u64(16)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 NO_INDICES = np.empty(0, np.int32)
-DIGIT_BITS = 22  # of numbers to sort: what is counted at once is 16 MB, of which caches hold what comes up often
+DIGIT_BITS = 22  # of numbers to sort: their counts take 16 MB, of which caches hold the frequent ones
 
 
 class CSRView(NamedTuple):
@@ -132,7 +132,7 @@ def _sort_by_column(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, po
         by_col[u64(cols[p]) + ONE] += 1
     for column in range(ONE, u64(by_col.size)):
         by_col[column] += by_col[column - ONE]
-    # by_col[c] is where the next edge of column c goes; when all are placed it has become where column c ends.
+    # by_col[c] is the place of the next edge of column c; when all are placed it has become the end of column c.
     for group in range(u64(rows.size)):
         for p in range(u64(indptr[group]), u64(indptr[group + ONE])):
             slot = u64(by_col[u64(cols[p])])
@@ -144,7 +144,7 @@ def _sort_by_column(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, po
 
 
 def sorted_places(numbers: Tensor, bound: int) -> Tensor:
-    """Where each of some numbers goes when they are sorted, (n,) int32 or int64; equal ones stay in their order.
+    """The place of each number in sorted order, (n,) int32 or int64; equal numbers stay in their order.
 
     They are from 0 to below `bound`, (n,) integers on the CPU, and counted digit by digit, the last one first.
     """

@@ -56,7 +56,7 @@ def aggregate_grad(
     """Compiled kernel of `sar.kernels.aggregate_grad`.
 
     A derivative is again an operation on two operands, the gradient of the messages and the other operand of the
-    forward, whose result is summed where the operand in question was broadcast.
+    forward, whose result is summed over dimensions that broadcast the operand in question.
     """
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     grad_aligned = aligned_message_shape(message.op, full)

@@ -30,7 +30,7 @@ from sar.kernels.triton.edges import Edges, at_once, by_destination, by_source, 
 from sar.splitmix import as_signed
 
 PROGRAMS = 1024
-"""That share all rows where each has its own sum over rows, for the gradient of a parameter."""
+"""Programs that share all rows and have a sum over rows each, for the gradient of a parameter."""
 SHARE = 2
 """By how much the tensors of these kernels are smaller than `TILE`: there are more of them."""
 
@@ -58,7 +58,7 @@ class Shape(NamedTuple):
         return int(triton.cdiv(self.heads, self.heads_at_once))
 
     def constants(self, like: Tensor) -> dict[str, Any]:
-        """What kernels are compiled for, where results are like this tensor."""
+        """The constants that kernels are compiled for, with results like this tensor."""
         lanes, heads, dim = self[2:]
         return {
             "LANES": lanes,
@@ -93,7 +93,7 @@ def attend_grad(
     shape, reads_edges = Shape.of(operands.x), operands.reads_edges(how)
 
     def to_destinations(edges: Edges, sums: list[Tensor]) -> None:
-        # Weights' gradients are sums over heads: blocks of these come one after the other where they add to such.
+        # Weights' gradients are sums over heads, so blocks of heads come one after the other if they add to such.
         blocks = shape.blocks if grads.weight is None else 1
         for first in range(0, shape.blocks, blocks):
             programs = edges.groups if how.score is not Score.DYNAMIC else min(edges.groups, PROGRAMS)

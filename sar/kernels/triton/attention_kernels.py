@@ -29,7 +29,7 @@ STEP, FACTOR_1, FACTOR_2 = (
 
 @kernel
 def _places(heads, dim, first, HEADS: tl.constexpr, DIM: tl.constexpr):
-    """Of a block of heads: their numbers, where their features are in a row, (HEADS, DIM), and which of these exist."""
+    """A block of heads: their numbers, the places of their features in a row, (HEADS, DIM), and a mask of these."""
     h = first * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, DIM)
     return h, h[:, None] * dim + d[None, :], (h < heads)[:, None] & (d < dim)[None, :]
@@ -68,13 +68,13 @@ def _leaky(raw, factor):
 
 @kernel
 def _scores_of_pairs(x, y, attn, factor, KIND: tl.constexpr):
-    """The scores of DYNAMIC and DOT, (LANES, HEADS), from features of which one are a single row's."""
+    """The scores of DYNAMIC and DOT, (LANES, HEADS), from features of LANES rows and of one row."""
     return tl.sum(_leaky(x + y, factor) * attn, 2) if KIND == DYNAMIC else tl.sum(x * y, 2) * factor
 
 
 @kernel
 def _kept(ids, h, heads, seed, drop, scale, DROPS: tl.constexpr, SUM: tl.constexpr):
-    """What dropout multiplies weights with, (LANES, HEADS) or (1, 1): see `sar.kernels.cpu.attention_loops`."""
+    """The factors of dropout, (LANES, HEADS) or (1, 1): see `sar.kernels.cpu.attention_loops`."""
     if DROPS:
         z = (ids[:, None] * heads + h[None, :] + 1).to(tl.uint64) * STEP + seed.to(tl.uint64)
         z = (z ^ (z >> 30)) * FACTOR_1
@@ -88,7 +88,7 @@ def _kept(ids, h, heads, seed, drop, scale, DROPS: tl.constexpr, SUM: tl.constex
 
 @kernel
 def _weighted(kept, ends, ids, here, SUM: tl.constexpr):
-    """What both dropout and edge weights multiply the softmax with."""
+    """The factors of dropout and edge weights together."""
     if ends.weight is not None:
         kept = kept * tl.load(ends.weight + ids, mask=here, other=0).to(SUM)[:, None]
     return kept
