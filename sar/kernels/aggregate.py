@@ -121,4 +121,3 @@ def _check(
 def _check_shape(values: Tensor, shape: Shape, what: str) -> None:
     if tuple(values.shape) != shape:
         raise GraphError(f"{what} has shape {tuple(values.shape)}; expected {shape}.")
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,7 +118,7 @@ def _operands(message: EdgeMessage) -> tuple[Formula, Table, Table]:
     return Formula(*_OPERATIONS[message.op], layout), a, b
 
 
-def _of_edges(operands: list[EdgeOperand]) -> bool:
+def _of_edges(operands: Iterable[EdgeOperand]) -> bool:
     """Whether one of the operands has rows of edges."""
     return any(operand.target is Target.E for operand in operands)
 

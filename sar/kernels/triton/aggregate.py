@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -239,6 +239,6 @@ def _table_or_step(offsets: Any, device: torch.device) -> tuple[Tensor | None, i
     return torch.from_numpy(offsets.copy()).to(device), 0
 
 
-def _of_edges(operands: list[EdgeOperand]) -> bool:
+def _of_edges(operands: Iterable[EdgeOperand]) -> bool:
     """Whether one of the operands has rows of edges."""
     return any(operand.target is Target.E for operand in operands)
