@@ -1,18 +1,17 @@
-"""A small pool of threads for kernels that release the GIL, and a thread that computes items ahead of their use."""
+"""A pool of threads for kernels that release the GIL."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-T = TypeVar("T")
 SERIAL_WORK = 1 << 16  # elements below which handing work to another thread costs more than it saves
 
 _pool: ThreadPoolExecutor | None = None
@@ -60,15 +59,6 @@ def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequenc
             kernel(begin, end, private[thread], *args)
 
     _run(list(range(min(count, len(slices)) + 1)), run, (), tuple)
-
-
-def made_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items; another thread makes the next one while one is in use."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = pool.submit(next, items, None)
-            yield item
 
 
 def _count_threads(most: int, work: int) -> int:

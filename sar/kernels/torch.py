@@ -68,7 +68,9 @@ def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """Reference of `sar.kernels.aggregate_cmp`."""
-    reduce, worst = "amax" if largest else "amin", _worst(out.dtype, largest)
+    reduce, worst = ("amax", -torch.inf) if largest else ("amin", torch.inf)
+    if not out.is_floating_point():
+        worst = torch.iinfo(out.dtype).min if largest else torch.iinfo(out.dtype).max
     for edges, values in _messages(block, message, out):
         index = _like(edges.dst, values).expand_as(values)
         valid, before = ~values.isnan(), out[edges.dst]
@@ -118,12 +120,6 @@ def aggregate_grad(
 
 def _compute_dtype(out: Tensor) -> torch.dtype:
     return torch.promote_types(out.dtype, torch.float32) if out.is_floating_point() else out.dtype
-
-
-def _worst(dtype: torch.dtype, largest: bool) -> float | int:
-    if dtype.is_floating_point:
-        return -torch.inf if largest else torch.inf
-    return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
 
 
 def _like(rows: Tensor, elements: Tensor) -> Tensor:
