@@ -18,8 +18,8 @@ from torch import Tensor
 
 import sar
 
-COMPILED = "sar.kernels.cpu"
-LEFT_OUT = (COMPILED, "sar.kernels.triton", "sar.adapters.pyg", "sar.pyg", "sar.__main__", "sar.cli.__main__")
+COMPILED = ("sar.kernels.cpu", "sar.sampling.loops")
+LEFT_OUT = (*COMPILED, "sar.kernels.triton", "sar.adapters.pyg", "sar.pyg", "sar.__main__", "sar.cli.__main__")
 """Modules that are programs, need optional packages, or are compiled."""
 
 

@@ -28,6 +28,7 @@ LEVELS = {
     "dtypes": 0,
     "spillable": 1,
     "tensor_views": 2,
+    "splitmix": 0,
     "comm": 3,
     "kernels": 3,
     "host": 3,

@@ -218,10 +218,10 @@ MUTANTS = [
     ),
     Mutant(
         "a permutation that is not put back",
-        "sar/kernels/cpu/sampling_loops.py",
+        "sar/sampling/loops.py",
         "order[u64(picked[to + i])] = picked[to + i]",
         "order[i] = i",
-        "tests/kernels/test_neighbor_sampling.py::test_draws_are_the_reference_s",
+        "tests/sampling/test_draws.py::test_draws_are_the_reference_s",
     ),
     Mutant(
         "seeds off by one",

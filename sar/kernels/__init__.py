@@ -12,10 +12,9 @@ from sar.kernels.aggregate import (
     aggregate_grad,
     aggregate_sum,
     edge_apply,
-    edge_softmax_backward,
-    edge_softmax_forward,
 )
 from sar.kernels.ahead import compile_ahead
 from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, operand_values_needed
+from sar.kernels.softmax import OnlineSoftmax, edge_softmax_backward, edge_softmax_forward

@@ -1,20 +1,16 @@
-"""Aggregation over the edges of a block, and the softmax over in-edges that is made of it.
+"""Aggregation over the edges of a block.
 
 Checks what is handed in, and calls the backend that serves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
-import torch
 from torch import Tensor
 
 from sar.errors import GraphError
 from sar.kernels.backend import choose
-from sar.kernels.edge_block import EdgeBlock, index_dtype
-from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, Target
+from sar.kernels.edge_block import EdgeBlock
+from sar.kernels.ops import EdgeMessage, EdgeOperand, Shape, Target
 
 _ROWS = {Target.U: "sources", Target.V: "destinations", Target.E: "edges"}
 
@@ -101,43 +97,6 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
             out.copy_(result)
 
 
-def edge_softmax_forward(blocks: Sequence[EdgeBlock], logits: Tensor) -> Tensor:
-    """exp(x_e) / sum of exp(x_i) over the edges i into the destination of e, computed from the greatest x_i.
-
-    The blocks' edge IDs are, together, 0 to E - 1; a destination's edges may lie in several. Logits and results are
-    (E, *). Results are NaN for destinations with a logit that is NaN or +inf or with all of them -inf.
-    """
-    logits, dtype = logits.to(torch.promote_types(logits.dtype, torch.float32)), logits.dtype
-    shape = (max((block.num_dst for block in blocks), default=0), *logits.shape[1:])
-    peak = logits.new_full(shape, -torch.inf)
-    argmax = torch.full(shape, -1, dtype=index_dtype(logits.shape[0]), device=logits.device)
-    for block in blocks:
-        aggregate_cmp(block, EdgeMessage(Op.COPY, _of_edges(logits)), peak, argmax, largest=True)
-    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    for block in blocks:
-        edge_apply(block, EdgeMessage(Op.SUB, _of_edges(logits), _of_destinations(peak)), out)
-    out.exp_()
-    total = torch.zeros_like(peak)
-    for block in blocks:
-        aggregate_sum(block, EdgeMessage(Op.COPY, _of_edges(out)), total)
-    for block in blocks:
-        edge_apply(block, EdgeMessage(Op.DIV, _of_edges(out), _of_destinations(total)), out)
-    return out.to(dtype)
-
-
-def edge_softmax_backward(blocks: Sequence[EdgeBlock], out: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of the logits, (E, *), from the softmax `out` and its gradient: out * (grad - sum of out * grad)."""
-    dtype = torch.promote_types(out.dtype, torch.float32)
-    weight, grad = out.to(dtype), grad.to(dtype)
-    total = out.new_zeros((max((block.num_dst for block in blocks), default=0), *out.shape[1:]), dtype=dtype)
-    for block in blocks:
-        aggregate_sum(block, EdgeMessage(Op.MUL, _of_edges(weight), _of_edges(grad)), total)
-    grad_logits = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    for block in blocks:
-        edge_apply(block, EdgeMessage(Op.SUB, _of_edges(grad), _of_destinations(total)), grad_logits)
-    return grad_logits.mul_(weight).to(out.dtype)
-
-
 def _check(
     block: EdgeBlock,
     message: EdgeMessage,
@@ -162,7 +121,3 @@ def _check(
 def _check_shape(values: Tensor, shape: Shape, what: str) -> None:
     if tuple(values.shape) != shape:
         raise GraphError(f"{what} has shape {tuple(values.shape)}; expected {shape}.")
-
-
-_of_edges = partial(EdgeOperand.of, target=Target.E)
-_of_destinations = partial(EdgeOperand.of, target=Target.V)

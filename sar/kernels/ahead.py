@@ -1,11 +1,10 @@
 """The usual kernels compiled ahead of their use, in forked processes, while data are read and other packages imported.
 
 [Note: compiling ahead]
-A process forked from this one needs not import torch again, which takes longer than most kernels. It calls each kernel
-on two edges, so that exactly what a model calls is compiled, and leaves to others what they are compiling (see [Note:
-compiled once]). Nobody waits for it but for a kernel's lock: if it fails or is killed, kernels are compiled where they
-are first called. It ends with the process that it comes from, at the latest after `LIMIT_SECONDS`. Where everything was
-found, a file says so, and later runs do not begin.
+A forked process need not import torch again, which takes longer than most kernels. It calls each kernel on two edges,
+so it compiles exactly what a model calls; [Note: compiled once] shares the work and the result. Nobody waits for such a
+process but for a kernel's lock: if it fails or is killed, kernels are compiled at their first call. It ends with its
+parent, at the latest after `LIMIT_SECONDS`. A file says that all kernels are there, and later runs do not fork.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import gc
 import hashlib
 import logging
 import os
-import platform
 import signal
 import sys
 import threading
@@ -36,7 +34,7 @@ from sar.kernels.attention_operands import (
     Score,
 )
 from sar.kernels.backend import compiled, load_kernels
-from sar.kernels.code_cache import TakenElsewhereError, code_folder, digest_of, nothing_awaited
+from sar.kernels.code_cache import HERE, code_folder, digest_of_sources
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target
 
@@ -48,32 +46,32 @@ PR_SET_PDEATHSIG = 1
 
 @cache
 def compile_ahead() -> None:
-    """Begin to compile the usual kernels, once a process; not where they were compiled before, nor beside a GPU."""
-    done = _done_file()
-    if done is None or done.exists() or torch.cuda.is_initialized():
-        return
-    cores, workers = len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    parent = os.getpid()
-    for _ in range(min(max(cores // workers, 1), MOST)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-            child = os.fork()
-        if child == 0:
-            _run(parent, done)
-        threading.Thread(target=_reap, args=[child], daemon=True).start()
-
-
-def _done_file() -> Path | None:
-    """The file that says that this processor's code is complete."""
+    """Begin to compile the usual kernels, once a process, unless they were compiled before or CUDA is in use."""
     folder = code_folder()
-    if folder is None:
-        return None
+    if folder is None or torch.cuda.is_initialized():
+        return
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = "".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
-        key = f"{digest_of(Path(__file__).parent)} {sys.version} {platform.machine()} {cpu}"
-        return folder / f"complete-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
-    return None
+        cpu = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model", "flags"))}
+        key = f"{digest_of_sources(HERE)} {sys.version} {sorted(cpu)}"
+        done = folder / f"complete-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
+        if done.exists():
+            return
+        parent, cores = os.getpid(), len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        processes = min(max(cores, 1), MOST)
+        for number in range(processes):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+                child = os.fork()
+            if child == 0:
+                try:
+                    _separate(parent)
+                    # First a share of its own, then that of others, the last first, which they have not begun.
+                    for step in [*steps()[number::processes], *reversed(steps())]:
+                        step()
+                    done.touch()
+                finally:
+                    os._exit(0)
+            threading.Thread(target=_reap, args=[child], daemon=True).start()
 
 
 def _reap(child: int) -> None:
@@ -81,44 +79,25 @@ def _reap(child: int) -> None:
         os.waitpid(child, 0)
 
 
-def _run(parent: int, done: Path) -> None:
-    """What a forked process does; it does not return, and touches nothing that it has in common with its parent."""
-    status = 1
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
-                signal.signal(number, signal.SIG_DFL)
-            signal.alarm(LIMIT_SECONDS)
-            logging.disable()
-            null = os.open(os.devnull, os.O_RDWR)
-            for descriptor in range(3):
-                os.dup2(null, descriptor)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            gc.disable()  # what is made here is kept, and looking at it costs as much as a kernel
-            os.nice(NICENESS)
-            _compile_all()
-            done.touch()
-            status = 0
-    finally:
-        os._exit(status)
-
-
-def _compile_all() -> None:
-    """Take the steps that nobody else is at, and then wait for the others."""
-    left = []
-    with nothing_awaited():
-        for step in steps():
-            try:
-                step()
-            except TakenElsewhereError:
-                left.append(step)
-    for step in left:
-        step()
+def _separate(parent: int) -> None:
+    """Give up all that a forked process has in common with its parent, but for the parent's death."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.alarm(LIMIT_SECONDS)
+    logging.disable()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    gc.disable()  # looking at what is kept here costs as much as a kernel
+    os.nice(NICENESS)
 
 
 def steps() -> list[Callable[[], object]]:
-    """Calls of the kernels that SAGE-like and GAT-like models use on float32, those first that are needed first."""
+    """Calls of the kernels that SAGE-like and GAT-like models use on float32, in the order of their first use."""
     from sar.kernels.cpu.csr_view import transpose  # loads the compiler
 
     kernels, ends = compiled(), torch.arange(2, device="cpu")

@@ -41,7 +41,7 @@ def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state:
 
 
 def destination_statistics(how: Attention, normaliser: Tensor, grad: Tensor, out: Tensor) -> Tensor:
-    """What a backward needs of each destination at a time, side by side, (num_dst, STATISTICS, H).
+    """The numbers of a destination that a backward reads together, side by side, (num_dst, STATISTICS, H).
 
     These are the normaliser, (num_dst, 2, H), of `OnlineSoftmaxState.finish`, the sums of grad * out over heads, and
     room for `note_scores`. `grad` is the gradient of the result `out`, (num_dst, H, D), contiguous.
@@ -72,17 +72,16 @@ def attend_grad(
     """
     if not block.num_edges:
         return
-    made_here = how.score is Score.ADDITIVE and operands.x_score is None
-    operands = _with_scores(how, operands)
-    if made_here and operands.x_score is not None:
-        grads = grads._replace(x_score=torch.zeros_like(operands.x_score))
-    choose(operands.x).attend_grad(block, how, operands, grad, stats, grads)
-    if made_here:
-        add_score_grads(operands, grads)
+    scored = _with_scores(how, operands)
+    if scored is not operands and scored.x_score is not None:
+        grads = grads._replace(x_score=torch.zeros_like(scored.x_score))
+    choose(operands.x).attend_grad(block, how, scored, grad, stats, grads)
+    if scored is not operands:
+        add_score_grads(scored, grads)
 
 
 def add_score_grads(operands: AttentionOperands, grads: Gradients) -> None:
-    """Add the gradients of `x_score` of ADDITIVE scores to those of what it is made of."""
+    """Add the gradients of `x_score` of ADDITIVE scores to those of its operands."""
     assert operands.attn is not None
     assert grads.attn is not None
     assert grads.x_score is not None

@@ -1,4 +1,4 @@
-"""What a backend of the kernels must offer, and which one serves given tensors: the only place where this is chosen.
+"""The interface of the kernel backends, and the choice of one for given tensors, which is made nowhere else.
 
 A backend is a module with the functions of `Backend`: `sar.kernels.cpu.kernels` (compiled with Numba),
 `sar.kernels.triton` (for CUDA), `sar.kernels.torch` (plain torch, on any device and for any dtype) and
@@ -22,7 +22,7 @@ from sar.logging_setup import logger
 from sar.ranges import named, traced
 
 COMPILED_DTYPES = ({torch.float64}, {torch.float32, torch.bfloat16, torch.float16})
-"""Sets of which operands and results of one call may have different ones."""
+"""Operands and results of one call may mix the dtypes of one of these sets."""
 TRITON_DTYPES = set().union(*COMPILED_DTYPES)
 """As a set of `COMPILED_DTYPES`."""
 
@@ -31,8 +31,8 @@ class Backend(Protocol):
     """Kernels on checked operands: blocks with edges, contiguous results.
 
     See the functions of these names in `sar.kernels.aggregate` and `sar.kernels.attention`. For ADDITIVE scores
-    `operands.x_score` is given to `attend`, and `attend_grad` adds the gradient of `x_score` instead of those of what
-    it is made of. `head_sums` writes the sums of grad * out over each head to stats[:, GRAD_DOT].
+    `operands.x_score` is given to `attend`, and `attend_grad` adds the gradient of `x_score` instead of those of its
+    operands. `head_sums` writes the sums of grad * out over each head to stats[:, GRAD_DOT].
     """
 
     def aggregate_sum(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None: ...
@@ -63,7 +63,7 @@ class Backend(Protocol):
 
 
 class _Named:
-    """A backend whose kernels are ranges of a trace."""
+    """A backend that shows its kernels as ranges in a trace."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -124,7 +124,7 @@ def _converts_float16() -> bool:
 
 @cache
 def for_cuda() -> Backend:
-    """The kernels in Triton, imported at the first use, where one of them can be compiled and launched."""
+    """The kernels in Triton, imported at the first use; plain torch if none can be compiled and launched."""
     try:
         import sar.kernels.triton as triton_kernels
 

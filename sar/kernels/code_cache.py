@@ -1,10 +1,10 @@
-"""Compiled code that is kept on disk: where, how it is found again, and that one process makes it for all of a host.
+"""Compiled code on disk, in Numba's format: the folder, and the lock with which one process compiles for all of a host.
 
 [Note: compiled once]
-Code lies in the user's cache directory, under names that hold a digest of its sources, so that every environment with
-the same sources, Numba and processor finds it. Who finds none takes a lock that is the kernel's own, and looks again:
-then another process has made it meanwhile, or nobody else is making it. The system drops the lock of a process that
-ends. A lock that cannot be had, or not in time, is done without: the code is then made twice, and is the same.
+A file's name holds a digest of the sources, so every environment with the same sources, Numba and processor finds it.
+A process that finds no code takes the kernel's lock and looks again, because another process may have compiled it in
+the meantime. The system drops the lock of a process that ends. If the lock cannot be had, or not in time, the process
+compiles without it: the code is then made twice, and is the same.
 """
 
 from __future__ import annotations
@@ -18,104 +18,59 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
 
+from sar import splitmix
 from sar.logging_setup import logger
 
-WAIT_SECONDS = 60.0  # how long a process waits for another one's code before it makes its own
+WAIT_SECONDS = 60.0  # for a lock
 
 POLL_SECONDS = 0.02
-NOTED_SECONDS = 0.5  # what is compiled faster is not worth a line in the log
+NOTED_SECONDS = 0.5  # what compiles faster is not worth a line in the log
 
-
-class TakenElsewhereError(Exception):
-    """Another process is making this code; raised only inside `nothing_awaited`."""
-
-
-_waits = True
-_spent = 0.0
+HERE = Path(__file__).parent
+SHARED_SOURCES = *sorted((HERE / "cpu").glob("*.py")), HERE / "compiler.py", HERE / "attention_operands.py"
 
 
 @cache
 def code_folder() -> Path | None:
-    """Where code is kept: below `NUMBA_CACHE_DIR`, else in the user's cache directory, else in this package's folder,
-    whichever can be written first; None where none can."""
+    """The first folder that can be written: below `NUMBA_CACHE_DIR`, the user's cache directory, this package's own.
+
+    None if there is none.
+    """
     given, user = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    below = f"sar-kernels-numba-{version('numba')}"
     with contextlib.suppress(RuntimeError):  # no home
-        for parent in (given, user or Path.home() / ".cache", Path(__file__).parent / "__pycache__"):
-            if parent and _is_writable(folder := Path(parent) / below):
-                return folder
+        for parent in (given, user or Path.home() / ".cache", HERE / "__pycache__"):
+            if parent:
+                folder = Path(parent) / f"sar-kernels-numba-{version('numba')}"
+                with contextlib.suppress(OSError):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    if os.access(folder, os.W_OK | os.X_OK):
+                        return folder
     logger.info("Found no folder for compiled code, which is made anew in every run; set NUMBA_CACHE_DIR to one")
     return None
 
 
-def _is_writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
-
-
 @cache
-def digest_of(*sources: Path) -> str:
-    """A digest of files, and of folders with all their Python files."""
+def digest_of_sources(folder: Path) -> str:
+    """A digest of the files that code of a folder may come from: its own, and those with helpers for all kernels."""
     digest = hashlib.blake2b(digest_size=4)
-    for source in sources:
-        for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
-            digest.update(file.read_bytes())
+    for file in sorted({*folder.rglob("*.py"), *SHARED_SOURCES, Path(splitmix.__file__)}):
+        digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
 @contextlib.contextmanager
-def nothing_awaited() -> Iterator[None]:
-    """Have what another process is making raise `TakenElsewhereError` inside."""
-    global _waits
-    _waits = False
-    try:
+def compiling(name: str) -> Iterator[None]:
+    """Hold a kernel's lock while it is compiled, and log how long that takes."""
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # no locks, or no space
+            file = stack.enter_context((code_folder() or HERE).joinpath(f"{name}.lock").open("wb"))
+            while time.monotonic() < began + WAIT_SECONDS:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(POLL_SECONDS)
         yield
-    finally:
-        _waits = True
-
-
-class Turn:
-    """The right to make one kernel's code, and the clock that runs from the first wish for it."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._began = name, time.monotonic()
-        self._file = _lock(name)
-
-    def end(self) -> None:
-        """Let others have it."""
-        global _spent
-        if self._file is not None:
-            self._file.close()
-        _spent += (seconds := time.monotonic() - self._began)
-        if seconds > NOTED_SECONDS:
-            logger.info("compiling kernels, once: %.0f s so far (%s)", _spent, self._name)
-
-
-def _lock(name: str) -> IO[bytes] | None:
-    """The kernel's lock, a file to be closed; None where there is no locking or it is held for too long."""
-    folder = code_folder()
-    assert folder is not None
-    try:
-        file = (folder / f"{name}.lock").open("wb")
-    except OSError:
-        return None
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            if not _waits:
-                file.close()
-                raise TakenElsewhereError(name) from None
-        except OSError:  # a file system without locks
-            deadline = 0.0
-        if time.monotonic() > deadline:
-            file.close()
-            return None
-        time.sleep(POLL_SECONDS)
+    if (seconds := time.monotonic() - began) > NOTED_SECONDS:
+        logger.info("compiled a kernel, once for this host: %.1f s (%s)", seconds, name)

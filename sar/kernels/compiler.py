@@ -25,23 +25,23 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.registry import cpu_target
 from numba.core.types import Integer, float32, int16, uint16, void
 
-from sar.kernels.code_cache import Turn, code_folder, digest_of
+from sar.kernels.code_cache import code_folder, compiling, digest_of_sources
 
 F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Any]
 
-intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.extending.intrinsic
-"""The decorated function gets one argument more than its callers give, the first."""
+intrinsic: Decorator = numba.extending.intrinsic
+"""The decorated function takes one argument more than its callers pass, the first."""
 
 CACHE_LINE = 64  # bytes
 
 # Not `fastmath=True`: its "nnan" and "ninf" allow to drop the comparisons that NaN and infinities depend on.
-FAST_MATH = ("contract", "reassoc", "nsz", "arcp")
-IN_ORDER = ("contract",)
+FAST_MATH = {"contract", "reassoc", "nsz", "arcp"}
 
-_OPTIONS = {
+_OPTIONS: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",  # division by zero gives inf or NaN
-    "fastmath": set(FAST_MATH),
+    "fastmath": FAST_MATH,
     # No reference counting: the loops only borrow their arrays, and an atomic count per edge is slower than the edge.
     "_nrt": False,
     "no_cfunc_wrapper": True,
@@ -59,7 +59,7 @@ class _Part(JITCodeLibrary):
 
     @property
     def codegen(self) -> Any:
-        return self  # of which Numba only asks `set_env`
+        return self  # Numba only calls `set_env`
 
     def set_env(self, name: str, env: Any) -> None:
         pass
@@ -78,7 +78,7 @@ class _Whole(JITCodeLibrary):
                 order[library] = None
 
         visit(self)
-        # Callers first: LLVM leaves out what nothing linked so far refers to.
+        # Callers first: LLVM leaves out functions that nothing linked so far refers to.
         self._linking_libraries = list(order)[-2::-1]
         super().finalize()
 
@@ -97,37 +97,34 @@ def _compiler(library: Any, *, noalias: bool = False) -> Any:
     return Compiler
 
 
-_ENTRY_POINT, _HELPER, _DISTINCT = _compiler(_Whole), _compiler(_Part), _compiler(_Part, noalias=True)
+def compile_cached(function: F, **options: Any) -> F:
+    """Compile a function with Numba's options, and keep its code on disk, in `code_folder`."""
+    function.__qualname__ = function.__name__  # which names the file
+    compiled = numba.njit(**options)(function)
+    if code_folder() is not None:
+        compiled._cache = _SharedCache(function)
+    return compiled
 
 
 def kernel(function: F) -> F:
     """Compile an entry point and keep its code on disk."""
-    folder = Path(__file__).parent
-    sources = folder / "cpu", Path(__file__), folder / "attention_operands.py"
-    return compile_cached(function, numba.njit, {**_OPTIONS, "pipeline_class": _ENTRY_POINT}, *sources)
+    return compile_cached(function, **_OPTIONS, pipeline_class=_compiler(_Whole))
 
 
-def inline(function: F) -> F:
-    """Compile a helper into each kernel that calls it."""
-    return _helper(function, _HELPER, FAST_MATH)
+_HELPERS = _OPTIONS | {"forceinline": True, "no_cpython_wrapper": True}
+_IN_ORDER = _HELPERS | {"fastmath": {"contract"}}
 
+inline: Decorator = numba.njit(**_HELPERS, pipeline_class=_compiler(_Part))
+"""Compiles a helper into each kernel that calls it."""
 
-def inline_distinct(function: F) -> F:
-    """As `inline`, where no array that the helper writes to is, or overlaps, another one that it is given.
+inline_distinct: Decorator = numba.njit(**_HELPERS, pipeline_class=_compiler(_Part, noalias=True))
+"""As `inline`, if no array that the helper writes to is, or overlaps, another one that it is given.
 
-    A short loop then needs not check for overlaps each time it is entered, which costs as much as a row.
-    """
-    return _helper(function, _DISTINCT, FAST_MATH)
+A short loop then needs not check for overlaps each time it is entered, which costs as much as a row.
+"""
 
-
-def inline_in_order(function: F) -> F:
-    """As `inline_distinct`, with sums and products taken in the order in which they are written."""
-    return _helper(function, _DISTINCT, IN_ORDER)
-
-
-def _helper(function: F, pipeline: Any, fastmath: tuple[str, ...]) -> F:
-    options = {**_OPTIONS, "fastmath": set(fastmath), "no_cpython_wrapper": True, "pipeline_class": pipeline}
-    return numba.njit(forceinline=True, **options)(function)
+inline_in_order: Decorator = numba.njit(**_IN_ORDER, pipeline_class=_compiler(_Part, noalias=True))
+"""As `inline_distinct`, with sums and products taken in the order in which they are written."""
 
 
 @intrinsic
@@ -191,67 +188,49 @@ def converts_float16() -> bool:
 class _OneFolder(_CacheLocator):
     """All code in one folder, whatever environment its source lies in; names tell it apart."""
 
+    def __init__(self, file: str) -> None:
+        self._digest = digest_of_sources(Path(file).parent)
+
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> _OneFolder:
-        return cls()
+        return cls(file)
 
     def get_cache_path(self) -> str:
         return str(code_folder())
 
     def get_source_stamp(self) -> str:
-        return "in the name"
+        return self._digest
 
     def get_disambiguator(self) -> str:
-        return "kernel"
+        return self._digest
 
 
 class _KernelFiles(CompileResultCacheImpl):
     _locator_classes: Any = (_OneFolder,)
 
 
-class SharedCache(FunctionCache):
+class _SharedCache(FunctionCache):
     """One kernel's code, made by one process for all of a host: see [Note: compiled once]."""
 
     _impl_class = _KernelFiles
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self._turn: Turn | None = None
+    _lock = contextlib.ExitStack()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The code for a signature; None where this process is to make it now, which `save_overload` ends."""
-        found = super().load_overload(sig, target_context)
-        if found is None:
-            self._end_turn()  # where making it failed
-            self._turn = Turn(self._impl.filename_base)
-            found = super().load_overload(sig, target_context)
-            if found is not None:
-                self._end_turn()
-        return found
+        """Code for a signature; if None, this process compiles it now, and ends with `save_overload`."""
+        code = super().load_overload(sig, target_context)
+        if code is None:
+            self._lock.close()  # if compiling failed, it is still held
+            self._lock = contextlib.ExitStack()
+            self._lock.enter_context(compiling(self._impl.filename_base))
+            code = super().load_overload(sig, target_context)
+            if code is not None:
+                self._lock.close()
+        return code
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with contextlib.suppress(OSError):  # a full disk: this process has its code
+        with self._lock, contextlib.suppress(OSError):  # of a full disk: this process has its code
             super().save_overload(sig, data)
-        self._end_turn()
-
-    def _end_turn(self) -> None:
-        if self._turn is not None:
-            self._turn.end()
-            self._turn = None
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        """Without what the function closes over, whose pickle is another in each process: the name has its digest."""
+        """Without variables of enclosing functions, whose pickle differs between processes; sources are digested."""
         return sig, codegen.magic_tuple(), self._py_func.__code__.co_code
-
-
-def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, Any], *sources: Path) -> Any:
-    """Compile a function with Numba's `njit` and its options, and keep its code on disk, in `code_folder`.
-
-    Numba looks for changes only in the function's own file, but keeps code under the qualified name, which therefore
-    gets a digest of all files that the code may come from: `sources`, and all Python files of folders among them.
-    """
-    function.__qualname__ = f"{function.__name__}_{digest_of(*sources)}"
-    compiled = njit(**options)(function)
-    if code_folder() is not None:
-        compiled._cache = SharedCache(function)
-    return compiled

@@ -1,7 +1,7 @@
-"""The kernels for tensors without values (torch's device "meta"): they compute nothing, and keep what the others keep.
+"""The kernels for tensors without values (torch's device "meta"). They compute nothing.
 
-`sar plan` runs a model on such tensors to see how much memory it takes and what it sends. They use
-what the others read, so that this is seen ([Note: leaving memory]).
+`sar plan` runs a model on such tensors to predict its memory and messages. These kernels keep the tensors that the
+others keep, and touch those that the others read, so that both are counted ([Note: leaving memory]).
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from sar.kernels.ops import EdgeMessage, EdgeOperand, Target
 
 
 def _read(*given: Any) -> None:
-    for tensor in given:
-        if isinstance(tensor, Tensor):
-            tensor.detach()
+    """Detach, because out of core this is how a kernel's reads of tensors are seen."""
+    for each in given:
+        if isinstance(each, EdgeBlock):
+            _read(each.rows, each.indptr, each.cols)
+        elif isinstance(each, Tensor):
+            each.detach()
 
 
 add_rows = project_grad = head_sums = _read
 
 
-def _read_by_destination(block: EdgeBlock) -> None:
-    _read(block.rows, block.indptr, block.cols)
-
-
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, *others: Any) -> None:
     """As `sar.kernels.aggregate_sum`, and other kernels that go through the edges by destination."""
-    _read_by_destination(block)
-    _read(*others, *message.tensors)
+    _read(block, *others, *message.tensors)
 
 
 aggregate_cmp = edge_apply = aggregate_sum
@@ -46,7 +44,7 @@ def aggregate_grad(
         of_edges = any(operand.target is Target.E for operand in (*message.operands, grad))
         _read(*block.transposed(_transpose, with_positions=arg is not None or of_edges))
     else:
-        _read_by_destination(block)
+        _read(block)
     _read(out, arg, grad.values, *message.tensors)
 
 
@@ -58,25 +56,21 @@ def project(x: Tensor, attn: Tensor) -> Tensor:
 
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """As `sar.kernels.attention.attend`."""
-    _read_by_destination(block)
-    _read(*operands, *state)
+    _read(block, *operands, *state)
 
 
 def attend_grad(
     block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
 ) -> None:
     """As `sar.kernels.attention.attend_grad`: gradients of sources need the edges grouped by source."""
-    _read(*block.transposed(_transpose, with_positions=how.dropout > 0 or operands.weight is not None))
+    _read(*block.transposed(_transpose, with_positions=operands.reads_edges(how)))
     if how.score is not Score.ADDITIVE:
-        _read_by_destination(block)
+        _read(block)
     _read(grad, stats, *operands, *grads)
 
 
 def _transpose(block: EdgeBlock) -> Transposed:
-    _read_by_destination(block)
-    dtype = index_dtype(block.num_edges)
-    return Transposed(
-        torch.empty(block.num_src + 1, dtype=dtype, device="meta"),
-        torch.empty(block.num_edges, dtype=torch.int32, device="meta"),
-        torch.empty(block.num_edges, dtype=dtype, device="meta"),
-    )
+    _read(block)
+    indptr = torch.empty(block.num_src + 1, dtype=index_dtype(block.num_edges), device="meta")
+    dst = torch.empty(block.num_edges, dtype=torch.int32, device="meta")
+    return Transposed(indptr, dst, torch.empty_like(dst, dtype=indptr.dtype))

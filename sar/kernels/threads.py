@@ -1,18 +1,17 @@
-"""Threads: a small pool for kernels that release the GIL, and one that makes what is needed next."""
+"""A pool of threads for kernels that release the GIL."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-T = TypeVar("T")
 SERIAL_WORK = 1 << 16  # elements below which handing work to another thread costs more than it saves
 
 _pool: ThreadPoolExecutor | None = None
@@ -51,7 +50,7 @@ def run_rows(
 def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequence[object], *args: object) -> None:
     """Call kernel(begin, end, own, *args) between all neighbouring cuts, whatever the number of threads.
 
-    private: what is its own, for as many threads as there are to be.
+    private: `own` of each thread; their number is that of the threads.
     """
     slices, count = list(pairwise(cuts)), len(private)
 
@@ -62,15 +61,6 @@ def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequenc
     _run(list(range(min(count, len(slices)) + 1)), run, (), tuple)
 
 
-def made_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items; another thread makes the next one while one is in use."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = pool.submit(next, items, None)
-            yield item
-
-
 def _count_threads(most: int, work: int) -> int:
     return max(min(torch.get_num_threads(), most), 1) if work > SERIAL_WORK else 1
 
@@ -79,19 +69,15 @@ def _run(
     cuts: list[int], kernel: Callable[..., None], args: tuple[object, ...], private: Callable[[], Sequence[object]]
 ) -> None:
     """Call kernel(begin, end, ...) between all neighbouring cuts; the calling thread takes the first range."""
-    pool = _get_pool(len(cuts) - 2) if len(cuts) > 2 else None
-    mine = private()
-    others = [pool.submit(kernel, begin, end, *args, *private()) for begin, end in pairwise(cuts[1:])] if pool else []
-    kernel(cuts[0], cuts[1], *args, *mine)
-    for other in others:
-        other.result()
-
-
-def _get_pool(threads: int) -> ThreadPoolExecutor:
     global _pool, _pool_size
-    if _pool is None or _pool_size < threads:
-        _pool, _pool_size = ThreadPoolExecutor(threads, thread_name_prefix="sar-kernel"), threads
-    return _pool
+    others, first = len(cuts) - 2, private()
+    if others > 0 and (_pool is None or _pool_size < others):
+        _pool, _pool_size = ThreadPoolExecutor(others, thread_name_prefix="sar-kernel"), others
+    ranges = pairwise(cuts[1:])
+    running = [_pool.submit(kernel, begin, end, *args, *private()) for begin, end in ranges] if _pool else []
+    kernel(cuts[0], cuts[1], *args, *first)
+    for each in running:
+        each.result()
 
 
 def _forget_pool() -> None:

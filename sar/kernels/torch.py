@@ -1,7 +1,7 @@
 """The kernels in plain torch, a backend of `sar.kernels.backend`: they run on GPUs and check the compiled ones.
 
-Edges are taken a chunk at a time, so that what is gathered by the edge stays small beside the graph; of attention only
-the scores of a block are kept as a whole, (E_block, H). Arithmetic is done in the type of the output, in float32 where
+Edges are taken a chunk at a time, so that rows gathered by edge stay small beside the graph. Only the scores of
+attention are kept for a whole block, (E_block, H). Arithmetic is done in the dtype of the output, and in float32 if
 that is a half precision.
 """
 
@@ -24,12 +24,11 @@ from sar.kernels.attention_operands import (
     AttentionOperands,
     Gradients,
     OnlineSoftmaxState,
+    raise_peaks,
 )
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, Target, aligned_message_shape
-
-# Of SplitMix64, as int64.
-HASH_STEP, HASH_1, HASH_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+from sar.splitmix import STEP, as_signed, mix_tensor, shift_right
 
 CHUNK_ELEMENTS = 4 * 2**20  # how many elements a tensor with a row per edge of a chunk has at most
 
@@ -54,15 +53,11 @@ def edge_chunks(block: EdgeBlock, shape: Shape) -> Iterator[EdgeChunk]:
     step = max(1, CHUNK_ELEMENTS // max(1, prod(shape)))
     for begin in range(0, block.num_edges, step):
         end = min(begin + step, block.num_edges)
-        src, dst = block.cols[begin:end].long(), _destinations(block, begin, end)
-        yield EdgeChunk(begin, end, src, dst, block.ids(begin, end))
-
-
-def _destinations(block: EdgeBlock, begin: int, end: int) -> Tensor:
-    """As `EdgeBlock.destinations`; on a GPU found once, as this is what runs there without Triton, and kept."""
-    if block.device.type == "cpu":
-        return block.destinations(begin, end)
-    return block.kept("dst", lambda: block.dst)[begin:end].long()
+        if block.device.type == "cpu":
+            dst = block.destinations(begin, end)
+        else:  # this backend runs on GPUs without Triton: keep the destinations, which cost a search each time
+            dst = block.kept("dst", lambda: block.dst)[begin:end].long()
+        yield EdgeChunk(begin, end, block.cols[begin:end].long(), dst, block.ids(begin, end))
 
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
@@ -73,7 +68,9 @@ def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """Reference of `sar.kernels.aggregate_cmp`."""
-    reduce, worst = "amax" if largest else "amin", _worst(out.dtype, largest)
+    reduce, worst = ("amax", -torch.inf) if largest else ("amin", torch.inf)
+    if not out.is_floating_point():
+        worst = torch.iinfo(out.dtype).min if largest else torch.iinfo(out.dtype).max
     for edges, values in _messages(block, message, out):
         index = _like(edges.dst, values).expand_as(values)
         valid, before = ~values.isnan(), out[edges.dst]
@@ -108,7 +105,12 @@ def aggregate_grad(
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
         y = _gather(message.rhs, edges, rhs_aligned, dtype)
         g = _gather(grad, edges, grad_aligned, dtype)
-        term = _derivative(message.op, wrt, x, y, g)
+        if message.op in (Op.MUL, Op.DOT):
+            term = g * (y if wrt == "lhs" else x)
+        elif message.op is Op.DIV:
+            term = g / y if wrt == "lhs" else -g * x / (y * y)
+        else:
+            term = -g if message.op is Op.SUB and wrt == "rhs" else g
         if arg is not None:
             best = arg[edges.dst].view(g.shape)
             term = term.where(best == _like(edges.ids, best), 0)
@@ -118,12 +120,6 @@ def aggregate_grad(
 
 def _compute_dtype(out: Tensor) -> torch.dtype:
     return torch.promote_types(out.dtype, torch.float32) if out.is_floating_point() else out.dtype
-
-
-def _worst(dtype: torch.dtype, largest: bool) -> float | int:
-    if dtype.is_floating_point:
-        return -torch.inf if largest else torch.inf
-    return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
 
 
 def _like(rows: Tensor, elements: Tensor) -> Tensor:
@@ -145,25 +141,17 @@ def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[t
     for edges in edge_chunks(block, full):
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
         y = _gather(message.rhs, edges, rhs_aligned, dtype)
-        yield edges, _combine(message.op, x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
+        yield edges, _OPERATIONS[message.op](x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
 
 
-_OF_TWO: dict[Op, Callable[..., Tensor]] = {Op.ADD: torch.add, Op.SUB: torch.sub, Op.MUL: torch.mul, Op.DIV: torch.div}
-
-
-def _combine(op: Op, x: Tensor, y: Any) -> Tensor:
-    if op is Op.DOT:
-        return (x * y).sum(-1, keepdim=True)
-    return x if op is Op.COPY else _OF_TWO[op](x, y)
-
-
-def _derivative(op: Op, wrt: str, x: Any, y: Any, g: Tensor) -> Tensor:
-    """d(message)/d(wrt) times g, in the product space of the operands; those that it does not need may be None."""
-    if op in (Op.MUL, Op.DOT):
-        return g * (y if wrt == "lhs" else x)
-    if op is Op.DIV:
-        return g / y if wrt == "lhs" else -g * x / (y * y)
-    return -g if op is Op.SUB and wrt == "rhs" else g
+_OPERATIONS: dict[Op, Callable[[Tensor, Any], Tensor]] = {
+    Op.COPY: lambda x, y: x,
+    Op.ADD: torch.add,
+    Op.SUB: torch.sub,
+    Op.MUL: torch.mul,
+    Op.DIV: torch.div,
+    Op.DOT: lambda x, y: (x * y).sum(-1, keepdim=True),
+}
 
 
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
@@ -177,10 +165,7 @@ def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state:
         score[edges.begin : edges.end] = here
         dst = edges.dst.unsqueeze(1).expand_as(here)
         greatest.scatter_reduce_(0, dst, here.nan_to_num(-torch.inf, torch.inf), "amax")
-    shrink = torch.where(greatest > peak, (peak - greatest).exp(), 1)
-    total *= shrink
-    out *= shrink.unsqueeze(2)
-    peak.copy_(greatest)
+    raise_peaks(peak, [out, total], slice(None), greatest)
     for edges in edge_chunks(block, features):
         here = score[edges.begin : edges.end]
         # -inf weighs nothing, even where all scores are; NaN goes through.
@@ -221,29 +206,20 @@ def attend_grad(
         score_grad = softmax * (share * grad_dot - stats[edges.dst, GRAD_DOT])
         grads.x.index_add_(0, edges.src, out_grad.mul_((softmax * share).unsqueeze(2)))
         if grads.x_score is None:
-            _add_pair_grads(how, operands, edges, score_grad.unsqueeze(2), grads)
-            continue
-        raw_grad = torch.where(score > 0, score_grad, score_grad * how.factor)
-        grads.x_score.index_add_(0, edges.src, raw_grad)
-        grads.y.index_add_(0, edges.dst, raw_grad)
-
-
-def _add_pair_grads(
-    how: Attention, operands: AttentionOperands, edges: EdgeChunk, score_grad: Tensor, grads: Gradients
-) -> None:
-    """Add what DYNAMIC and DOT scores, of gradient (chunk, H, 1), give to their operands."""
-    x, y = operands.x[edges.src], operands.y[edges.dst]
-    if operands.attn is None:
-        score_grad = how.factor * score_grad
-        grads.x.index_add_(0, edges.src, y.mul_(score_grad))
-        grads.y.index_add_(0, edges.dst, x.mul_(score_grad))
-        return
-    assert grads.attn is not None
-    raw = x.add_(y)
-    grads.attn.add_((score_grad * leaky_relu(raw, how.factor)).sum(0))
-    raw_grad = operands.attn * torch.where(raw > 0, score_grad, score_grad * how.factor)
-    grads.x.index_add_(0, edges.src, raw_grad)
-    grads.y.index_add_(0, edges.dst, raw_grad)
+            x, y, score_grad = operands.x[edges.src], operands.y[edges.dst], score_grad.unsqueeze(2)
+            if operands.attn is None:  # DOT
+                score_grad = how.factor * score_grad
+                x_grad, y_grad = y.mul_(score_grad), x.mul_(score_grad)
+            else:  # DYNAMIC
+                assert grads.attn is not None
+                raw = x.add_(y)
+                grads.attn.add_((score_grad * leaky_relu(raw, how.factor)).sum(0))
+                x_grad = y_grad = operands.attn * torch.where(raw > 0, score_grad, score_grad * how.factor)
+            grads.x.index_add_(0, edges.src, x_grad)
+        else:  # ADDITIVE
+            y_grad = torch.where(score > 0, score_grad, score_grad * how.factor)
+            grads.x_score.index_add_(0, edges.src, y_grad)
+        grads.y.index_add_(0, edges.dst, y_grad)
 
 
 def _scores(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> Tensor:
@@ -257,7 +233,7 @@ def _scores(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> Te
 
 
 def _shares(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> tuple[Tensor, Tensor]:
-    """What dropout multiplies weights with, and what both dropout and edge weights do; (chunk, H) or (1, 1) each."""
+    """The factors of dropout, and those of dropout and edge weights together; (chunk, H) or (1, 1) each."""
     kept = operands.x.new_ones(1, 1)
     if how.dropout:
         kept = dropout_factors(how, edges.ids, operands.x.shape[1], operands.x.dtype)
@@ -265,17 +241,8 @@ def _shares(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> tu
 
 
 def dropout_factors(how: Attention, ids: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """What dropout multiplies the weights of edges with, (edges, heads); the same numbers as in the compiled loops."""
+    """The factors of dropout for edges, (edges, heads), from the same random numbers as in the compiled loops."""
     counter = ids.unsqueeze(1) * heads + torch.arange(1, heads + 1, device=ids.device)
-    z = counter * HASH_STEP + (how.seed - 2**64 * (how.seed >= 2**63))  # int64 wraps around as uint64 does
-    z = (z ^ _shift(z, 30)) * HASH_1
-    z = (z ^ _shift(z, 27)) * HASH_2
-    z = z ^ _shift(z, 31)
-    keep = 1 - how.dropout
-    kept: Tensor = _shift(z, 32) >= round(how.dropout * 2**32)
-    return kept.to(dtype) * (1 / keep if keep > 0 else 0.0)
-
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right without the sign."""
-    return (z >> bits) & (2 ** (64 - bits) - 1)
+    z = mix_tensor(counter * as_signed(STEP) + as_signed(how.seed))
+    kept: Tensor = shift_right(z, 32) >= how.drop_below
+    return kept.to(dtype) * how.kept_scale

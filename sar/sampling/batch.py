@@ -10,8 +10,8 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.common_tuples import CanonicalEtype
-from sar.kernels.neighbor_sampling import Numbering, copy_rows
 from sar.sampling import batch_memory
+from sar.sampling.draws import Numbering, copy_rows
 from sar.sampling.neighbors import SampledLayer
 from sar.sampling.owner_requests import columns_of, message_bytes, respond_to_requests
 from sar.sampling.worker_graph import Features, WorkerGraph

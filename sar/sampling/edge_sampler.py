@@ -15,8 +15,8 @@ from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, GraphError
-from sar.kernels.neighbor_sampling import Numbering, derive_key
 from sar.sampling.batch import Batch, Pairs, PairsOfType, SamplingSource, random_key, sample_batch
+from sar.sampling.draws import Numbering, derive_key
 from sar.sampling.neighbors import SampledLayer
 from sar.sampling.owner_requests import request_columns
 from sar.sampling.sampler import DistNeighborSampler, NeighborDraws

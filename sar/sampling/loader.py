@@ -22,9 +22,9 @@ from sar.comm.allocator import set_allocator
 from sar.comm.group import Group
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import CommunicationError, ConfigError
-from sar.kernels.neighbor_sampling import derive_key
 from sar.sampling.background import SamplingProcesses
 from sar.sampling.batch import Batch, SamplingSource, random_key, start_batch
+from sar.sampling.draws import derive_key
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.sampler import DistNeighborSampler, GraphSampler
 from sar.sampling.seed_batches import OptimizedBatches, SeedBatches

@@ -19,7 +19,7 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.common_tuples import EID, CanonicalEtype
 from sar.id_slices import to_offsets
-from sar.kernels.neighbor_sampling import Numbering, derive_key, draw_in_edges
+from sar.sampling.draws import Numbering, derive_key, draw_in_edges
 from sar.sampling.owner_requests import request_columns
 from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
 

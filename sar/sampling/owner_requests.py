@@ -9,7 +9,7 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
 from sar.id_slices import to_offsets
-from sar.kernels.neighbor_sampling import order_segments
+from sar.sampling.draws import order_segments
 
 ID_FORMAT = FieldFormat(torch.int64)
 

@@ -31,9 +31,9 @@ from sar.core.graph.mfg import Seeds
 from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import ConfigError
 from sar.id_slices import find_sorted, to_offsets
-from sar.kernels.neighbor_sampling import ALL, derive_key, draw_in_edges
 from sar.nn.rows import fetch_rows
 from sar.sampling.batch import Batch
+from sar.sampling.draws import ALL, derive_key, draw_in_edges
 from sar.sampling.neighbors import SampledLayer, keep_sources
 from sar.sampling.owner_requests import ID_FORMAT, look_up, request_columns
 from sar.sampling.seeds import check_seeds

@@ -16,8 +16,8 @@ from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
-from sar.kernels.neighbor_sampling import ALL, derive_key
 from sar.sampling.batch import Batch, SamplingMethod, SamplingSource, fill_cache, random_key, sample_batch
+from sar.sampling.draws import ALL, derive_key
 from sar.sampling.neighbors import LayerSettings, SampledLayer, sample_layer
 from sar.sampling.seeds import check_seeds, global_ids
 from sar.sampling.worker_graph import WorkerGraph, make_worker_graph

@@ -14,8 +14,8 @@ from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError, GraphError
-from sar.kernels.neighbor_sampling import ALL
 from sar.sampling.batch import Batch
+from sar.sampling.draws import ALL
 from sar.sampling.neighbors import LayerSettings, SampledEdges, SampledLayer, sample_layer
 from sar.sampling.owner_requests import ID_FORMAT, request_columns
 from sar.sampling.sampler import GraphSampler

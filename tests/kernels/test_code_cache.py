@@ -13,44 +13,52 @@ from types import SimpleNamespace
 
 import pytest
 
-from sar.kernels import code_cache
-from sar.kernels.compiler import compile_cached
+from sar.kernels import code_cache, compiler
 from tests.workers import REPOSITORY
-
-
-def make():
-    def loop():
-        pass
-
-    return loop
-
-
-def njit(**options):
-    return lambda function: SimpleNamespace(name=function.__qualname__, options=options, _cache=None)
 
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    for function in (code_cache.digest_of, code_cache.code_folder):
+    for function in (code_cache.digest_of_sources, code_cache.code_folder):
         function.cache_clear()
     yield
     code_cache.code_folder.cache_clear()
 
 
+def file_of(folder):
+    """The name under which code of a function in `folder` is kept."""
+    code_cache.digest_of_sources.cache_clear()
+    namespace = {}
+    exec(compile("def loop(): pass", str(folder / "loops.py"), "exec"), namespace)
+    compiled = compiler.compile_cached(namespace["loop"], nogil=True)
+    assert Path(compiled._cache.cache_path) == code_cache.code_folder()
+    return compiled._cache._impl.filename_base
+
+
 def test_a_change_in_any_source_gives_the_code_another_name(tmp_path):
-    folder, file = tmp_path / "folder", tmp_path / "more.py"
-    (folder / "below").mkdir(parents=True)
+    (tmp_path / "below").mkdir()
     names = []
-    for path, text in ((file, ""), (folder / "below" / "helper.py", "x = 1"), (file, "y = 2")):
-        path.write_text(text)
-        code_cache.digest_of.cache_clear()
-        compiled = compile_cached(make(), njit, {"nogil": True}, folder, file)
-        assert compiled.options == {"nogil": True}
-        assert Path(compiled._cache.cache_path) == code_cache.code_folder()
-        names.append(compiled.name)
+    for path, text in (("more.py", ""), ("below/helper.py", "x = 1"), ("more.py", "y = 2")):
+        (tmp_path / path).write_text(text)
+        names.append(file_of(tmp_path))
     assert len(set(names)) == 3
-    assert all(name.startswith("loop_") for name in names)
-    assert compile_cached(make(), njit, {}, folder, file).name == names[-1]
+    assert all(name.startswith("loops.loop-") for name in names)
+    assert file_of(tmp_path) == names[-1]
+
+
+def test_a_change_in_helpers_of_all_kernels_gives_the_code_another_name(tmp_path, monkeypatch):
+    before, helper = file_of(tmp_path), tmp_path / "elsewhere" / "helper.txt"
+    helper.parent.mkdir()
+    helper.write_text("x = 1")
+    monkeypatch.setattr(code_cache, "SHARED_SOURCES", (*code_cache.SHARED_SOURCES, helper))
+    assert file_of(tmp_path) != before
+
+
+def test_code_is_kept_for_each_processor(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    cache = compiler.compile_cached(lambda: None)._cache
+    keys = [cache._index_key("()", SimpleNamespace(magic_tuple=lambda cpu=cpu: ("x86", cpu))) for cpu in ("old", "new")]
+    assert keys[0] != keys[1]
 
 
 def test_code_goes_to_the_first_folder_that_can_be_written(tmp_path, monkeypatch):
@@ -66,25 +74,25 @@ def test_code_goes_to_the_first_folder_that_can_be_written(tmp_path, monkeypatch
     assert code_cache.code_folder().parent == REPOSITORY / "sar" / "kernels" / "__pycache__"
 
 
-def test_without_a_place_for_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(code_cache, "_is_writable", lambda folder: False)
-    assert compile_cached(make(), njit, {}, tmp_path)._cache is None
+def test_without_a_place_for_it(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    compiled = compiler.compile_cached(lambda: 3)
+    assert compiled() == 3
+    assert compiled.stats.cache_path is None
 
 
-def test_what_another_process_makes_is_left_to_it_or_awaited_for_some_time(tmp_path, monkeypatch):
+def test_what_another_process_compiles_is_awaited_for_some_time(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(code_cache, "WAIT_SECONDS", 0.2)
-    first = code_cache.Turn("loop")
-    with pytest.raises(code_cache.TakenElsewhereError), code_cache.nothing_awaited():
-        code_cache.Turn("loop")
+    with code_cache.compiling("loop"):
+        began = time.monotonic()
+        with code_cache.compiling("loop"):  # does without the lock
+            assert 0.2 <= time.monotonic() - began < 5
+        with code_cache.compiling("another"):
+            pass
     began = time.monotonic()
-    code_cache.Turn("loop").end()  # does without the lock
-    assert 0.2 <= time.monotonic() - began < 5
-    code_cache.Turn("another").end()
-    first.end()
-    began = time.monotonic()
-    code_cache.Turn("loop").end()
-    assert time.monotonic() - began < 0.2
+    with code_cache.compiling("loop"):
+        assert time.monotonic() - began < 0.2
 
 
 EPOCHS = """
@@ -149,7 +157,7 @@ def python(script, cache, root=REPOSITORY):
 
 def kernels_in(cache):
     """The kernels whose code is in a cache."""
-    return {file.name.split(".")[1].rsplit("_", 1)[0] for file in cache.rglob("*.nbc")}
+    return {file.name.split(".")[1].rsplit("-", 2)[0] for file in cache.rglob("*.nbc")}
 
 
 CALLED = {

@@ -12,7 +12,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = {
-    "kernels": ("rows", "aggregate", "gradients", "attention", "softmax", "neighbor_sampling"),
+    "kernels": ("rows", "aggregate", "gradients", "attention", "softmax"),
+    "sampling": ("draws",),
     "partition": ("methods_streaming", "spring", "edge_partitioners", "balance"),
 }
 

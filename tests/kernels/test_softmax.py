@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sar.kernels import edge_softmax_backward, edge_softmax_forward
+from sar.kernels import (
+    EdgeMessage,
+    EdgeOperand,
+    OnlineSoftmax,
+    Op,
+    Target,
+    aggregate_sum,
+    edge_softmax_backward,
+    edge_softmax_forward,
+)
 from tests.kernels import oracle
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
@@ -68,6 +77,31 @@ def test_nan_and_infinity_as_in_torch() -> None:
     block = oracle.make_graph([(0, 0), (1, 0), (2, 0)], 3, 1).block
     blocks = [block.select_sources(1, 3), block.select_sources(0, 1)]
     torch.testing.assert_close(edge_softmax_forward(blocks, logits), logits.softmax(0), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sums_shrink_when_a_block_raises_the_peak(dtype: torch.dtype) -> None:
+    """Two heads of scores and of values, in blocks whose greatest scores ascend, descend, or are all -inf."""
+    edges, heads = 12, 2
+    scores = torch.stack([torch.arange(edges) * 30.0, torch.arange(edges) * -30.0], 1).to(dtype)
+    scores[:3] = scores[9] = -torch.inf
+    values = oracle.draw_values(0, edges, (heads, 3), torch.float64)
+    block = oracle.make_graph([(row, 0) for row in range(edges)], edges, 1).block
+    total, weighted = torch.zeros(1, heads, dtype=torch.float64), torch.zeros(1, heads * 3, dtype=torch.float64)
+    running = OnlineSoftmax(1, [total, weighted])
+    for begin in range(0, edges, 3):
+        part, rows = block.select_sources(begin, begin + 3).renumbered, slice(begin, begin + 3)
+        made = running.rise(scores[rows], part).double()
+        assert made.shape == (3, heads)
+        products = (made.unsqueeze(2) * values[rows]).flatten(1)
+        for new, out in (made, total), (products, weighted):
+            aggregate_sum(part, EdgeMessage(Op.COPY, EdgeOperand.of(new, Target.E)), out)
+    weights = scores.double().softmax(0)
+    tolerance = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(
+        weighted.view(heads, 3) / total.view(heads, 1), (weights.unsqueeze(2) * values).sum(0), **tolerance
+    )
+    torch.testing.assert_close(running.exponentials(scores, block).double() / total, weights, **tolerance)
 
 
 def test_no_blocks() -> None:

@@ -36,9 +36,9 @@ from sar.core.passing.batches import (
 )
 from sar.core.passing.builtin import REAL_ONLY
 from sar.core.passing.captured import AmbientState, Captured, FindCaptured, Fingerprint, StandIns
-from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Peaks, Reduction, add_to_edges, edge_rows, gather_rows
+from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Reduction, add_to_edges, edge_rows, gather_rows
 from sar.errors import FieldError, GraphError
-from sar.kernels import EdgeBlock, Target, accumulation_dtype, add_rows
+from sar.kernels import EdgeBlock, OnlineSoftmax, Target, accumulation_dtype, add_rows
 
 ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
 
@@ -192,7 +192,7 @@ class PythonCall(Collective):
         fields, captured = [x.detach() for x in inputs[: self.num_fields]], inputs[self.num_fields :]
         leaves = StandIns(self.captured, captured)
         combined = {name: reduction.start() for name, reduction in self.reductions.items()}
-        peaks = Peaks(self.context.relation, [each.total for each in combined.values()])
+        softmax = OnlineSoftmax(self.context.relation.num_dst, [each.total for each in combined.values()])
         self.fingerprint = Fingerprint(self.context.structure.device)
         keep = bool(self.needed) and self.context.settings.keep
         received = None
@@ -207,21 +207,21 @@ class PythonCall(Collective):
                 kept += tile.rows
             for part in self.parts(block):
                 with leaves, self.state.autocast():
-                    made = self.run(part, tile, self.rows(part, tile, fields), peaks.rise)
+                    made = self.run(part, tile, self.rows(part, tile, fields), softmax.rise)
                 for name, reduction in self.reductions.items():
                     reduction.add(combined[name], made[name].detach(), part)
-                    if self.needed and peaks.values is None:
+                    if self.needed and softmax.peak is None:
                         self.fingerprint.add(made[name].detach(), part.ids(0, part.num_edges))
                 del made  # before more are made
-        if self.needed and peaks.values is not None:
-            nodes = torch.arange(self.context.relation.num_dst, device=peaks.values.device)
+        if self.needed and softmax.peak is not None:
+            nodes = torch.arange(self.context.relation.num_dst, device=softmax.peak.device)
             for each in combined.values():
                 self.fingerprint.add(each.total, nodes, relative=True)
         self.used = leaves.used
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
-        constants = () if peaks.values is None else (peaks.values,)
+        constants = () if softmax.peak is None else (softmax.peak,)
         argmax = [each.argmax for each in combined.values()]
-        saved = [*inputs[: self.num_fields], *argmax, peaks.values, *captured, *kept]
+        saved = [*inputs[: self.num_fields], *argmax, softmax.peak, *captured, *kept]
         return ForwardOutput((*results, *constants), saved, constants)
 
     def parts(self, block: EdgeBlock) -> list[EdgeBlock]:
@@ -236,7 +236,7 @@ class PythonCall(Collective):
         return [*src, *fields[self.num_src : self.first_edge_field], *edge]
 
     def run(
-        self, block: EdgeBlock, tile: Tile, rows: Sequence[Tensor], exponentials: Callable[[Tensor, EdgeBlock], Tensor]
+        self, block: EdgeBlock, tile: Tile, rows: Sequence[Tensor], exponentials: Callable[..., Tensor]
     ) -> Mapping[str, Tensor]:
         """What the function makes on the edges of a block, where it reads `rows`."""
         given = iter(rows)
@@ -248,7 +248,7 @@ class PythonCall(Collective):
             self.context.relation.etype,
             block.num_edges,
             lambda: self._find_edges(block, tile.halo),
-            lambda scores: exponentials(scores, block),
+            lambda scores: exponentials(scores, block.renumbered),
         )
         function = self.captured.function
         with views_of_nothing(block.num_edges):
@@ -275,11 +275,13 @@ class PythonCall(Collective):
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         fields = [x.detach() for x in saved[: self.num_fields]]
         first_captured = self.num_fields + len(self.reductions) + 1
-        *argmax, peaks = saved[self.num_fields : first_captured]
+        *argmax, peak = saved[self.num_fields : first_captured]
         grads = grads[: len(argmax)]  # the peaks, a further result, take none
         first_kept = first_captured + len(self.captured.tensors)
         leaves = StandIns(self.captured, saved[first_captured:first_kept])
-        sums = _GradientSums(self, fields, leaves, argmax, Peaks(self.context.relation, (), peaks), grads)
+        sums = _GradientSums(
+            self, fields, leaves, argmax, OnlineSoftmax(self.context.relation.num_dst, (), peak), grads
+        )
         received = None
         if self.distributed:
             src = fields[: self.num_src]
@@ -325,7 +327,7 @@ class _GradientSums:
     fields: list[Tensor]
     leaves: StandIns
     argmax: Sequence[Tensor | None]
-    peaks: Peaks
+    softmax: OnlineSoftmax
     grads: InitVar[Sequence[Tensor]]
 
     def __post_init__(self, grads: Sequence[Tensor]) -> None:
@@ -349,8 +351,8 @@ class _GradientSums:
             for each, total in zip(call.rows(block, tile, self.fields), self.totals, strict=True)
         ]
         with torch.enable_grad(), leaves:
-            made = call.run(block, tile, rows, self.peaks.exponentials)
-        relative = self.peaks.values is not None
+            made = call.run(block, tile, rows, self.softmax.exponentials)
+        relative = self.softmax.peak is not None
         places = (block.destinations if relative else block.ids)(0, block.num_edges)
         messages, grads = [], []
         for i, (name, reduction) in enumerate(call.reductions.items()):

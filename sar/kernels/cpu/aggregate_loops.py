@@ -67,7 +67,7 @@ def make_layout(full: Shape, a: Shape, b: Shape, out: Shape) -> Layout:
 
 
 class Formula(NamedTuple):
-    """What is computed at each edge."""
+    """The operation at each edge."""
 
     op: int
     sign: int
@@ -75,7 +75,7 @@ class Formula(NamedTuple):
 
 
 class Table(NamedTuple):
-    """An operand: its rows one after the other, and whose they are: OWN, OTHER or EDGE."""
+    """An operand: its rows one after the other, and the end of an edge that they belong to: OWN, OTHER or EDGE."""
 
     values: Array
     whose: int
@@ -116,9 +116,9 @@ def _keep_best(out: Array, i: Index, value: Any, arg: Array, edge_id: Any, large
 
 
 def _run(operator: Any, store: Function, helper: Any) -> Function:
-    """A function that stores operator(sign, a, b) for one run, summed over the run where out has step 0.
+    """A function that stores operator(sign, a, b) for one run, summed over the run if out has step 0.
 
-    What follows `out` is handed on to `store`. `helper` compiles it.
+    It passes the arguments after `out` to `store`. `helper` compiles it.
     """
     operator = inline(operator)
 
@@ -178,7 +178,7 @@ def _combine(runs: dict[int, Function]) -> Function:
     run = _choose(list(runs.items()))
 
     @inline
-    def combine(formula: Formula, a: Row, b: Row, out: Row, *rest: Any) -> None:
+    def combine(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, *rest: Any) -> None:
         layout, sign = formula.layout, np.float32(formula.sign)
         for h in range(u64(layout.a_offsets.size)):
             at_a = Row(a.values, a.at + layout.a_offsets[h])
@@ -206,12 +206,11 @@ def _choose(runs: list[tuple[int, Function]]) -> Function:
     return run
 
 
-def _over_edges(visit: Any) -> Function:
-    """A kernel that calls visit(csr, p, formula, a, b, out, *rest) for each edge p with its rows of a, b and out.
+def _over_edges(name: str, visit: Function) -> Function:
+    """A kernel that calls visit(csr, p, formula, a, b, out, *rest) for each edge p of groups begin to end.
 
-    It goes through the edges of groups begin to end, and has the name of `visit`.
+    The arguments a, b and out of `visit` are the rows of the edge.
     """
-    name, visit = visit.__name__, inline(visit)
 
     def run(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, *rest: Any) -> None:
         layout = formula.layout
@@ -230,10 +229,7 @@ def _over_edges(visit: Any) -> Function:
     return kernel(run)
 
 
-_combine_set = _combine(_runs(_set))
 _adding = _runs(_add, inline_distinct)
-_combine_add = _combine({op: _adding[op] for op in (COPY, MUL)})
-_combine_add_others = _combine({op: _adding[op] for op in (ADD, DIV)})
 _combine_best = _combine(_runs(_keep_best))
 _combine_where = _combine(
     {
@@ -245,21 +241,19 @@ _combine_where = _combine(
 )
 
 
-@_over_edges
-def assign(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
-    """Write op(a, b) to rows of out."""
-    _combine_set(formula, a, b, out)
+assign = _over_edges("assign", _combine(_runs(_set)))
+"""Writes op(a, b) to rows of out."""
 
+accumulate = _over_edges("accumulate", _combine({op: _adding[op] for op in (COPY, MUL)}))
+"""Adds op(a, b) to rows of out, for COPY and MUL."""
 
-@_over_edges
-def accumulate(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
-    """Add op(a, b) to rows of out, for COPY and MUL."""
-    _combine_add(formula, a, b, out)
+accumulate_others = _over_edges("accumulate_others", _combine({op: _adding[op] for op in (ADD, DIV)}))
+"""As `accumulate`, for ADD and DIV."""
 
 
 @inline
 def _factor(formula: Formula, h: Index, b: Table, csr: CSRView, own: Index, p: Index) -> Any:
-    """What edge p multiplies run h of its row of a with: a number of b, or the sign."""
+    """The factor of run h of edge p's row of a: a number of b, or the sign."""
     if formula.op == COPY:
         return np.float32(formula.sign)
     return wide(b.values[row_of(b.whose, csr, own, p) * formula.layout.b_width + formula.layout.b_offsets[h]])
@@ -267,7 +261,7 @@ def _factor(formula: Formula, h: Index, b: Table, csr: CSRView, own: Index, p: I
 
 @kernel
 def accumulate_rows(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
-    """As `accumulate`, where each run of an OTHER row of a is multiplied with one number and added to an OWN row.
+    """As `accumulate`, if each run of an OTHER row of a is multiplied with one number and added to an OWN row.
 
     Four edges at a time, so that own rows are loaded and stored less often, in the order of edges.
     """
@@ -293,27 +287,27 @@ def accumulate_rows(begin: int, end: int, csr: CSRView, formula: Formula, a: Tab
             p += step
 
 
-@_over_edges
-def accumulate_others(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
-    """As `accumulate`, for ADD and DIV."""
-    _combine_add_others(formula, a, b, out)
+@inline
+def _compare(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, arg: Array, largest: bool) -> None:
+    _combine_best(csr, p, formula, a, b, out, arg, arg.dtype.type(edge_row(csr, p)), largest)
 
 
-@_over_edges
-def compare(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, arg: Array, largest: bool) -> None:
-    """Keep in rows of out the greatest (least) op(a, b), in arg its edge ID."""
-    _combine_best(formula, a, b, out, arg, arg.dtype.type(edge_row(csr, p)), largest)
+compare = _over_edges("compare", _compare)
+"""Keeps in rows of out the greatest (least) op(a, b), in arg its edge ID."""
 
 
-@_over_edges
-def accumulate_where(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, c: Array, arg: Table) -> None:
-    """As `accumulate`, with a third operand, and only where arg is the edge's ID; everywhere where arg is empty.
-
-    This is slower; it serves the gradients of maxima, minima and denominators. c has the rows and layout of out, arg
-    those of a.
-    """
+@inline
+def _add_where(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, c: Array, arg: Table) -> None:
     look_ahead(arg.whose, csr, p, arg.values, formula.layout.a_width)
-    _combine_where(formula, a, b, out, c, arg.values, arg.values.dtype.type(edge_row(csr, p)))
+    _combine_where(csr, p, formula, a, b, out, c, arg.values, arg.values.dtype.type(edge_row(csr, p)))
+
+
+accumulate_where = _over_edges("accumulate_where", _add_where)
+"""As `accumulate`, with a third operand, and only for elements whose arg is the edge's ID; for all if arg is empty.
+
+This is slower; it serves the gradients of maxima, minima and denominators. c has the rows and layout of out, arg those
+of a.
+"""
 
 
 @kernel

@@ -1,6 +1,6 @@
 """The compiled kernels of one-pass attention: softmax over in-edges and weighted sum, and their gradients.
 
-Scores are computed where they are used, so nothing has the size of the edges. A destination's edges may come in several
+Scores are computed when they are used, so nothing has the size of the edges. A destination's edges may come in several
 blocks: it keeps the greatest score so far, and the sums relative to it (Milakov and Gimelshein 2018, "Online normalizer
 calculation for softmax"; Dao 2022, "FlashAttention"). The backward makes each weight anew from the
 greatest score of all and the sum.
@@ -19,11 +19,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sar import splitmix
 from sar.kernels import attention_operands as operands
 from sar.kernels.compiler import inline, inline_distinct, kernel
 from sar.kernels.cpu.csr_view import ONE, OTHER, OWN, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row
-from sar.kernels.cpu.rows import add_four_scaled, add_leaky, add_scaled, add_slopes, dot, dot_leaky, exponentials, scale
-from sar.kernels.cpu.sampling_loops import HALF, draw
+from sar.kernels.cpu.rows import (
+    FOUR,
+    THREE,
+    TWO,
+    add_four_scaled,
+    add_leaky,
+    add_scaled,
+    add_slopes,
+    dot,
+    dot_leaky,
+    exponentials,
+    scale,
+)
+from sar.splitmix import STEP
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 CHUNK = 64  # edges that are worked on at a time
@@ -33,28 +46,29 @@ GRAD_DOT, SCORE = np.uint64(operands.GRAD_DOT), np.uint64(operands.SCORE)
 STATISTICS = np.uint64(operands.STATISTICS)
 
 u64 = np.uint64
-TWO, THREE, FOUR = u64(2), u64(3), u64(4)
+HALF = u64(32)  # bits
+mix = inline(splitmix.mix)
 
 
 class Heads(NamedTuple):
-    """What all edges have in common."""
+    """The settings of a call, for all edges."""
 
     kind: int  # ADDITIVE, DYNAMIC or DOT
     heads: Index
     dim: Index
-    factor: float  # slope of the leaky ReLU below 0, or what dot products are multiplied with
+    factor: float  # slope of the leaky ReLU below 0, or factor of dot products
     seed: Index  # of dropout
     drop: Index  # weights whose hash is below this are dropped; 0: none
     scale: float  # of weights that are kept
 
 
 class Scratch(NamedTuple):
-    """What is known about a chunk: (CHUNK * heads,) numbers each, and (CHUNK + 1,) indices."""
+    """Working memory for a chunk: (CHUNK * heads,) numbers each, and (CHUNK + 1,) indices."""
 
-    scores: Array  # of each edge and head: logits, then exponentials, then what rows are multiplied with
+    scores: Array  # of each edge and head: logits, then exponentials, then factors of rows
     slopes: Array  # of each edge and head: derivative of the leaky ReLU
     grad_dot: Array  # of each edge and head: gradient of the weight, which is grad . x; then gradient of the score
-    shares: Array  # of each edge and head: what dropout and edge weight multiply a weight with
+    shares: Array  # of each edge and head: factor of dropout and edge weight
     tops: Array  # of each row and head: the greatest score so far
     owns: Array  # of each row: its number
     bounds: Array  # of each row: its first edge; of one more, the end of the chunk
@@ -73,7 +87,7 @@ class Chunk(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What scores are made of, of own and other rows: a number a head for ADDITIVE scores, features for the others."""
+    """The operands of scores, of own and other rows: a number a head for ADDITIVE scores, features for the others."""
 
     mine: Array
     theirs: Array
@@ -89,14 +103,14 @@ class Sums(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """What a backward knows of destinations."""
+    """The operands of a backward that belong to destinations."""
 
     grad: Array  # (N_dst, width) gradient of the result
     stats: Array  # (N_dst, STATISTICS, heads), in which `theirs` of ADDITIVE scores are
 
 
 class SourceGradients(NamedTuple):
-    """What sources' gradients are added to, and those of edge weights written to."""
+    """The results to which gradients of sources are added, and those of edge weights written."""
 
     x: Array
     mine: Array
@@ -177,16 +191,16 @@ def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -
 
 @inline
 def _kept(to: Heads, edge: Index, h: Index, x: Array) -> Any:
-    """What dropout multiplies a weight with; a counter is hashed, so that the backward draws the same in any order."""
+    """The factor of dropout; a counter is hashed, so that the backward draws the same in any order."""
     if to.drop == ZERO:
         return x.dtype.type(1)
-    kept = draw(to.seed, edge * to.heads + h) >> HALF >= to.drop
+    kept = mix(to.seed + (edge * to.heads + h + ONE) * STEP) >> HALF >= to.drop
     return x.dtype.type(to.scale) if kept else x.dtype.type(0)
 
 
 @inline
 def write_shares(chunk: Chunk, to: Heads, weight: Array) -> None:
-    """Write what dropout and edge weights multiply the softmax of a chunk's edges with, unless there are neither."""
+    """Write the factors of dropout and edge weights for a chunk's edges, if there are any."""
     if to.drop != ZERO or weight.size:
         for q in range(chunk.size):
             edge = edge_row(chunk.csr, chunk.first + q)
@@ -197,7 +211,7 @@ def write_shares(chunk: Chunk, to: Heads, weight: Array) -> None:
 
 @inline
 def multiply_by_shares(chunk: Chunk, to: Heads, weight: Array, a: Array) -> None:
-    """Multiply numbers of each edge and head with what `write_shares` wrote."""
+    """Multiply numbers of each edge and head with the factors of `write_shares`."""
     if to.drop != ZERO or weight.size:
         for i in range(chunk.size * to.heads):
             a[i] *= chunk.scratch.shares[i]
@@ -216,7 +230,7 @@ def _add_and_slope(
 
 @inline
 def write_scores(chunk: Chunk, to: Heads, scored: Scored, first: Index, step: Index) -> None:
-    """Write the scores of a chunk's edges and, where they are ADDITIVE, `slopes`.
+    """Write the scores of a chunk's edges and, if they are ADDITIVE, `slopes`.
 
     first, step: the place of ADDITIVE scores' numbers in the rows of `theirs`, and the length of these.
     """

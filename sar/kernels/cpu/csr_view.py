@@ -31,7 +31,7 @@ NEARER, TEN = u64(5), u64(10)
 LEAD = u64(16)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 NO_INDICES = np.empty(0, np.int32)
-DIGIT_BITS = 22  # of numbers to sort: what is counted at once is 16 MB, of which caches hold what comes up often
+DIGIT_BITS = 22  # of numbers to sort: their counts take 16 MB, of which caches hold the frequent ones
 
 
 class CSRView(NamedTuple):
@@ -47,20 +47,21 @@ class CSRView(NamedTuple):
 
 def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by destination; `with_edges` says whether their IDs are needed."""
-    rows, indptr, cols = as_numpy(block.rows), as_numpy(block.indptr), as_numpy(block.cols)
-    return CSRView(rows, indptr, cols, NO_INDICES, *_edge_ids(block, with_edges))
+    return _view(block, block.rows, block.indptr, block.cols, None, with_edges)
 
 
 def by_source(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by source; `with_edges` says whether their IDs are needed."""
     indptr, dst, positions, sources = block.transposed(transpose, with_positions=with_edges)
-    rows, places = (NO_INDICES if indices is None else as_numpy(indices) for indices in (sources, positions))
-    return CSRView(rows, as_numpy(indptr), as_numpy(dst), places, *_edge_ids(block, with_edges))
+    return _view(block, sources, indptr, dst, positions, with_edges)
 
 
-def _edge_ids(block: EdgeBlock, needed: bool) -> tuple[NDArray[Any], np.uint64]:
-    ids = block.edge_ids if needed else None
-    return NO_INDICES if ids is None else as_numpy(ids), np.uint64(block.edge_offset)
+def _view(
+    block: EdgeBlock, rows: Tensor | None, indptr: Tensor, other: Tensor, positions: Tensor | None, with_edges: bool
+) -> CSRView:
+    indices = rows, indptr, other, positions, block.edge_ids if with_edges else None
+    arrays = (NO_INDICES if each is None else as_numpy(each) for each in indices)
+    return CSRView._make([*arrays, np.uint64(block.edge_offset)])
 
 
 @inline
@@ -131,7 +132,7 @@ def _sort_by_column(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, po
         by_col[u64(cols[p]) + ONE] += 1
     for column in range(ONE, u64(by_col.size)):
         by_col[column] += by_col[column - ONE]
-    # by_col[c] is where the next edge of column c goes; when all are placed it has become where column c ends.
+    # by_col[c] is the place of the next edge of column c; when all are placed it has become the end of column c.
     for group in range(u64(rows.size)):
         for p in range(u64(indptr[group]), u64(indptr[group + ONE])):
             slot = u64(by_col[u64(cols[p])])
@@ -143,7 +144,7 @@ def _sort_by_column(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, po
 
 
 def sorted_places(numbers: Tensor, bound: int) -> Tensor:
-    """Where each of some numbers goes when they are sorted, (n,) int32 or int64; equal ones stay in their order.
+    """The place of each number in sorted order, (n,) int32 or int64; equal numbers stay in their order.
 
     They are from 0 to below `bound`, (n,) integers on the CPU, and counted digit by digit, the last one first.
     """

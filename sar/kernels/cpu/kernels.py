@@ -1,8 +1,9 @@
-"""The backend's functions: which compiled loop runs on which arrays."""
+"""The functions of the backend: each chooses a compiled loop and hands it the arrays of its tensors."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,7 @@ _OPERATIONS = {  # compiled operation and its sign
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.aggregate_sum`."""
-    csr = by_destination(block, with_edges=_of_edges(*message.operands))
-    _add(csr, *_operands(message), Table(as_numpy(out), OWN))
+    _add(by_destination(block, with_edges=_of_edges(message.operands)), *_operands(message), Table(as_numpy(out), OWN))
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
@@ -56,7 +56,7 @@ def aggregate_grad(
     """Compiled kernel of `sar.kernels.aggregate_grad`.
 
     A derivative is again an operation on two operands, the gradient of the messages and the other operand of the
-    forward, whose result is summed where the operand in question was broadcast.
+    forward, whose result is summed over dimensions that broadcast the operand in question.
     """
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     grad_aligned = aligned_message_shape(message.op, full)
@@ -75,7 +75,7 @@ def aggregate_grad(
     # Grouped by destination, several threads would write to one source's row.
     of_sources = operand.target is Target.U
     group, whose = (by_source, _BY_SOURCE) if of_sources else (by_destination, _BY_DESTINATION)
-    csr = group(block, with_edges=arg is not None or _of_edges(*message.operands, grad))
+    csr = group(block, with_edges=arg is not None or _of_edges([*message.operands, grad]))
     a = Table(as_numpy(grad.values), whose[grad.target])
     b = Table(as_numpy(other.values), whose[other.target])
     to = Table(as_numpy(out), whose[operand.target])
@@ -108,17 +108,17 @@ def _run(kernel: Any, csr: CSRView, formula: Formula, *arguments: object) -> Non
 
 
 def _operands(message: EdgeMessage) -> tuple[Formula, Table, Table]:
-    """What a kernel over destinations computes of which operands."""
+    """The operation of a kernel over destinations, and its operands."""
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
-    lhs, rhs = message.lhs, message.rhs
-    if rhs is None:
-        rhs, rhs_aligned = lhs, lhs_aligned  # not read
-    layout = make_layout(full, lhs_aligned, rhs_aligned, aligned_message_shape(message.op, full))
-    a, b = (Table(as_numpy(operand.values), _BY_DESTINATION[operand.target]) for operand in (lhs, rhs))
+    a = Table(as_numpy(message.lhs.values), _BY_DESTINATION[message.lhs.target])
+    b = a  # not read
+    if message.rhs is not None:
+        b = Table(as_numpy(message.rhs.values), _BY_DESTINATION[message.rhs.target])
+    layout = make_layout(full, lhs_aligned, rhs_aligned or lhs_aligned, aligned_message_shape(message.op, full))
     return Formula(*_OPERATIONS[message.op], layout), a, b
 
 
-def _of_edges(*operands: EdgeOperand) -> bool:
+def _of_edges(operands: Iterable[EdgeOperand]) -> bool:
     """Whether one of the operands has rows of edges."""
     return any(operand.target is Target.E for operand in operands)
 
@@ -128,109 +128,96 @@ def _of_edges(*operands: EdgeOperand) -> bool:
 
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Compiled kernel of `sar.kernels.attention.attend`."""
-    csr, x = by_destination(block, with_edges=_reads_edges(how, operands)), as_numpy(operands.x)
-    width = operands.x.shape[1:].numel()
-    x_score = x if operands.x_score is None else as_numpy(operands.x_score)
-    scored = Scored(as_numpy(operands.y), x_score, _flat(operands.attn, x))
-    arguments = _heads(how, operands.x), x, scored, _flat(operands.weight, x), Sums(*map(as_numpy, state))
-    run_balanced(attention_loops.attend, csr.indptr, width, csr, *arguments, private=partial(_scratch, operands.x, x))
+    csr = by_destination(block, with_edges=operands.reads_edges(how))
+    x, x_score, attn, weight = _arrays(operands.x, operands.x_score, operands.attn, operands.weight)
+    scored = Scored(as_numpy(operands.y), x if operands.x_score is None else x_score, attn)
+    given = csr, _heads(how, operands.x), x, scored, weight, Sums(*map(as_numpy, state))
+    run_balanced(
+        attention_loops.attend, csr.indptr, operands.x.shape[1:].numel(), *given, private=lambda: [_scratch(operands.x)]
+    )
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
-    operands = _heads(how, grad), as_numpy(grad), as_numpy(out), as_numpy(stats)
-    run_rows(attention_loops.head_sums, len(grad), grad.shape[1:].numel(), *operands)
+    given = _heads(how, grad), as_numpy(grad), as_numpy(out), as_numpy(stats)
+    run_rows(attention_loops.head_sums, len(grad), grad.shape[1:].numel(), *given)
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
     """Compiled kernel of `sar.kernels.attention.project`."""
     _, heads, dim = x.shape
     out = x.new_empty(len(x), heads)
-    shape = np.uint64(heads), np.uint64(dim)
-    run_rows(attention_loops.project, len(x), heads * dim, *shape, as_numpy(x), as_numpy(attn), as_numpy(out))
+    given = np.uint64(heads), np.uint64(dim), as_numpy(x), as_numpy(attn), as_numpy(out)
+    run_rows(attention_loops.project, len(x), heads * dim, *given)
     return out
 
 
 def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """Compiled kernel of `sar.kernels.attention.project_grad`."""
     _, heads, dim = x.shape
-    parts = _Parts(attn_grad)
-    operands = np.uint64(heads), np.uint64(dim), as_numpy(x), as_numpy(attn), as_numpy(grad), as_numpy(x_grad)
-    run_rows(attention_loops.project_grad, len(x), heads * dim, *operands, private=parts.another)
-    parts.add_up()
+    given = np.uint64(heads), np.uint64(dim), as_numpy(x), as_numpy(attn), as_numpy(grad), as_numpy(x_grad)
+    with _a_sum_of_each_thread(attn_grad) as own_sum:
+        run_rows(attention_loops.project_grad, len(x), heads * dim, *given, private=lambda: [own_sum()])
 
 
 def attend_grad(
     block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
 ) -> None:
     """Compiled kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
-    additive, reads_edges = how.score is Score.ADDITIVE, _reads_edges(how, operands)
-    x, heads, width = as_numpy(operands.x), _heads(how, operands.x), operands.x.shape[1:].numel()
-    x_score = x if operands.x_score is None else as_numpy(operands.x_score)
-    attn, weight = _flat(operands.attn, x), _flat(operands.weight, x)
-    incoming = Incoming(as_numpy(grad), as_numpy(stats))
-    y = incoming.stats if additive else as_numpy(operands.y)
+    additive, reads_edges = how.score is Score.ADDITIVE, operands.reads_edges(how)
+    heads, width, incoming = (
+        _heads(how, operands.x),
+        operands.x.shape[1:].numel(),
+        Incoming(as_numpy(grad), as_numpy(stats)),
+    )
+    x, x_score, attn, weight = _arrays(operands.x, operands.x_score, operands.attn, operands.weight)
+    x_score, y = (x_score, incoming.stats) if additive else (x, as_numpy(operands.y))
 
     csr = by_source(block, with_edges=reads_edges)
-    results = SourceGradients(*(_flat(tensor, x) for tensor in (grads.x, grads.x_score, grads.weight)))
-    parts = _Parts(grads.y if additive else grads.x[:0])
-    private = partial(_private, parts, operands.x, x)
+    results = SourceGradients(*_arrays(grads.x, grads.x_score, grads.weight))
     to_sources = csr, heads, x, Scored(x_score, y, attn), weight, incoming, results
-    run_balanced(attention_loops.source_gradients, csr.indptr, width, *to_sources, private=private)
-    parts.add_up()
+    with _a_sum_of_each_thread(grads.y if additive else grads.x[:0]) as own_sum:
+        run_balanced(
+            attention_loops.source_gradients, csr.indptr, width, *to_sources,
+            private=lambda: [own_sum(), _scratch(operands.x)],
+        )  # fmt: skip
     if additive:
         return
-
     csr = by_destination(block, with_edges=reads_edges)
-    parts = _Parts(grads.attn if grads.attn is not None else grads.x[:0])
-    private = partial(_private, parts, operands.x, x)
     to_destinations = csr, heads, x, Scored(y, x, attn), weight, incoming, as_numpy(grads.y)
-    run_balanced(attention_loops.destination_gradients, csr.indptr, width, *to_destinations, private=private)
-    parts.add_up()
+    with _a_sum_of_each_thread(grads.x[:0] if grads.attn is None else grads.attn) as own_sum:
+        run_balanced(
+            attention_loops.destination_gradients, csr.indptr, width, *to_destinations,
+            private=lambda: [own_sum(), _scratch(operands.x)],
+        )  # fmt: skip
 
 
-def _scratch(of: Tensor, x: NDArray[Any]) -> list[object]:
-    """Working memory of one thread, for features as a tensor and as an array."""
-    return [Scratch(*np.empty((5, CHUNK * of.shape[1]), x.dtype), *np.empty((4, CHUNK + 1), np.uint64))]
+def _arrays(first: Tensor, *others: Tensor | None) -> list[NDArray[Any]]:
+    """Tensors as arrays; of None an empty one of the same dtype, because kernels are compiled by dtype."""
+    return [as_numpy(first), *(as_numpy(first[:0] if tensor is None else tensor) for tensor in others)]
 
 
-def _private(parts: _Parts, of: Tensor, x: NDArray[Any]) -> list[object]:
-    return [*parts.another(), *_scratch(of, x)]
+def _scratch(x: Tensor) -> Scratch:
+    """Working memory of one thread, for features (rows, heads, dim)."""
+    numbers = np.empty((5, CHUNK * x.shape[1]), as_numpy(x).dtype)
+    return Scratch(*numbers, *np.empty((4, CHUNK + 1), np.uint64))
 
 
-def _flat(tensor: Tensor | None, like: NDArray[Any]) -> NDArray[Any]:
-    """As `as_numpy`; of None an empty array of the same dtype, because kernels are compiled by dtype."""
-    return like[:0] if tensor is None else as_numpy(tensor)
+@contextmanager
+def _a_sum_of_each_thread(total: Tensor) -> Iterator[Callable[[], NDArray[Any]]]:
+    """Makes a tensor to add to for each thread; the first is the total, to which the others are added at the end."""
+    parts: list[Tensor] = []
 
+    def another() -> NDArray[Any]:
+        parts.append(torch.zeros_like(total) if parts else total)
+        return as_numpy(parts[-1])
 
-def _reads_edges(how: Attention, operands: AttentionOperands) -> bool:
-    """Whether edge IDs matter: to dropout, and to find weights."""
-    return how.dropout > 0 or operands.weight is not None
-
-
-class _Parts:
-    """A sum to which each thread adds in a tensor of its own."""
-
-    def __init__(self, total: Tensor) -> None:
-        self._total = total
-        self._parts: list[Tensor] = []
-
-    def another(self) -> list[NDArray[Any]]:
-        """The tensor of one more thread; the first adds to the total itself."""
-        part = torch.zeros_like(self._total) if self._parts else self._total
-        self._parts.append(part)
-        return [as_numpy(part)]
-
-    def add_up(self) -> None:
-        """Bring the other threads' parts into the total."""
-        for part in self._parts[1:]:
-            self._total += part
+    yield another
+    for part in parts[1:]:
+        total += part
 
 
 def _heads(how: Attention, x: Tensor) -> Heads:
     _, heads, dim = x.shape
-    keep = 1 - how.dropout
-    drop, scale = round(how.dropout * 2**32), 1 / keep if keep > 0 else 0.0
-    return Heads(
-        int(how.score), np.uint64(heads), np.uint64(dim), how.factor, np.uint64(how.seed), np.uint64(drop), scale
-    )
+    seed, drop = np.uint64(how.seed), np.uint64(how.drop_below)
+    return Heads(int(how.score), np.uint64(heads), np.uint64(dim), how.factor, seed, drop, how.kept_scale)

@@ -1,8 +1,8 @@
-"""Loops over the elements of one row, or of one head of a row: what the kernels of attention do with each edge.
+"""Loops over the elements of one row, or of one head of a row, which the kernels of attention run for each edge.
 
-Plain loops, which LLVM turns into vector code. Two things keep a short loop from costs as high as its own: it must know
-that arrays do not overlap (`inline_distinct`), and its length must be a variable, because one of constant length is
-taken apart before it could become vectors.
+Plain loops, which LLVM turns into vector code. Two things make short loops as fast as long ones: the compiler must know
+that arrays do not overlap (`inline_distinct`), and the length must be a variable, because a loop of constant length is
+unrolled before it could become vectors.
 """
 
 from __future__ import annotations

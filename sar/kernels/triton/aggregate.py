@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -56,7 +56,8 @@ class Formula(NamedTuple):
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Triton kernel of `sar.kernels.aggregate_sum`."""
-    _add_up(by_destination(block, with_edges=_of_edges(*message.operands)), _formula(message), out)
+    grouping, formula = by_destination(block, with_edges=_of_edges(message.operands)), _formula(message)
+    in_pieces(grouping, [out], lambda edges, sums: _run(sum_kernel, edges, formula, *sums))
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
@@ -75,30 +76,27 @@ def aggregate_grad(
     """Triton kernel of `sar.kernels.aggregate_grad`.
 
     A derivative is again an operation on two operands, the gradient of the messages and the other operand of the
-    forward, whose result is summed where the operand in question was broadcast.
+    forward, whose result is summed over dimensions that broadcast the operand in question.
     """
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     operand, op = message.operand(wrt), message.op
+    codes = {Op.DIV: "div", Op.MUL: "mul", Op.DOT: "mul"}
     aligned, other, other_aligned = lhs_aligned, message.rhs, rhs_aligned
     if wrt == "rhs":
         aligned, other, other_aligned = rhs_aligned, message.lhs, lhs_aligned
-    code = {Op.DIV: "div" if wrt == "lhs" else "div_rhs", Op.MUL: "mul", Op.DOT: "mul"}.get(op, "copy")
-    if op is Op.SUB and wrt == "rhs":
-        code = "negate"
-    of_sources, of_edges = operand.target is Target.U, operand.target is Target.E
-    whose = _BY_SOURCE if of_sources else _BY_DESTINATION
-    formula = _laid_out(
-        code, full, aligned, (grad, aligned_message_shape(op, full)), (other, other_aligned), whose
-    )._replace(arg=None if arg is None else ready(arg))
-    if code == "div_rhs":
+        codes |= {Op.DIV: "div_rhs", Op.SUB: "negate"}
+    group, whose = (by_source, _BY_SOURCE) if operand.target is Target.U else (by_destination, _BY_DESTINATION)
+    given = (grad, aligned_message_shape(op, full)), (other, other_aligned)
+    formula = _laid_out(codes.get(op, "copy"), full, aligned, *given, whose)
+    formula = formula._replace(arg=None if arg is None else ready(arg))
+    if formula.op == "div_rhs":
         assert operand.values is not None
         formula = formula._replace(c=ready(operand.values))
-    group = by_source if of_sources else by_destination
-    grouping = group(block, with_edges=arg is not None or _of_edges(*message.operands, grad))
-    if of_edges:
+    grouping = group(block, with_edges=arg is not None or _of_edges([*message.operands, grad]))
+    if operand.target is Target.E:
         _write(grouping, formula, out, adds=True)
     else:
-        _add_up(grouping, formula, out)
+        in_pieces(grouping, [out], lambda edges, sums: _run(sum_kernel, edges, formula, *sums))
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
@@ -110,11 +108,6 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     launch(add_row, grid, out, ready(rows), ready(values), out, width, num_warps=warps(columns), **constants)
 
 
-def _add_up(grouping: Grouping, formula: Formula, out: Tensor) -> None:
-    """Add the messages of each group to its row of out."""
-    in_pieces(grouping, [out], lambda edges, sums: _run(sum_kernel, edges, formula, *sums))
-
-
 def in_pieces(grouping: Grouping, sums: list[Tensor], run: Callable[[Edges, list[Tensor]], None]) -> None:
     """Let `run` add what the edges of each group give to its rows of `sums`; see [Note: hubs]."""
     run(grouping.edges, sums)
@@ -123,12 +116,7 @@ def in_pieces(grouping: Grouping, sums: list[Tensor], run: Callable[[Edges, list
         parts = [whole.new_zeros(edges.groups, *whole.shape[1:]) for whole in sums]
         run(edges, parts)
         for part, whole in zip(parts, sums, strict=True):
-            merge_sums(block, part, whole)
-
-
-def merge_sums(block: EdgeBlock, parts: Tensor, out: Tensor) -> None:
-    """Add the sums of pieces of hubs, (pieces, *), to the hubs' rows."""
-    aggregate_sum(block, _copy(parts), out)
+            aggregate_sum(block, copy_of_sources(part), whole)
 
 
 def _compare(
@@ -142,7 +130,7 @@ def _compare(
         parts = out.new_full((edges.groups, *out.shape[1:]), constants["WORST"])
         ids = arg.new_full(parts.shape, -1)
         _run(compare_kernel, edges, formula, parts, ids, given, **constants)
-        _compare(by_destination(block), _formula(_copy(parts)), out, arg, ids, largest)
+        _compare(by_destination(block), _formula(copy_of_sources(parts)), out, arg, ids, largest)
 
 
 def _write(grouping: Grouping, formula: Formula, out: Tensor, *, adds: bool) -> None:
@@ -164,7 +152,8 @@ def _run(run: Any, edges: Edges, formula: Formula, out: Tensor, *others: Tensor 
     launch(run, (edges.groups, *blocks), out, edges, *operands, num_warps=num_warps, **constants)
 
 
-def _copy(values: Tensor) -> EdgeMessage:
+def copy_of_sources(values: Tensor) -> EdgeMessage:
+    """The message that is the row of its edge's source."""
     return EdgeMessage(Op.COPY, EdgeOperand.of(values, Target.U))
 
 
@@ -250,6 +239,6 @@ def _table_or_step(offsets: Any, device: torch.device) -> tuple[Tensor | None, i
     return torch.from_numpy(offsets.copy()).to(device), 0
 
 
-def _of_edges(*operands: EdgeOperand) -> bool:
+def _of_edges(operands: Iterable[EdgeOperand]) -> bool:
     """Whether one of the operands has rows of edges."""
     return any(operand.target is Target.E for operand in operands)

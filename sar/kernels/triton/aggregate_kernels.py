@@ -13,7 +13,7 @@ from sar.kernels.triton.edge_kernels import bounds, edge_rows, kernel, other_row
 
 @kernel
 def _at(operand, rows, o, in_outer, again, i):
-    """Where in an operand the elements of rows are: (edges, OUTER, INNER), or (edges, OUTER, 1) where these repeat."""
+    """The offsets of rows' elements in an operand: (edges, OUTER, INNER), or (edges, OUTER, 1) if these repeat."""
     if operand.again_table is None:
         at = rows * operand.width + again * operand.again_step
     else:
@@ -96,7 +96,7 @@ def _messages(
 
 @kernel
 def _of_result(sizes, rows, here, o, i, ADDS_INNER: tl.constexpr):
-    """Where in a result the elements of rows are, (rows, OUTER, INNER), or (rows, OUTER, 1); and which there are."""
+    """The offsets of rows' elements in a result, (rows, OUTER, INNER) or (rows, OUTER, 1), and a mask of them."""
     outer, _, inner = sizes
     at = (rows[:, None] * outer + o[None, :])[:, :, None]
     inside = (here[:, None] & (o < outer)[None, :])[:, :, None]

@@ -9,9 +9,16 @@ import triton
 from torch import Tensor
 
 from sar.kernels import attention_operands as statistics
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.attention_operands import (
+    Attention,
+    AttentionOperands,
+    Gradients,
+    OnlineSoftmaxState,
+    Score,
+    raise_peaks,
+)
 from sar.kernels.edge_block import EdgeBlock
-from sar.kernels.triton.aggregate import in_pieces, merge_sums
+from sar.kernels.triton.aggregate import aggregate_sum, copy_of_sources, in_pieces
 from sar.kernels.triton.attention_kernels import (
     attend_kernel,
     destination_gradients,
@@ -20,9 +27,10 @@ from sar.kernels.triton.attention_kernels import (
     source_gradients,
 )
 from sar.kernels.triton.edges import Edges, at_once, by_destination, by_source, launch, ready, sum_type, warps
+from sar.splitmix import as_signed
 
 PROGRAMS = 1024
-"""That share all rows where each has its own sum over rows, for the gradient of a parameter."""
+"""Programs that share all rows and have a sum over rows each, for the gradient of a parameter."""
 SHARE = 2
 """By how much the tensors of these kernels are smaller than `TILE`: there are more of them."""
 
@@ -50,7 +58,7 @@ class Shape(NamedTuple):
         return int(triton.cdiv(self.heads, self.heads_at_once))
 
     def constants(self, like: Tensor) -> dict[str, Any]:
-        """What kernels are compiled for, where results are like this tensor."""
+        """The constants that kernels are compiled for, with results like this tensor."""
         lanes, heads, dim = self[2:]
         return {
             "LANES": lanes,
@@ -64,42 +72,28 @@ class Shape(NamedTuple):
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Triton kernel of `sar.kernels.attention.attend`."""
     shape = Shape.of(operands.x)
-    edges, hubs = by_destination(block, with_edges=_reads_edges(how, operands))
+    edges, hubs = by_destination(block, with_edges=operands.reads_edges(how))
     _launch(attend_kernel, (edges.groups, shape.blocks), how, shape, edges, operands, *state)
     if hubs is not None:  # [Note: hubs]
         parts = OnlineSoftmaxState.start(hubs.block.num_src, state.out)
         _launch(attend_kernel, (hubs.edges.groups, shape.blocks), how, shape, hubs.edges, operands, *parts)
-        _merge(hubs.block, parts, state)
-
-
-def _merge(block: EdgeBlock, parts: OnlineSoftmaxState, state: OnlineSoftmaxState) -> None:
-    """Add the sums of pieces of hubs to those of the hubs."""
-    rows, hubs = block.rows.long(), torch.arange(len(block.rows), device=block.device)
-    of = hubs.repeat_interleave(block.indptr.diff(), output_size=block.num_src)
-    before = state.peak[rows]
-    peak = before.scatter_reduce(0, of.unsqueeze(1).expand_as(parts.peak), parts.peak, "amax")
-    shrink = _shrink(before, peak)
-    state.peak[rows] = peak
-    state.total[rows] *= shrink
-    state.out[rows] *= shrink.unsqueeze(2)
-    shrink = _shrink(parts.peak, peak[of])
-    merge_sums(block, parts.total * shrink, state.total)
-    merge_sums(block, parts.out * shrink.unsqueeze(2), state.out)
-
-
-def _shrink(before: Tensor, now: Tensor) -> Tensor:
-    """What sums relative to one peak are multiplied with, to be relative to another."""
-    return torch.where(now > before, (before - now).exp(), 1)
+        rows, pieces = hubs.block.rows.long(), hubs.block.indptr.diff()
+        of = torch.arange(len(rows), device=rows.device).repeat_interleave(pieces, output_size=hubs.block.num_src)
+        peak = state.peak[rows].scatter_reduce(0, of.unsqueeze(1).expand_as(parts.peak), parts.peak, "amax")
+        raise_peaks(state.peak, [state.out, state.total], rows, peak)
+        raise_peaks(parts.peak, [parts.out, parts.total], slice(None), peak[of])
+        for part, whole in (parts.total, state.total), (parts.out, state.out):
+            aggregate_sum(hubs.block, copy_of_sources(part), whole)
 
 
 def attend_grad(
     block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
 ) -> None:
     """Triton kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
-    shape, reads_edges = Shape.of(operands.x), _reads_edges(how, operands)
+    shape, reads_edges = Shape.of(operands.x), operands.reads_edges(how)
 
     def to_destinations(edges: Edges, sums: list[Tensor]) -> None:
-        # Weights' gradients are sums over heads: blocks of these come one after the other where they add to such.
+        # Weights' gradients are sums over heads, so blocks of heads come one after the other if they add to such.
         blocks = shape.blocks if grads.weight is None else 1
         for first in range(0, shape.blocks, blocks):
             programs = edges.groups if how.score is not Score.DYNAMIC else min(edges.groups, PROGRAMS)
@@ -156,15 +150,9 @@ def _launch(
     *others: Tensor | int | None,
 ) -> None:  # fmt: skip
     """Launch a kernel over groups and blocks of heads; the first of the others has the type of sums."""
-    keep, seed = 1 - how.dropout, how.seed - 2**64 * (how.seed >= 2**63)
     ends = AttentionOperands._make(None if each is None else ready(each) for each in operands)
     assert isinstance(others[0], Tensor)
-    dropout = seed, round(how.dropout * 2**32), 1 / keep if keep > 0 else 0.0
+    dropout = as_signed(how.seed), how.drop_below, how.kept_scale
     given = edges, ends, float(how.factor), *dropout, shape.heads, shape.dim, *others
     constants = shape.constants(others[0])
     launch(run, grid, operands.x, *given, KIND=int(how.score), DROPS=how.dropout > 0, **constants)
-
-
-def _reads_edges(how: Attention, operands: AttentionOperands) -> bool:
-    """Whether edge IDs matter: to dropout, and to find weights."""
-    return how.dropout > 0 or operands.weight is not None

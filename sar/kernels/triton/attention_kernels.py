@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from sar import splitmix
 from sar.kernels import attention_operands as statistics
 from sar.kernels.attention_operands import Score
 from sar.kernels.triton.edge_kernels import bounds, edge_rows, kernel, other_rows, own_row, result_row
@@ -21,14 +22,14 @@ PEAK, INVERSE = tl.constexpr(statistics.PEAK), tl.constexpr(statistics.INVERSE)
 GRAD_DOT, SCORE = tl.constexpr(statistics.GRAD_DOT), tl.constexpr(statistics.SCORE)
 STATISTICS = tl.constexpr(statistics.STATISTICS)
 ADDITIVE, DYNAMIC = tl.constexpr(int(Score.ADDITIVE)), tl.constexpr(int(Score.DYNAMIC))
-# Of SplitMix64: see `sar.kernels.cpu.attention_loops`.
-HASH_STEP, HASH_1 = tl.constexpr(0x9E3779B97F4A7C15), tl.constexpr(0xBF58476D1CE4E5B9)
-HASH_2 = tl.constexpr(0x94D049BB133111EB)
+STEP, FACTOR_1, FACTOR_2 = (
+    tl.constexpr(int(number)) for number in (splitmix.STEP, splitmix.FACTOR_1, splitmix.FACTOR_2)
+)
 
 
 @kernel
 def _places(heads, dim, first, HEADS: tl.constexpr, DIM: tl.constexpr):
-    """Of a block of heads: their numbers, where their features are in a row, (HEADS, DIM), and which of these exist."""
+    """A block of heads: their numbers, the places of their features in a row, (HEADS, DIM), and a mask of these."""
     h = first * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, DIM)
     return h, h[:, None] * dim + d[None, :], (h < heads)[:, None] & (d < dim)[None, :]
@@ -67,17 +68,17 @@ def _leaky(raw, factor):
 
 @kernel
 def _scores_of_pairs(x, y, attn, factor, KIND: tl.constexpr):
-    """The scores of DYNAMIC and DOT, (LANES, HEADS), from features of which one are a single row's."""
+    """The scores of DYNAMIC and DOT, (LANES, HEADS), from features of LANES rows and of one row."""
     return tl.sum(_leaky(x + y, factor) * attn, 2) if KIND == DYNAMIC else tl.sum(x * y, 2) * factor
 
 
 @kernel
 def _kept(ids, h, heads, seed, drop, scale, DROPS: tl.constexpr, SUM: tl.constexpr):
-    """What dropout multiplies weights with, (LANES, HEADS) or (1, 1): see `sar.kernels.cpu.attention_loops`."""
+    """The factors of dropout, (LANES, HEADS) or (1, 1): see `sar.kernels.cpu.attention_loops`."""
     if DROPS:
-        z = (ids[:, None] * heads + h[None, :] + 1).to(tl.uint64) * HASH_STEP + seed.to(tl.uint64)
-        z = (z ^ (z >> 30)) * HASH_1
-        z = (z ^ (z >> 27)) * HASH_2
+        z = (ids[:, None] * heads + h[None, :] + 1).to(tl.uint64) * STEP + seed.to(tl.uint64)
+        z = (z ^ (z >> 30)) * FACTOR_1
+        z = (z ^ (z >> 27)) * FACTOR_2
         z = (z ^ (z >> 31)) >> 32
         kept = tl.where(z.to(tl.uint32) >= drop, scale, 0.0)
     else:
@@ -87,7 +88,7 @@ def _kept(ids, h, heads, seed, drop, scale, DROPS: tl.constexpr, SUM: tl.constex
 
 @kernel
 def _weighted(kept, ends, ids, here, SUM: tl.constexpr):
-    """What both dropout and edge weights multiply the softmax with."""
+    """The factors of dropout and edge weights together."""
     if ends.weight is not None:
         kept = kept * tl.load(ends.weight + ids, mask=here, other=0).to(SUM)[:, None]
     return kept

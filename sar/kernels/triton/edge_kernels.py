@@ -1,6 +1,6 @@
-"""What all kernels in Triton ask of the edges that they walk: see `sar.kernels.triton.edges`.
+"""Access to edges for all kernels in Triton: see `sar.kernels.triton.edges`.
 
-Of conditions on what is None or constant only one side is compiled. `p` are positions of edges, in blocks of a power of
+Only one side of a condition on None or on a constant is compiled. `p` are positions of edges, in blocks of a power of
 two; `here` says which of them there are.
 """
 
@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 VARYING = ["seed", "drop", "count", "groups", "first_block"]
-"""Numbers that differ between calls, and of which kernels are not compiled for multiples of 16, or for 1."""
+"""Numbers that differ between calls; kernels are not compiled anew if one is 1 or a multiple of 16."""
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=VARYING)
 
 
 @kernel
 def bounds(edges, group):
-    """The first edge of a group, and where a program stops."""
+    """The first edge of a group, and the end of those that a program takes."""
     begin = tl.load(edges.begin + group)
     return begin, tl.minimum(tl.load(edges.end + group), begin + edges.most)
 

@@ -6,7 +6,7 @@ every run.
 
 [Note: hubs]
 A program takes the edges of one row, one after the other, so a row with a million of them would keep all others
-waiting. It stops after PIECE edges: what is left of a hub is cut into pieces that programs of a second launch take,
+waiting. It stops after PIECE edges: the rest of a hub is cut into pieces that programs of a second launch take,
 each with a row of its own to write to, and these rows are then aggregated like edges of a small block (`Hubs.block`).
 Most blocks have no hubs, and one launch. Which rows are hubs is found once a block.
 """
@@ -122,7 +122,7 @@ def ready(tensor: Tensor) -> Tensor:
 
 
 def sum_type(out: Tensor) -> Any:
-    """What sums into a result are computed in: float32, or float64 where that has it."""
+    """The dtype of sums into a result: float32, or float64 if the result has that."""
     return ACCUMULATED[torch.promote_types(out.dtype, torch.float32)]
 
 

@@ -12,15 +12,15 @@ So all writing and later reading is sequential. Clusters take one pass: their no
 
 import errno
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.kernels.threads import made_ahead
 from sar.partition.assign.task import AssignmentTask, check_ends, compiled, draw
 from sar.partition.graph_source import GraphSource
 from sar.storage.arrays import Array
@@ -31,6 +31,8 @@ WINDOW = 1 << 20
 """Neighbours that are read at a time."""
 PIECE = 1 << 17
 """Edges that are written to buckets at a time."""
+
+T = TypeVar("T")
 
 Pieces = Callable[[], Iterator[tuple[Array, Array, Array | None]]]
 """Nodes, their neighbours, and weights of entries, piece by piece: all with weights, or none."""
@@ -223,6 +225,15 @@ def _build(folder: Path, indptr: Array, pieces: Pieces, bucket: int, weighted: b
 def _record(num_nodes: int, weighted: bool) -> np.dtype[Any]:
     node = _node_dtype(num_nodes)
     return np.dtype([("own", node), ("other", node), *([("weight", np.float32)] if weighted else [])])
+
+
+def made_ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items; another thread makes the next one while one is in use."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item
 
 
 def _write_buckets(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weighted: bool) -> Array:

@@ -7,18 +7,18 @@ to the limits of `task.constraints()` as it goes (`has_capacity`, `fullness`), o
 """
 
 import heapq
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numba
 import numpy as np
 
+from sar import splitmix
 from sar.errors import ConfigError
 from sar.kernels.compiler import compile_cached
 from sar.partition.graph_source import GraphSource, Progress, first_outside, index_dtype
+from sar.splitmix import STEP
 from sar.storage.arrays import Array
 
 VOLUME_BOUND = 0.5
@@ -33,10 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def compiled(function: F) -> F:
     """Compile a loop with Numba and keep its code on disk; it may call helpers from its folder."""
-    loop: F = compile_cached(
-        function, numba.njit, {"nogil": True, "error_model": "numpy"}, Path(inspect.getfile(function)).parent
-    )
-    return loop
+    return compile_cached(function, nogil=True, error_model="numpy")
 
 
 class Constraints(NamedTuple):
@@ -226,14 +223,14 @@ def emptiest(constraints: Constraints, loads: Array, node: int, seed: int) -> in
     return best
 
 
+_mix = compiled(splitmix.mix)
+
+
 @compiled
 def draw(seed: int, v: int, choice: int) -> int:
-    """A random number, uint64, for node v and one of its choices (SplitMix64, Steele et al., 2014)."""
-    x = seed + np.uint64(v) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(choice) * np.uint64(0xD1B54A32D192ED03)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: int = x ^ (x >> np.uint64(31))
-    return mixed
+    """A random number, uint64, for node v and one of its choices."""
+    drawn: int = _mix(seed + np.uint64(v) * STEP + np.uint64(choice) * np.uint64(0xD1B54A32D192ED03))
+    return drawn
 
 
 @compiled

@@ -25,11 +25,11 @@ from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dty
 from sar.partition.ingest.edges import EdgeFormat, open_npy_edges, open_raw_edges
 from sar.partition.ingest.parquet import parquet_ids
 from sar.partition.ingest.text import text_ids
+from sar.splitmix import STEP
 from sar.storage.arrays import Array, ArrayFile, StoredArray, open_npy
 
 _BITS = 8  # of a hash that decide about the file
 _LONGEST = 255
-_MIXER = np.uint64(0x9E3779B97F4A7C15)
 _INTEGERS = pyarrow.int64()
 _TABLE = ""
 
@@ -230,7 +230,7 @@ class _Numbering:
 def _file_of(ids: pyarrow.Array) -> Array:
     """The file of each ID, (n,) integers."""
     if ids.type == _INTEGERS:
-        return (ids.to_numpy().view(np.uint64) * _MIXER >> np.uint64(64 - _BITS)).astype(np.int64)
+        return (ids.to_numpy().view(np.uint64) * STEP >> np.uint64(64 - _BITS)).astype(np.int64)
     return np.fromiter(map(crc32, _bytes_of(ids)), np.int64, len(ids)) % (1 << _BITS)
 
 

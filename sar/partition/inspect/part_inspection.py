@@ -21,6 +21,7 @@ from torch import Tensor
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
 from sar.errors import PartitionError
 from sar.id_slices import distinct, pieces
+from sar.splitmix import STEP, mix
 from sar.storage.arrays import StoredArray
 from sar.storage.part_files import (
     DST,
@@ -227,13 +228,10 @@ def _owner(ids: Tensor, ranges: IdRanges) -> Tensor:
 
 
 def _hashes(*columns: Tensor) -> NDArray[np.uint64]:
-    """A hash of each row of columns, (n,) int64 each (SplitMix64: Steele, Lea and Flood 2014)."""
+    """A hash of each row of columns, (n,) int64 each."""
     state = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
-        state += column.numpy().view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state ^= state >> np.uint64(31)
+        state = mix(state + column.numpy().view(np.uint64) + STEP)
     return state
 
 

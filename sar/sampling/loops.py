@@ -1,8 +1,8 @@
 """The loops of neighbor sampling that Numba compiles: draws of in-edges, numbering of nodes, copies of rows.
 
 [Note: draws]
-Each (key, node) has a random sequence of its own, a counter that is hashed (splitmix64; Steele, Lea and Flood 2014,
-"Fast splittable pseudorandom number generators"). What is drawn depends neither on threads nor on who draws.
+Each (key, node) has a random sequence of its own, a counter that is hashed (`sar.splitmix`). What is drawn depends
+neither on threads nor on who draws.
 
 Without replacement and weights: the first steps of a Fisher-Yates shuffle on a permutation that is put back afterwards,
 which costs what is drawn, not the degree. Without replacement, weighted: the smallest of exponential variates divided
@@ -16,24 +16,19 @@ import math
 
 import numpy as np
 
+from sar import splitmix
 from sar.kernels.compiler import inline, kernel
 from sar.kernels.cpu.csr_view import ONE, Array, Index, prefetch_row, rows_ahead
+from sar.splitmix import STEP
 
 u64 = np.uint64
 HALF = u64(32)  # bits
-STEP = u64(0x9E3779B97F4A7C15)
-FACTOR_1, FACTOR_2 = u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
-SHIFT_1, SHIFT_2, SHIFT_3, TO_DOUBLE = u64(30), u64(27), u64(31), u64(11)
+TO_DOUBLE = u64(11)
 UNIT = 2.0**-53
 SCALE = np.float64(2.0**300)  # Weights are multiplied by it, exactly, as quotients by the least, 2**-1074, overflow.
 
 
-@inline
-def mix(x: Index) -> Index:
-    """Hash 64 bits."""
-    x = (x ^ (x >> SHIFT_1)) * FACTOR_1
-    x = (x ^ (x >> SHIFT_2)) * FACTOR_2
-    return x ^ (x >> SHIFT_3)
+mix = inline(splitmix.mix)
 
 
 @inline

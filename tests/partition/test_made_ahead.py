@@ -1,10 +1,10 @@
-"""What one thread makes while another uses what was made before."""
+"""One thread makes the next item while another uses the last one."""
 
 import threading
 
 import pytest
 
-from sar.kernels.threads import made_ahead
+from sar.partition.assign.external_csr import made_ahead
 
 
 def test_items_are_the_same_and_come_in_order():

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sar.id_slices import to_offsets
-from sar.kernels.neighbor_sampling import ALL, MOST_WEIGHT, Numbering, copy_rows, draw_in_edges, order_segments
-from tests.kernels import sampling_oracle
+from sar.sampling.draws import ALL, MOST_WEIGHT, Numbering, copy_rows, draw_in_edges, order_segments
+from tests.sampling import draws_oracle
 
 
 def some_rows(weighted, seed=0):
@@ -31,7 +31,7 @@ def test_draws_are_the_reference_s(fanout, weighted, replace):
     offsets, picked = draw_in_edges(*graph, weights, fanout, replace, key)
     arrays = [tensor.numpy() for tensor in graph]
     weights = np.empty(0) if weights is None else weights.numpy()
-    found = sampling_oracle.draw_edges(*arrays, weights, fanout, replace and fanout != ALL, key)
+    found = draws_oracle.draw_edges(*arrays, weights, fanout, replace and fanout != ALL, key)
     expected_offsets, expected = (torch.from_numpy(array) for array in found)
     assert torch.equal(offsets, expected_offsets)
     owner = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff())
@@ -63,7 +63,7 @@ def test_draws_by_odd_weights(dtype, weights, fanout, replace):
     graph = rows, 7 * rows, to_offsets(torch.full_like(rows, 5))
     offsets, picked = draw_in_edges(*graph, weights, fanout, replace, 3)
     arrays = [tensor.numpy() for tensor in (*graph, weights)]
-    found = sampling_oracle.draw_edges(*arrays, fanout, replace and fanout != ALL, 3)
+    found = draws_oracle.draw_edges(*arrays, fanout, replace and fanout != ALL, 3)
     assert offsets.tolist() == found[0].tolist()
     owner = np.repeat(rows.numpy(), offsets.diff().numpy())
     assert np.array_equal(*(edges[np.lexsort((edges, owner))] for edges in (picked.numpy(), found[1])))
@@ -87,7 +87,7 @@ def test_numbering(num_nodes):
     numbering, known = Numbering(700, num_nodes), {}
     for given in (ids[:50].unique(), ids):
         numbers = numbering.add(given)
-        assert numbers.tolist() == sampling_oracle.number_nodes(given.numpy(), known).tolist()
+        assert numbers.tolist() == draws_oracle.number_nodes(given.numpy(), known).tolist()
     assert torch.equal(numbering.nodes[numbers], ids)
     assert numbering.nodes.tolist() == list(known)
     assert torch.equal(numbering.find(ids), numbers)
@@ -99,7 +99,7 @@ def test_segments():
     indptr, order = order_segments(place, counts)
     assert indptr.tolist() == [0, 1, 4, 4, 6]
     assert order.tolist() == [5, 2, 3, 4, 0, 1]
-    expected = sampling_oracle.order_segments(place.numpy(), to_offsets(counts).numpy())
+    expected = draws_oracle.order_segments(place.numpy(), to_offsets(counts).numpy())
     assert [found.tolist() for found in (indptr, order)] == [array.tolist() for array in expected]
 
 

@@ -1,6 +1,6 @@
 """Neighbor sampling in plain Python, the oracle of the compiled loops.
 
-Each function does what the loop of its name in `sampling_loops.py` does, on NumPy arrays; draws come from the same
+Each function does what the loop of its name in `sar/sampling/loops.py` does, on NumPy arrays; draws come from the same
 random sequences, so the same edges are drawn.
 """
 

@@ -11,30 +11,32 @@ from torch import Tensor
 
 from sar.id_slices import to_offsets
 from sar.kernels.threads import run_balanced, run_rows
+<<<<<<< HEAD:sar/kernels/neighbor_sampling.py
 from sar.tensor_views import materialize
+=======
+from sar.tensor_views import materialize
+from sar.splitmix import STEP, mix
+>>>>>>> wt2:sar/sampling/draws.py
 
 ALL = 2**62  # a fan-out that no degree exceeds
-MOST_WEIGHT = 1e200  # so that sums of scaled weights are finite: see `sampling_loops.SCALE`
+MOST_WEIGHT = 1e200  # so that sums of scaled weights are finite: see `loops.SCALE`
 
 _NONE = np.empty(0, np.int64)
 _NODE_WORK = 16  # what one drawn edge costs, in elements as `threads` counts them
-
-_MASK = 2**64 - 1
-_STEP = 0x9E3779B97F4A7C15
 
 
 @cache
 def _loops() -> ModuleType:
     """The compiled loops, imported at the first use, because Numba takes long to load."""
-    from sar.kernels.cpu import sampling_loops
+    from sar.sampling import loops
 
-    return sampling_loops
+    return loops
 
 
 def draw_in_edges(
     rows: Tensor, nodes: Tensor, indptr: Tensor, weights: Tensor | None, fanout: int, replace: bool, key: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw in-edges of nodes: `fanout` each, or all of a node that has no more; see [Note: draws] in `sampling_loops`.
+    """Draw in-edges of nodes: `fanout` each, or all of a node that has no more; see [Note: draws] in `loops.py`.
 
     Args:
         rows: (n,) int64, their rows in `indptr`.
@@ -48,17 +50,16 @@ def draw_in_edges(
     Returns:
         (n + 1,) offsets, and the positions of the drawn edges of node after node; int64.
     """
-    loops = _loops()
     replace = replace and fanout != ALL
     arguments = (rows.numpy(), nodes.numpy(), indptr.numpy(), np.empty(0) if weights is None else weights.numpy())
     longest = int((indptr[rows + 1] - indptr[rows]).max()) if len(rows) else 0
     counts = torch.empty_like(rows)
-    run_rows(loops.count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy())
+    run_rows(_loops().count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy())
     offsets = to_offsets(counts)
     picked = torch.empty(int(offsets[-1]), dtype=torch.int64, device="cpu")
     ends = offsets.numpy()
     given = (*arguments, replace, np.uint64(key), ends, picked.numpy())
-    run_balanced(loops.draw_edges, ends, _NODE_WORK, *given, private=lambda: (np.arange(longest), np.empty(longest)))
+    run_balanced(_loops().draw_edges, ends, _NODE_WORK, *given, private=lambda: (np.arange(longest), np.empty(longest)))
     return offsets, picked
 
 
@@ -72,7 +73,7 @@ class Numbering:
         self._slots = np.full(2**bits, -1, np.int32 if 2**bits < 2**31 else np.int64)
         # Where every ID has a slot of its own there is nothing to hash.
         direct = num_nodes <= len(self._slots)
-        self._hash = (np.uint64(1), np.uint64(0)) if direct else (np.uint64(_STEP), np.uint64(64 - bits))
+        self._hash = (np.uint64(1), np.uint64(0)) if direct else (STEP, np.uint64(64 - bits))
 
     @property
     def nodes(self) -> Tensor:
@@ -128,12 +129,6 @@ def _words(tensor: Tensor, dtype: torch.dtype) -> np.ndarray[tuple[int, ...], np
 def derive_key(key: int, *numbers: int) -> int:
     """A key, 63 bits, that belongs to a key and to numbers below 2**64."""
     for number in numbers:
-        key = _mix((key + _STEP * (number + 1)) & _MASK)
+        [mixed] = mix(np.array([(key + int(STEP) * (number + 1)) % 2**64], np.uint64))
+        key = int(mixed)
     return key >> 1
-
-
-def _mix(x: int) -> int:
-    """Hash 64 bits, as `sampling_loops.mix` does."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
