@@ -65,6 +65,7 @@ def test_large_block_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     block = power_law_block()
     fast = everything(block)
     monkeypatch.setattr(backend, "COMPILED_DTYPES", ())
+    monkeypatch.setattr(backend, "_choose", backend._choose.__wrapped__)  # neither finds nor leaves a kept choice
     monkeypatch.setattr(torch_kernels, "CHUNK_ELEMENTS", 100_000)  # several chunks, which cut rows apart
     for a, b in zip(fast, everything(block), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
