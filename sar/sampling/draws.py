@@ -11,12 +11,8 @@ from torch import Tensor
 
 from sar.id_slices import to_offsets
 from sar.kernels.threads import run_balanced, run_rows
-<<<<<<< HEAD:sar/kernels/neighbor_sampling.py
-from sar.tensor_views import materialize
-=======
-from sar.tensor_views import materialize
 from sar.splitmix import STEP, mix
->>>>>>> wt2:sar/sampling/draws.py
+from sar.tensor_views import materialize
 
 ALL = 2**62  # a fan-out that no degree exceeds
 MOST_WEIGHT = 1e200  # so that sums of scaled weights are finite: see `loops.SCALE`
