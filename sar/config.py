@@ -38,30 +38,30 @@ class GlobalConfig:
     name or a value that is not accepted raises `ConfigError`.
 
     Attributes:
-        disable_sr (True or False; default: False):
+        disable_sr (True or False; default False):
             Mode 2 (SA): keep fetched rows for the backward instead of fetching them again.
-        pipeline_depth (an integer of at least 0; default: 1):
+        pipeline_depth (an integer of at least 0; default 1):
             Tiles in flight while one is computed; 0 fetches and computes in turn.
-        max_collective_size (an integer of at least 0; default: 0):
+        max_collective_size (an integer of at least 0; default 0):
             Largest number of elements in one message; 0 means unlimited. A tile has at least one row.
-        comm_buffer_bytes (an integer of at least 1; default: 33554432):
+        comm_buffer_bytes (an integer of at least 1; default 33554432):
             Bytes that all exchange buffers of a worker together may take in modes 1 and 2. Kept rows do not count.
-        allocator ('auto', 'least', 'kept' or 'system'; default: 'auto'):
+        allocator ('auto', 'least', 'kept' or 'system'; default 'auto'):
             Tells `initialize_comms` how to set up glibc's allocator for freed memory: "least" returns it to the system,
             "kept" keeps it, which is faster for mini-batches, "auto" keeps it from the first `DataLoader` on, "system"
             changes nothing. The environment variable SAR_ALLOCATOR sets another default. Ignored if GLIBC_TUNABLES or a
             MALLOC_ variable is set, or another allocator is loaded.
-        wire_dtype_features (None, torch.bfloat16 or torch.float16; default: None):
+        wire_dtype_features (None, torch.bfloat16 or torch.float16; default None):
             Round features to this dtype on their way between workers; sums are kept in float32. float16 is scaled by
             the greatest number of each message, so that neither large nor small ones leave its range. None is exact.
-        wire_dtype_gradients (None, torch.bfloat16 or torch.float16; default: None):
+        wire_dtype_gradients (None, torch.bfloat16 or torch.float16; default None):
             The same for gradients on their way back.
-        check_replicas (True or False; default: True):
+        check_replicas (True or False; default True):
             Compare the workers' models bit for bit after steps of torch's optimizers, and raise if they differ. Turn it
             off on all workers if models are meant to differ, or if hosts with different processors round differently.
-        patch_dgl (True or False; default: True):
+        patch_dgl (True or False; default True):
             Call `sar.patch_dgl` whenever a distributed graph is made while DGL is imported. False leaves DGL as it is.
-        timeout (a positive number of seconds; default: 1800.0):
+        timeout (a positive number of seconds; default 1800.0):
             Longest wait for other workers. The death of a worker is noticed at once, whatever the timeout.
     """
 

@@ -211,7 +211,7 @@ MUTANTS = [
     ),
     Mutant(
         "Adam's bias correction of the first step",
-        "sar/nn/embedding.py",
+        "sar/nn/sparse_optimizers.py",
         '(1 - second ** state["step"])',
         "(1 - second)",
         "tests/nn/test_embedding.py::test_full_graph_training_beside_shared_parameters",

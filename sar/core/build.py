@@ -282,8 +282,8 @@ def connect(
     degrees = [count_ids(block.cols, block.num_src) for block in blocks]
     out_degrees = degrees[graph.part]
     degrees[graph.part] = out_degrees[:0]
-    for rows, theirs in zip(send_rows, exchange_tensors(degrees), strict=True):
-        out_degrees.index_add_(0, rows, theirs.to(graph.device))
+    for rows, counts in zip(send_rows, exchange_tensors(degrees), strict=True):
+        out_degrees.index_add_(0, rows, counts.to(graph.device))
     in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=graph.device)
     for block in blocks:
         in_degrees.index_add_(0, block.rows, block.indptr.diff().long())

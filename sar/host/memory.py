@@ -29,11 +29,11 @@ def available_memory() -> int:
         own = top / of.get("memory", of.get("", "")).lstrip("/")
         for group in {own, *own.parents, top}:
             with contextlib.suppress(OSError, KeyError, ValueError):  # there is none, or it says "max"
-                found = _numbers(group / "memory.stat")
-                if "total_rss" in found:  # the first version of control groups
-                    free.append(found["hierarchical_memory_limit"] - found["total_rss"])
+                usage = _numbers(group / "memory.stat")
+                if "total_rss" in usage:  # the first version of control groups
+                    free.append(usage["hierarchical_memory_limit"] - usage["total_rss"])
                 else:
-                    free.append(int((group / "memory.max").read_text()) - found["anon"])
+                    free.append(int((group / "memory.max").read_text()) - usage["anon"])
     return max(min(free), 0)
 
 

@@ -76,11 +76,11 @@ def run_workers(
     processes: dict[Connection, SpawnProcess] = {}
     try:
         for rank in range(n_workers):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(theirs, target, args), daemon=True)
-            with _environment(shared | {"RANK": rank, "LOCAL_RANK": rank}), theirs:
+            parent_end, child_end = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(child_end, target, args), daemon=True)
+            with _environment(shared | {"RANK": rank, "LOCAL_RANK": rank}), child_end:
                 process.start()
-            processes[ours] = process
+            processes[parent_end] = process
         return _supervise(processes, time_limit, on_progress)
     finally:
         _end(processes)

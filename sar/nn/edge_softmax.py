@@ -43,8 +43,8 @@ def edge_softmax(
     """
     if norm_by not in ("dst", "src"):
         raise GraphError(f"edge_softmax got norm_by={norm_by!r}; expected 'dst' or 'src'.")
-    given = logits if isinstance(logits, Mapping) else dict.fromkeys(graph.canonical_etypes[:1], logits)
-    by_type = {graph.to_canonical_etype(etype): x for etype, x in given.items()}
+    by_name = logits if isinstance(logits, Mapping) else dict.fromkeys(graph.canonical_etypes[:1], logits)
+    by_type = {graph.to_canonical_etype(etype): x for etype, x in by_name.items()}
     chosen = None if isinstance(eids, str) and eids == ALL else torch.as_tensor(eids, device=graph.device).long()
     if len(by_type) < len(graph.canonical_etypes) or (chosen is not None and len(by_type) > 1):
         raise GraphError(f"The logits are of {list(by_type)}; expected all of {graph.canonical_etypes}, without eids.")

@@ -86,12 +86,12 @@ class RowOwners:
             (K, ...), on the device of `tensor`; and which of this worker's rows each worker got.
         """
         asked = self.send(ids, ids)
-        given = list(self.rows(torch.cat(asked)).split(list(map(len, asked))))
-        rows = [tensor[rows] for rows in given]
+        rows_sent = list(self.rows(torch.cat(asked)).split(list(map(len, asked))))
+        rows = [tensor[rows] for rows in rows_sent]
         own, rows[self._rank] = rows[self._rank], tensor[:0]  # which does not leave its device
-        arrived = [to_device(theirs, tensor.device) for theirs in exchange_tensors(rows)]
+        arrived = [to_device(received, tensor.device) for received in exchange_tensors(rows)]
         arrived[self._rank] = own
-        return torch.cat(arrived), given
+        return torch.cat(arrived), rows_sent
 
 
 @uncompiled
@@ -105,7 +105,7 @@ def fetch_rows(graph: GraphShardManager, tensor: Tensor, node_ids: Tensor, ntype
         graph: the whole graph.
         tensor: (N_i, ...), a row for each of this worker's nodes of the type; equal dtype and width on all workers.
         node_ids: global IDs, (K,) int64, also of other workers' nodes, also repeated; may be empty.
-        ntype: node type; may be left out where there is one.
+        ntype: node type; may be left out if there is one.
 
     Returns:
         (K, ...), on the device of `tensor`.
@@ -149,8 +149,8 @@ class _Fetch(Collective):
     def backward(self, saved: list[Tensor | None], *grads: Tensor) -> tuple[Tensor]:
         sums = added_up(grads[0], self.place, len(self.wanted))
         total = sums.new_zeros(self.shape)
-        for rows, theirs in zip(self.sent, self.owners.send(self.wanted, sums), strict=True):
-            total.index_add_(0, rows, to_device(theirs, total.device))
+        for rows, gradients in zip(self.sent, self.owners.send(self.wanted, sums), strict=True):
+            total.index_add_(0, rows, to_device(gradients, total.device))
         return (total,)
 
 
@@ -196,9 +196,9 @@ class PairGraph(GraphShardManager):
             return _Return(self._structure, self._route, values).apply(values)[0]
 
     def _with(self: Pairs, *args: Any, **kwargs: Any) -> Pairs:
-        made = super()._with(*args, **kwargs)
-        made._route = self._route
-        return made
+        pairs = super()._with(*args, **kwargs)
+        pairs._route = self._route
+        return pairs
 
 
 class _Return(Collective):
@@ -248,8 +248,8 @@ def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEty
         call = f"pair_graph along {kind}, graph {graph._structure.signature}"
         group.agree(call)
         ids = torch.arange(len(src), device="cpu") + sum(group.gather_numbers(len(src), call)[: group.rank])
-        given, sent = destinations.sort(dst)
-        pieces = exchange_tensors(torch.stack([src, dst, ids], 1)[given].split(sent))
+        by_owner, sent = destinations.sort(dst)
+        pieces = exchange_tensors(torch.stack([src, dst, ids], 1)[by_owner].split(sent))
         src, dst, ids = torch.cat(pieces).t().contiguous().cpu()
         if len(graph._structure.dst.ids) > 1:  # else all nodes are of the right type
             destinations.rows(dst)
@@ -268,7 +268,7 @@ def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEty
         structure, features = build_structure(data, group, old.library)
         # Positive and negative pairs may have the same numbers of edges, and must not be taken for each other.
         structure = structure.with_relations(structure.relations, f"of the pairs of call {group.call_id}")
-    made = make_graph(structure, features, graph.partition_book)
-    pairs = PairGraph(structure, structure.relations, made._frames, graph.partition_book)
-    pairs._route = _Route(given, sent, made.edata[EID].argsort(), [len(piece) for piece in pieces])
+    plain = make_graph(structure, features, graph.partition_book)
+    pairs = PairGraph(structure, structure.relations, plain._frames, graph.partition_book)
+    pairs._route = _Route(by_owner, sent, plain.edata[EID].argsort(), [len(piece) for piece in pieces])
     return pairs

@@ -205,8 +205,8 @@ def _node_features(parts: Mapping[int, PartitionData], own: tuple[int, int]) -> 
         of_part = dict.fromkeys(["", *part.node_type_names], slice(low, high))
         if len(part.node_type_names) > 1:
             for kind, ntype in enumerate(part.node_type_names):
-                mine = part.node_features[NTYPE] == kind
-                of_part[ntype] = slice(int(mine[:low].sum()), int(mine[:high].sum()))
+                of_type = part.node_features[NTYPE] == kind
+                of_part[ntype] = slice(int(of_type[:low].sum()), int(of_type[:high].sum()))
         cuts.append(of_part)
     features = {}
     for key in dict.fromkeys(key for part in parts.values() for key in part.node_features):
@@ -247,10 +247,10 @@ def _shards(
             values = joined.pop(key) if key in joined else _field(shards, key, counts)
             columns[key] = _taken(values, rows), bounds
         else:
-            mine = kinds == kind
-            of_kind = mine[rows]
+            has_kind = kinds == kind
+            of_kind = has_kind[rows]
             values = _field(shards, key, by_kind[:, kind].tolist())
-            values = _taken(values, (mine.cumsum(0) - 1)[rows[of_kind]])
+            values = _taken(values, (has_kind.cumsum(0) - 1)[rows[of_kind]])
             columns[key] = values, _bounds(owner[of_kind], len(node_ranges))
     return cut_shards(src, dst, bounds, columns)
 
@@ -288,9 +288,9 @@ def _joined(what: str, pieces: Sequence[Tensor | None], counts: Sequence[int]) -
     like = next(piece for piece, _ in [*filled, *((piece, 0) for piece in pieces)] if piece is not None)
     for piece, count in filled:
         if piece is None or len(piece) != count or (piece.dtype, piece.shape[1:]) != (like.dtype, like.shape[1:]):
-            found = "is missing" if piece is None else f"is {piece.dtype} {tuple(piece.shape)}"
+            problem = "is missing" if piece is None else f"is {piece.dtype} {tuple(piece.shape)}"
             expected = f"{like.dtype} {(count, *like.shape[1:])}"
-            raise PartitionError(f"The {what} {found} in a partition; expected {expected}, as in the others.")
+            raise PartitionError(f"The {what} {problem} in a partition; expected {expected}, as in the others.")
     rows = [piece for piece, _ in filled if piece is not None]
     return torch.cat(rows or [like[:0]], out=empty_spillable((sum(map(len, rows)), *like.shape[1:]), like.dtype))
 

@@ -60,11 +60,11 @@ class Version:
         """The first damage in the files that worker `rank` of `world_size` checks, which divide them; or None."""
         for name in sorted(self.files)[rank::world_size]:
             try:
-                found = _size_and_sum(self.path / name)
+                actual = _size_and_sum(self.path / name)
             except OSError as error:
                 return f"{name} cannot be read: {error.strerror}"
-            if found != tuple(self.files[name]):
-                return f"{name} has {found[0]} bytes with the sum {found[1]}; expected {self.files[name]}"
+            if actual != tuple(self.files[name]):
+                return f"{name} has {actual[0]} bytes with the sum {actual[1]}; expected {self.files[name]}"
         return None
 
 
@@ -96,17 +96,17 @@ def write_version(folder: StrPath, step: int, part: Any, shared: Any, keep: int)
                         shutil.rmtree(unfinished, ignore_errors=True)
                     draft.mkdir()
             group.agree(f"{call}: the draft is there")
-            files, mine, failure = {}, (0, 0), None
+            files, own_file, failure = {}, (0, 0), None
             try:
                 with _writing(folder):
                     if group.rank == 0:
                         files[SHARED] = _write(draft / SHARED, shared)
-                    mine = _write(draft / part_name(group.rank), part)
+                    own_file = _write(draft / part_name(group.rank), part)
                     sync(draft)
             except CheckpointError as error:
                 failure = error
             # Nobody raises, and removes the draft, while another still writes to it.
-            for rank, (size, crc) in enumerate(group.gather_numbers(mine, f"{call}: all have written")):
+            for rank, (size, crc) in enumerate(group.gather_numbers(own_file, f"{call}: all have written")):
                 files[part_name(rank)] = (size, crc)
             if failure is not None:
                 raise failure
@@ -225,16 +225,16 @@ def _put_in_place(folder: Path, draft: Path, step: int, world_size: int, files: 
 
 def _versions(folder: Path) -> list[Version]:
     """The versions with a sound manifest, the newest first."""
-    found = []
+    versions = []
     for path in folder.glob("step-*"):
         try:
             manifest = json.loads((path / MANIFEST).read_text())
             if zlib.crc32(manifest["text"].encode()) != manifest["sum"]:
                 raise ValueError("its sum is another")
-            found.append(Version(path, **json.loads(manifest["text"])))
+            versions.append(Version(path, **json.loads(manifest["text"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             logger.warning("%s is passed over, as its %s is not whole: %s", path, MANIFEST, error)
-    return sorted(found, key=lambda version: version.number, reverse=True)
+    return sorted(versions, key=lambda version: version.number, reverse=True)
 
 
 def _remove(path: Path) -> None:
@@ -276,10 +276,10 @@ def find_rows(version: Version, key: str, wanted: Rows) -> None:
         CheckpointError: if rows are missing, of another width, or have IDs of another kind.
     """
     ids, order = wanted.node_ids.cpu().sort()
-    found = torch.zeros(len(ids), dtype=torch.bool, device="cpu")
+    filled = torch.zeros(len(ids), dtype=torch.bool, device="cpu")
     first = session.rank() % version.world_size
     for rank in [first, *(rank for rank in range(version.world_size) if rank != first)]:
-        if rank != first and found.all():
+        if rank != first and filled.all():
             break
         saved = version.read(rank)["rows"].get(key)
         if not saved:
@@ -297,13 +297,13 @@ def find_rows(version: Version, key: str, wanted: Rows) -> None:
                 "one of the same kind was saved."
             )
         wanted.scalars = saved["scalars"]
-        place, known = find_sorted(ids, saved["node_ids"])
-        rows, place = known.nonzero().squeeze(1), place[known]
-        found[place] = True
+        place, is_own = find_sorted(ids, saved["node_ids"])
+        rows, place = is_own.nonzero().squeeze(1), place[is_own]
+        filled[place] = True
         for name, column in wanted.columns.items():
             column[order[place]] = saved["columns"][name][rows].to(column.dtype)
-    if not found.all():
+    if not filled.all():
         raise CheckpointError(
-            f"{int((~found).sum())} of this worker's {len(ids)} rows, such as that of node {int(ids[~found][0])}, are "
-            f"not in {version.path}. Name nodes as they were named when the rows were saved."
+            f"{int((~filled).sum())} of this worker's {len(ids)} rows, such as that of node {int(ids[~filled][0])}, "
+            f"are not in {version.path}. Name nodes as they were named when the rows were saved."
         )

@@ -82,10 +82,10 @@ class FieldsByType(Fields):
         self._frames = frames
 
     def __getitem__(self, key: str) -> Any:
-        found = {kind: frame[key] for kind, frame in self._frames.items() if key in frame}
-        if not found:
+        columns = {kind: frame[key] for kind, frame in self._frames.items() if key in frame}
+        if not columns:
             raise FieldError(f"There is no field {key!r} on any of {list(self._frames)}.")
-        return found
+        return columns
 
     def __setitem__(self, key: str, value: Tensor | Mapping[Any, Tensor]) -> None:
         if not isinstance(value, Mapping):

@@ -161,7 +161,7 @@ def _node_set(graph: AgreedGraph, rows: Rows, totals: list[int]) -> NodeSet:
 
 def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -> _LayerEdges:
     """The edges into `destinations`, (N_dst,) global IDs; all workers tell each other what they read."""
-    cols, dst, found, halos = [], [], [], []
+    cols, dst, layer_shards, halos = [], [], [], []
     for part, shard in enumerate(shards):
         begin = torch.searchsorted(shard.dst, destinations)
         end = torch.searchsorted(shard.dst, destinations, right=True)
@@ -174,10 +174,10 @@ def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -
             halo, column = number_distinct(sources, last - first)
         cols.append(column)
         dst.append(owner)
-        found.append(Shard(sources, owner, {name: values[edges] for name, values in shard.features.items()}))
+        layer_shards.append(Shard(sources, owner, {name: values[edges] for name, values in shard.features.items()}))
         halos.append(halo)
     read_rows = [graph.index(nodes.to(graph.device)) for nodes in exchange_tensors(halos)]
-    return _LayerEdges(cols, dst, join_features(found), halos, read_rows)
+    return _LayerEdges(cols, dst, join_features(layer_shards), halos, read_rows)
 
 
 def _make_relation(

@@ -111,10 +111,10 @@ class GraphQueries:
             return etype
         if etype is None and len(self._relations) != 1:
             raise GraphError(f"The graph has {len(self._relations)} edge types; name one of {self.canonical_etypes}.")
-        found = [known for known in self._relations if etype in (known[1], None)]
-        if len(found) == 1:
-            return found[0]
-        problem = f"stands for several edge types: {found}" if found else "is not an edge type of this graph"
+        matches = [candidate for candidate in self._relations if etype in (candidate[1], None)]
+        if len(matches) == 1:
+            return matches[0]
+        problem = f"stands for several edge types: {matches}" if matches else "is not an edge type of this graph"
         raise FieldError(f"{etype!r} {problem}; the edge types are {self.canonical_etypes}.")
 
     def _relation(self, etype: AnyEtype) -> Relation:
@@ -252,8 +252,8 @@ class GraphQueries:
         Args:
             ntype: node type; may be left out if there is one.
         """
-        known, rows = self._structure.original_ids, self.node_ids(ntype) - self.node_ranges[self._structure.part][0]
-        return None if known is None else known[rows.to(known.device)].long()
+        original, rows = self._structure.original_ids, self.node_ids(ntype) - self.node_ranges[self._structure.part][0]
+        return None if original is None else original[rows.to(original.device)].long()
 
     @property
     def node_ranges(self) -> list[tuple[int, int]]:

@@ -222,29 +222,27 @@ class AmbientState:
     """Random generators, autocast and the modes of a function's modules as they are when this is made."""
 
     def __init__(self, device: torch.device, function: Callable[..., Any]) -> None:
-        self._cuda = [device] if device.type == "cuda" else []
+        self._switches: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+            (torch.get_rng_state, torch.set_rng_state),
+            (partial(mtrand.get_state, legacy=False), mtrand.set_state),
+            (random.getstate, random.setstate),
+        ]
+        if device.type == "cuda":
+            get, put = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+            self._switches.append((partial(get, device), partial(put, device=device)))
         # Modules that the function is or reaches: by its object, variables around it, and globals that it names.
         inner = getattr(function, "__func__", function)
         reached = [getattr(function, "__self__", function)]
         reached += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_bound(cell)]
         if isinstance(inner, FunctionType):
             reached += [inner.__globals__.get(name) for name in inner.__code__.co_names]
-        self._modules = [module for each in reached if isinstance(each, nn.Module) for module in each.modules()]
-        self._states = self._take()
+        for module in (module for each in reached if isinstance(each, nn.Module) for module in each.modules()):
+            self._switches.append((partial(getattr, module, "training"), partial(setattr, module, "training")))
+        self._states = [get() for get, _ in self._switches]
         self._autocast = [
             partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in sorted({"cpu", device.type})
             if torch.amp.is_autocast_available(kind)  # not for tensors without values
-        ]
-
-    def _take(self) -> list[tuple[Callable[[Any], object], Any]]:
-        """The states as they are now, each with the function that puts it back."""
-        return [
-            (torch.set_rng_state, torch.get_rng_state()),
-            (mtrand.set_state, mtrand.get_state(legacy=False)),
-            (random.setstate, random.getstate()),
-            *((partial(torch.cuda.set_rng_state, device=each), torch.cuda.get_rng_state(each)) for each in self._cuda),
-            *((partial(setattr, module, "training"), module.training) for module in self._modules),
         ]
 
     @contextmanager
@@ -259,8 +257,8 @@ class AmbientState:
     def restored(self) -> Iterator[None]:
         """Restores everything inside; afterwards it goes on as before."""
         with self.autocast(), ExitStack() as stack:
-            for (put, before), (_, state) in zip(self._take(), self._states, strict=True):
-                stack.callback(put, before)
+            for (get, put), state in zip(self._switches, self._states, strict=True):
+                stack.callback(put, get())
                 put(state)
             yield
 
