@@ -111,6 +111,7 @@ class _InFlight:
         self.work: Any = None
 
 
+NOTHING = nullcontext()
 _Transfer = tuple[_InFlight | None, _InFlight | None]
 """A buffer being received and one being sent, posted together; both stay alive until they are waited for."""
 
@@ -183,7 +184,7 @@ class Exchange:
             )
             self._columns, self._totals = shared.columns, shared.totals
             own_first = True
-        self._aside: AbstractContextManager[Any] = nullcontext()  # stream in which rows are gathered
+        self._aside: AbstractContextManager[Any] = NOTHING  # stream in which rows are gathered
         if self.streams is not None and fields is not None:
             stream = side_stream(device)
             stream.wait_stream(self.streams.current_stream(device))
@@ -205,7 +206,8 @@ class Exchange:
                 yield OWN_ROWS
             rows = grads = made = None
             if self.fields is not None:
-                self._post_rows(i + depth + 1)
+                if self._posted < len(steps):
+                    self._post_rows(i + depth + 1)
                 inbound, outbound = self._rows_in_flight[0]
                 if inbound is not None:
                     self._wait(inbound)
@@ -229,7 +231,8 @@ class Exchange:
                     self._give(inbound)
         if own_after >= len(steps):
             yield OWN_ROWS
-        self._add_returned(0)
+        if returns is not None:
+            self._add_returned(0)
         self.pool.clear()
         if shared is not None:
             shared.close()
@@ -294,7 +297,7 @@ class Exchange:
     def _buffer(self, halo: HaloSlice, row: RowFormat | None, *, from_pool: bool = True) -> _InFlight:
         """A buffer for the rows of a slice: of the pool, or one that the caller keeps."""
         assert row is not None
-        nbytes = row.message_bytes(halo.end - halo.begin)
+        nbytes = row.layout(halo.end - halo.begin).nbytes
         if self.streams is not None:
             pin = self.streams is torch.cuda
             buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)

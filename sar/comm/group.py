@@ -228,10 +228,11 @@ class Group:
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
         before = counters.seconds_waited
-        digests, all_flags, models = zip(*self.gather_numbers([digest, flags, model], call), strict=True)
+        gathered = torch.stack(self.all_gather(torch.tensor([digest, flags, model], device="cpu"), call))
         counters.seconds_late += counters.seconds_waited - before
         self.calls += 1
         self._latest = call
+        digests, flags_by_rank, models = gathered.T.tolist()
         if set(digests) != {digest}:
             with self.guard():
                 raise DisagreementError(
@@ -242,8 +243,8 @@ class Group:
                 )
         if self.replicas is not None and set(models) != {model}:
             with self.guard():
-                self.replicas.compare(list(models))
-        return list(all_flags)
+                self.replicas.compare(models)
+        return list(flags_by_rank)
 
     def pause(self, steps: Generator[None, None, T]) -> "Paused[T]":
         """Run an agreed call until it yields. Its caller runs the rest, or else the next agreement does."""

@@ -157,7 +157,7 @@ class Collective(ABC):
 
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the results, as one node of autograd."""
-        results: tuple[Tensor, ...] = _Node.apply(self.anchor(*inputs), self, *inputs)
+        results: tuple[Tensor, ...] = Node.apply(self.anchor(*inputs), self, *inputs)
         return results
 
     def anchor(self, *inputs: Tensor | None) -> Tensor:
@@ -214,7 +214,7 @@ class Collective(ABC):
         return NotTwice.apply(found, *self.given, *grads) if torch.is_grad_enabled() else tuple(found)
 
 
-class _Node(torch.autograd.Function):
+class Node(torch.autograd.Function):
     """See [Note: one worker's gradient is everybody's] and [Note: saved tensors]."""
 
     @staticmethod

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sar.comm.gradients import refuse_average
 from sar.comm.group import Paused
-from sar.core.collective import Collective, ForwardOutput, NotTwice
+from sar.core.collective import Collective, ForwardOutput, Node, NotTwice
 from sar.errors import GraphError
 from sar.per_thread import PerThread
 
@@ -66,7 +66,8 @@ class Overlapping(Collective):
         """Compute the results, as one node of autograd, or as two with the work of `meanwhile` between them."""
         work = _meanwhile.value
         if work is None or not self.distributed or not self.can_hide_wire(*inputs):
-            return super().apply(*inputs)
+            results: tuple[Tensor, ...] = Node.apply(self.anchor(*inputs), self, *inputs)
+            return results
         _meanwhile.value = None
         with self.guard():
             tie, before = _FirstHalf.apply(self.anchor(*inputs), self, *inputs), _versions(inputs)
@@ -76,7 +77,7 @@ class Overlapping(Collective):
                     "A layer changes its input in place while rows of it travel to other workers: a module such as "
                     "fc_self or lin_r, or a hook of one. Let it work on a copy, as without inplace=True."
                 )
-            results: tuple[Tensor, ...] = _SecondHalf.apply(tie, self)
+            results = _SecondHalf.apply(tie, self)
         return results
 
 

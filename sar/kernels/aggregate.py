@@ -106,7 +106,7 @@ def _check(
     grad: EdgeOperand | None = None,
 ) -> None:
     """Raise if an operand has too few rows or another width, since compiled loops do not check bounds."""
-    result = EdgeOperand(out, out_target, message.shape if out_shape is None else out_shape)
+    result = out, out_target, message.shape if out_shape is None else out_shape
     for values, target, shape in (*message.operands, result) if grad is None else (*message.operands, result, grad):
         if values is None:
             continue

@@ -54,6 +54,8 @@ class EdgeBlock:
         self._transposed: Transposed | None = None
         self._pieces: dict[int, list[EdgeBlock]] = {}  # by size, the latest used last
         self._kept: dict[str, Any] = {}
+        self.views: dict[str, Any] = {}  # of a backend, on these tensors
+        self.num_edges = self.cols.numel()
         self.edge_offset = edge_offset
         self.num_src = num_src
         self.num_dst = num_dst
@@ -62,11 +64,6 @@ class EdgeBlock:
     def from_coo(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int, **ids: Any) -> EdgeBlock:
         """A block from (E,) source and destination rows that are sorted by destination; `ids` as of the constructor."""
         return cls(*compress(dst, num_dst), src.to(torch.int32), num_src, num_dst, **ids)
-
-    @property
-    def num_edges(self) -> int:
-        """Number of edges."""
-        return self.cols.numel()
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -183,6 +180,7 @@ class EdgeBlock:
             made = transpose(self)
             positions = moved_to_file(made.positions) if with_positions and made.positions is not None else None
             self._transposed = Transposed(moved_to_file(made.indptr), moved_to_file(made.dst), positions)
+            self.views.clear()  # those on the one before
         return self._transposed
 
     def kept(self, name: str, make: Callable[[], T]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -50,19 +50,25 @@ class EdgeMessage:
 
     Attributes:
         operands: lhs and rhs, or lhs alone.
+        tensors: the values of the operands.
         shape: trailing shape of the messages; `dot` reduces the last dimension to 1.
+        reads_edges: whether an operand has rows of edges.
+        kept: what a backend makes of the operation and the shapes, once; shared by all `with_values`.
 
     Raises:
         GraphError: for operands that do not broadcast.
     """
 
-    __slots__ = ("_aligned", "lhs", "op", "operands", "rhs", "shape")
+    __slots__ = ("_aligned", "kept", "lhs", "op", "operands", "reads_edges", "rhs", "shape", "tensors")
 
     def __init__(self, op: Op, lhs: EdgeOperand, rhs: EdgeOperand | None = None) -> None:
         self.op = op
         self.lhs = lhs
         self.rhs = rhs
         self.operands: tuple[EdgeOperand, ...] = (lhs,) if rhs is None else (lhs, rhs)
+        self.tensors: Sequence[Tensor | None] = [operand.values for operand in self.operands]
+        self.reads_edges = any(operand.target is Target.E for operand in self.operands)
+        self.kept: dict[str, Any] = {}
         self._aligned = self._align()
         scalars = not any(operand.shape for operand in self.operands)
         self.shape: Shape = () if scalars else aligned_message_shape(op, self._aligned[2])
@@ -71,6 +77,7 @@ class EdgeMessage:
         """The same message of operands with these values, whose shapes are not checked again."""
         made = object.__new__(EdgeMessage)
         made.op, made._aligned, made.shape = self.op, self._aligned, self.shape
+        made.tensors, made.reads_edges, made.kept = values, self.reads_edges, self.kept
         made.lhs = EdgeOperand(values[0], self.lhs.target, self.lhs.shape)
         if self.rhs is None:
             made.rhs, made.operands = None, (made.lhs,)
@@ -78,11 +85,6 @@ class EdgeMessage:
             made.rhs = EdgeOperand(values[1], self.rhs.target, self.rhs.shape)
             made.operands = (made.lhs, made.rhs)
         return made
-
-    @property
-    def tensors(self) -> list[Tensor | None]:
-        """The values of the operands."""
-        return [operand.values for operand in self.operands]
 
     def aligned_shapes(self) -> tuple[Shape, Shape, Shape]:
         """The trailing shapes of lhs, rhs and their product space, padded with leading ones to equal length.

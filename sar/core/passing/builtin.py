@@ -38,7 +38,7 @@ from sar.kernels import (
     edge_apply,
     operand_values_needed,
 )
-from sar.spillable import empty_spillable, spills
+from sar.spillable import empty_spillable, tensor_file
 
 SIDES = ("lhs", "rhs")
 
@@ -136,7 +136,7 @@ def aggregate(
         The messages combined at their destinations, (N_dst, *message), or written to the edges, (E, *message).
     """
     operands = (lhs,) if rhs is None else _promoted(lhs, rhs)
-    if spills(lhs.device) and reducer is not None and message.op is not Op.DOT:
+    if tensor_file.value is not None and reducer is not None and message.op is not Op.DOT:
         sides = zip((message.lhs, message.rhs), operands, strict=False)
         rows = next((x for side, x in sides if side is not None and side.target is Target.U), None)
         if rows is not None and all(operand.dim() <= rows.dim() for operand in operands):

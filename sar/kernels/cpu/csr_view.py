@@ -17,6 +17,7 @@ from torch import Tensor
 from sar.kernels import compiler
 from sar.kernels.compiler import inline, kernel, prefetch
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
+from sar.spillable import tensor_file
 from sar.tensor_views import as_numpy
 
 OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
@@ -47,13 +48,21 @@ class CSRView(NamedTuple):
 
 def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by destination; `with_edges` says whether their IDs are needed."""
-    return _view(block, block.rows, block.indptr, block.cols, None, with_edges)
+    name = "by destination, with edges" if with_edges else "by destination"
+    view = block.views.get(name)
+    if view is None or tensor_file.value is not None:  # a file hears of each use
+        view = block.views[name] = _view(block, block.rows, block.indptr, block.cols, None, with_edges)
+    return view
 
 
 def by_source(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by source; `with_edges` says whether their IDs are needed."""
-    indptr, dst, positions, sources = block.transposed(transpose, with_positions=with_edges)
-    return _view(block, sources, indptr, dst, positions, with_edges)
+    name = "by source, with edges" if with_edges else "by source"
+    view = block.views.get(name)
+    if view is None or tensor_file.value is not None:
+        indptr, dst, positions, sources = block.transposed(transpose, with_positions=with_edges)
+        view = block.views[name] = _view(block, sources, indptr, dst, positions, with_edges)
+    return view
 
 
 def _view(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ _OPERATIONS = {  # compiled operation and its sign
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.aggregate_sum`."""
-    _add(by_destination(block, with_edges=_of_edges(message.operands)), *_operands(message), Table(as_numpy(out), OWN))
+    _add(by_destination(block, with_edges=message.reads_edges), *_operands(message), Table(as_numpy(out), OWN))
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
@@ -75,7 +75,7 @@ def aggregate_grad(
     # Grouped by destination, several threads would write to one source's row.
     of_sources = operand.target is Target.U
     group, whose = (by_source, _BY_SOURCE) if of_sources else (by_destination, _BY_DESTINATION)
-    csr = group(block, with_edges=arg is not None or _of_edges([*message.operands, grad]))
+    csr = group(block, with_edges=arg is not None or message.reads_edges or grad.target is Target.E)
     a = Table(as_numpy(grad.values), whose[grad.target])
     b = Table(as_numpy(other.values), whose[other.target])
     to = Table(as_numpy(out), whose[operand.target])
@@ -109,18 +109,16 @@ def _run(kernel: Any, csr: CSRView, formula: Formula, *arguments: object) -> Non
 
 def _operands(message: EdgeMessage) -> tuple[Formula, Table, Table]:
     """The operation of a kernel over destinations, and its operands."""
-    lhs_aligned, rhs_aligned, full = message.aligned_shapes()
+    formula = message.kept.get("formula")
+    if formula is None:
+        lhs_aligned, rhs_aligned, full = message.aligned_shapes()
+        layout = make_layout(full, lhs_aligned, rhs_aligned or lhs_aligned, aligned_message_shape(message.op, full))
+        formula = message.kept["formula"] = Formula(*_OPERATIONS[message.op], layout)
     a = Table(as_numpy(message.lhs.values), _BY_DESTINATION[message.lhs.target])
     b = a  # not read
     if message.rhs is not None:
         b = Table(as_numpy(message.rhs.values), _BY_DESTINATION[message.rhs.target])
-    layout = make_layout(full, lhs_aligned, rhs_aligned or lhs_aligned, aligned_message_shape(message.op, full))
-    return Formula(*_OPERATIONS[message.op], layout), a, b
-
-
-def _of_edges(operands: Iterable[EdgeOperand]) -> bool:
-    """Whether one of the operands has rows of edges."""
-    return any(operand.target is Target.E for operand in operands)
+    return formula, a, b
 
 
 # -- attention

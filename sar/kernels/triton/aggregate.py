@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ class Formula(NamedTuple):
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Triton kernel of `sar.kernels.aggregate_sum`."""
-    grouping, formula = by_destination(block, with_edges=_of_edges(message.operands)), _formula(message)
+    grouping, formula = by_destination(block, with_edges=message.reads_edges), _formula(message)
     in_pieces(grouping, [out], lambda edges, sums: _run(sum_kernel, edges, formula, *sums))
 
 
@@ -92,7 +92,7 @@ def aggregate_grad(
     if formula.op == "div_rhs":
         assert operand.values is not None
         formula = formula._replace(c=ready(operand.values))
-    grouping = group(block, with_edges=arg is not None or _of_edges([*message.operands, grad]))
+    grouping = group(block, with_edges=arg is not None or message.reads_edges or grad.target is Target.E)
     if operand.target is Target.E:
         _write(grouping, formula, out, adds=True)
     else:
@@ -237,8 +237,3 @@ def _table_or_step(offsets: Any, device: torch.device) -> tuple[Tensor | None, i
     if (offsets == step * np.arange(len(offsets))).all():
         return None, step
     return torch.from_numpy(offsets.copy()).to(device), 0
-
-
-def _of_edges(operands: Iterable[EdgeOperand]) -> bool:
-    """Whether one of the operands has rows of edges."""
-    return any(operand.target is Target.E for operand in operands)
