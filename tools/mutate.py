@@ -149,8 +149,8 @@ MUTANTS = [
     Mutant(
         "kept rows whose buffer is used again",
         "sar/comm/exchange.py",
-        "if not self.keep:",
-        "if True:",
+        "None if self.keep else inbound",
+        "inbound",
         "tests/core/test_checkpointing.py::test_many_tiles",
     ),
     Mutant(

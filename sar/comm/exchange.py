@@ -226,9 +226,7 @@ class Exchange:
             if self.fields is not None:
                 inbound, outbound = self._rows_in_flight.popleft()
                 self._wait(outbound)
-                self._give(outbound)
-                if not self.keep:
-                    self._give(inbound)
+                self._give(outbound, None if self.keep else inbound)
         if own_after >= len(steps):
             yield OWN_ROWS
         if returns is not None:
@@ -289,8 +287,7 @@ class Exchange:
                 for total, place in zip(self._totals[inbound.halo.owner], inbound.fields, strict=False):
                     self.returns.add(index.to(total.device), place.read(total.device, total.dtype), total)
             self._wait(outbound)
-            self._give(outbound)
-            self._give(inbound)
+            self._give(outbound, inbound)
 
     # -- messages
 
@@ -307,10 +304,11 @@ class Exchange:
             buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
         return _InFlight(halo, self.group.rank, row, buffer, nbytes)
 
-    def _give(self, parcel: _InFlight | None) -> None:
-        """Hand a buffer back to the pool."""
-        if parcel is not None and self.streams is None:
-            self.pool.give(parcel.buffer)
+    def _give(self, *parcels: _InFlight | None) -> None:
+        """Hand buffers back to the pool."""
+        for parcel in parcels if self.streams is None else ():
+            if parcel is not None:
+                self.pool.give(parcel.buffer)
 
     def _post(self, place: int, direction: int, inbound: _InFlight | None, outbound: _InFlight | None) -> _Transfer:
         """Post one message each way: see [Note: address]."""

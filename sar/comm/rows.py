@@ -144,7 +144,8 @@ class RowFormat:
     def rows(self, message: Tensor, rows: int) -> list[FieldRows]:
         """The fields inside a message (uint8) of that many rows."""
         found = []
-        for field, begin in zip(self.fields, self.layout(rows).begins, strict=True):
+        layout = self._layouts.get(rows) or self.layout(rows)
+        for field, begin in zip(self.fields, layout.begins, strict=True):
             scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if field.scaled else None
             found.append(FieldRows(field.view(message, begin, rows), scale))
         return found

@@ -256,7 +256,7 @@ class BuiltinCall(Overlapping):
         """Begin an exchange; see `Exchange.exchange_tiles`. Forward and backward have the same layout."""
         assert self.source is not None
         assert self.operation.layouts is not None
-        rows_needed = self.rows_needed
+        rows_needed = self.values_needed()[self.source]
         both_ways = bool(self.needed >> self.source & 1) and rows_needed
         exchange = self.context.exchange(self.operation.layouts[both_ways], self.signature)
         keep = rows_needed and self.context.settings.keep
