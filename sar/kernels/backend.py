@@ -96,30 +96,19 @@ def _choose(devices: frozenset[str], dtypes: frozenset[torch.dtype]) -> Backend:
         return for_cuda()
     if devices != {"cpu"}:
         return torch_kernels
-    known = any(dtypes <= together for together in COMPILED_DTYPES)
-    if known and (torch.float16 not in dtypes or _converts_float16()):
-        return compiled()
+    if any(dtypes <= together for together in COMPILED_DTYPES):
+        # Imported at the first use, because Numba takes long to load.
+        import sar.kernels.cpu.kernels as cpu_kernels
+        from sar.kernels.compiler import converts_float16
+
+        if torch.float16 not in dtypes or converts_float16():
+            return cpu_kernels
     logger.warning(
         "Kernels on %s values take plain torch on this CPU, which is several times slower than the compiled ones for "
         "float32. Convert features to float32, or use a GPU.",
         " and ".join(sorted(str(dtype) for dtype in dtypes)),
     )
     return torch_kernels
-
-
-@cache
-def compiled() -> Backend:
-    """The compiled kernels, imported at the first use, because Numba takes long to load."""
-    import sar.kernels.cpu.kernels as cpu_kernels
-
-    return cpu_kernels
-
-
-@cache
-def _converts_float16() -> bool:
-    from sar.kernels.compiler import converts_float16
-
-    return converts_float16()
 
 
 @cache
