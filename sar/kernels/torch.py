@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from sar.dtypes import accumulation_dtype
 from sar.kernels.attention_operands import (
     GRAD_DOT,
     INVERSE,
@@ -97,7 +98,7 @@ def aggregate_grad(
     block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
 ) -> None:
     """Reference of `sar.kernels.aggregate_grad`."""
-    dtype = _compute_dtype(out)
+    dtype = accumulation_dtype(out.dtype)
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     grad_aligned = aligned_message_shape(message.op, full)
     operand, aligned = message.operand(wrt), rhs_aligned if wrt == "rhs" else lhs_aligned
@@ -118,10 +119,6 @@ def aggregate_grad(
         out.index_add_(0, edges.rows(operand.target), term.to(out.dtype))
 
 
-def _compute_dtype(out: Tensor) -> torch.dtype:
-    return torch.promote_types(out.dtype, torch.float32) if out.is_floating_point() else out.dtype
-
-
 def _like(rows: Tensor, elements: Tensor) -> Tensor:
     """(E,) rows with as many dimensions as (E, *) elements."""
     return rows.view(-1, *[1] * (elements.dim() - 1))
@@ -136,7 +133,7 @@ def _gather(operand: EdgeOperand | None, edges: EdgeChunk, aligned: Shape, dtype
 
 def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[tuple[EdgeChunk, Tensor]]:
     """The messages of the block, (chunk, *trailing shape of out), a chunk of edges at a time."""
-    dtype = _compute_dtype(out)
+    dtype = accumulation_dtype(out.dtype)
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     for edges in edge_chunks(block, full):
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
