@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -52,6 +53,11 @@ FACADES = ("sar/__init__.py", "sar/comm/__init__.py", "sar/core/__init__.py", "s
 
 CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim", "ask_for_huge_pages"]}
 """Calls of sar's own functions that importing a file makes; in general there are none."""
+
+
+ENGINE = ("comm", "core", "kernels", "outofcore", "nn", "host")
+MOST_LINES, MOST_OF_ENGINE, MOST_ENGINE_FUNCTIONS = 37_700, 15_300, 1_130
+"""Lines of sar/ and of the folders of the engine, and functions in these."""
 
 
 def imported_modules(source: str, package: str) -> Iterator[str]:
@@ -323,3 +329,16 @@ def test_public_import_paths_stay(path):
 def test_every_public_name_is_there():
     assert [name for name in sar.__all__ if not hasattr(sar, name)] == []
     assert set(sar.__all__) <= set(dir(sar))
+
+
+def test_the_code_stays_within_its_budget(capsys):
+    lines, functions = Counter(), Counter()
+    for path in (REPOSITORY / "sar").rglob("*.py"):
+        source, folder = path.read_text(), path.relative_to(REPOSITORY / "sar").parts[0]
+        lines[folder] += source.count("\n")
+        functions[folder] += sum(isinstance(node, ast.FunctionDef) for node in ast.walk(ast.parse(source)))
+    with capsys.disabled():
+        print("\nlines:", ", ".join(f"{folder} {count}" for folder, count in lines.most_common() if "." not in folder))
+    assert lines.total() <= MOST_LINES
+    assert sum(lines[folder] for folder in ENGINE) <= MOST_OF_ENGINE
+    assert sum(functions[folder] for folder in ENGINE) <= MOST_ENGINE_FUNCTIONS
