@@ -79,8 +79,8 @@ MUTANTS = [
     Mutant(
         "pieces of a hub relative to other peaks, Triton",
         "sar/kernels/triton/attention.py",
-        "parts.out * shrink.unsqueeze(2)",
-        "parts.out",
+        "raise_peaks(parts.peak, [parts.out, parts.total], slice(None), peak[of])",
+        "raise_peaks(parts.peak, [parts.total], slice(None), peak[of])",
         "tests/kernels/test_triton.py::test_interpreted[cases]",
     ),
     Mutant(
