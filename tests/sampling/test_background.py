@@ -223,7 +223,7 @@ def test_a_frozen_process_is_an_error_everywhere(pool, given):
     for kind, message, seconds, left in ends:
         assert kind in ("SamplingError", "PeerError")
         assert "has shown no sign of life" in message
-        assert seconds < 60
+        assert seconds < 180  # after 120 of silence
         assert left == []
 
 
