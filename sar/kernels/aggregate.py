@@ -1,6 +1,6 @@
 """Aggregation over the edges of a block.
 
-Checks what is handed in, and calls the backend that serves it.
+Checks the operands, because compiled loops do not check bounds, and calls their backend.
 """
 
 from __future__ import annotations

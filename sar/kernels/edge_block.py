@@ -20,7 +20,7 @@ class Transposed(NamedTuple):
 
     indptr: Tensor  # (groups + 1,) int32 or int64
     dst: Tensor  # (E,) int32: destination row of each edge
-    positions: Tensor | None  # (E,) int32 or int64: position of each edge in the block; None where not asked for
+    positions: Tensor | None  # (E,) int32 or int64: position of each edge in the block; None if not asked for
     sources: Tensor | None = None  # (groups,) int32: source row of each group; None: source i has group i
 
 
@@ -31,7 +31,7 @@ class EdgeBlock:
         rows: (R,) int32, ascending destination rows that have an edge here.
         indptr: (R + 1,) int32, int64 from 2**31 edges on; the edges of rows[i] are indptr[i]:indptr[i + 1].
         cols: (E,) int32, source row of each edge.
-        edge_ids: (E,) int32 or int64, row of each edge in edge operands, or what makes them at the first use; None
+        edge_ids: (E,) int32 or int64, row of each edge in edge operands, or a function that computes them at first use; None
             stands for edge_offset + position.
         edge_offset: row of the first edge in edge operands when `edge_ids` is None.
         num_src, num_dst: rows of source and destination operands.
@@ -74,7 +74,7 @@ class EdgeBlock:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the structure, with what has been made of it so far."""
+        """Bytes of the structure, including its transpose and pieces so far."""
         ids = self._edge_ids if isinstance(self._edge_ids, Tensor) else None
         blocks = [self, *(piece for cut in self._pieces.values() for piece in cut)]
         made = [value for block in blocks for value in (*(block._transposed or ()), *block._kept.values())]
@@ -152,7 +152,7 @@ class EdgeBlock:
         return EdgeBlock(self.rows, self.indptr, self.cols, self.num_src, self.num_dst, ids, offset)
 
     def _run(self, begin: int, end: int) -> EdgeBlock:
-        if self.cols.is_meta:  # where there are no values, as many as there would be on average
+        if self.cols.is_meta:  # no values: as many as there would be on average
             first, last = len(self.rows) * begin // self.num_edges, -(-len(self.rows) * end // self.num_edges)
         else:
             first = int(torch.searchsorted(self.indptr, begin, right=True)) - 1
@@ -174,7 +174,7 @@ class EdgeBlock:
     def transposed(self, transpose: Callable[[EdgeBlock], Transposed], *, with_positions: bool = True) -> Transposed:
         """The same edges grouped by source; made once and kept.
 
-        `transpose` makes it, as the backend needs it; with positions where an operand has rows of edges.
+        `transpose` computes it as the backend needs it; with positions if an operand has rows of edges.
         """
         if self._transposed is None or (with_positions and self._transposed.positions is None):
             made = transpose(self)
@@ -211,7 +211,7 @@ class _Within(EdgeBlock):
 
     @property
     def nbytes(self) -> int:
-        """As `EdgeBlock.nbytes`, without what is shared."""
+        """As `EdgeBlock.nbytes`, without the shared tensors."""
         return super().nbytes - sum(each.nbytes for each in (self.rows, self.indptr, self.edge_ids) if each is not None)
 
     def transposed(self, transpose: Callable[[EdgeBlock], Transposed], *, with_positions: bool = True) -> Transposed:

@@ -1,4 +1,4 @@
-"""The message operators: their names, the shape of what they make, and what their derivatives read."""
+"""The message operators: names, shapes of messages, and the operands that their derivatives read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Op(str, Enum):
 class EdgeOperand(NamedTuple):
     """A tensor that has a row per source, destination or edge."""
 
-    values: Tensor | None  # (rows of the target, *shape); None where only the shape matters
+    values: Tensor | None  # (rows of the target, *shape); None if only the shape matters
     target: Target  # whose rows it has
     shape: Shape  # trailing
 
@@ -53,7 +53,7 @@ class EdgeMessage:
         tensors: the values of the operands.
         shape: trailing shape of the messages; `dot` reduces the last dimension to 1.
         reads_edges: whether an operand has rows of edges.
-        kept: what a backend makes of the operation and the shapes, once; shared by all `with_values`.
+        kept: a backend's cache for this operation and these shapes; shared by all `with_values`.
 
     Raises:
         GraphError: for operands that do not broadcast.

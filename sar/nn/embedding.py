@@ -42,13 +42,13 @@ class DistEmbedding(nn.Module):
     Args:
         graph: the whole graph.
         embedding_dim: D, width of a row.
-        ntype: node type; may be left out where there is one.
+        ntype: node type; may be left out if there is one.
         init_func: makes this worker's rows, (N_i, D), from that shape and the dtype. While it runs, torch's default
             generator has another state on every worker. Default: standard normal, as `torch.nn.Embedding`.
         dtype: of the rows; default torch's default dtype.
 
     Raises:
-        GraphError: for message flow graphs, or where the type is not named among several.
+        GraphError: for message flow graphs, or if the type is not named among several.
         ConfigError: for a dimension below 1.
         FieldError: for an unknown type.
 
@@ -124,7 +124,7 @@ class DistEmbedding(nn.Module):
     def sum_gradients(self) -> tuple[Tensor, Tensor] | None:
         """The gradients of this worker's rows from all workers' backwards since the last `forget_gradients`.
 
-        Which rows were used, (U,) int64 ascending, and their gradients, (U, D); None where no worker used any. A
+        Which rows were used, (U,) int64 ascending, and their gradients, (U, D); None if no worker used any. A
         collective call, which the optimizers make.
         """
         with session.current_group().guard() as group:
@@ -167,11 +167,11 @@ class DistEmbedding(nn.Module):
         Args:
             folder: seen by all workers; it is made if need be.
             node_ids: names of this worker's rows that outlast the partitioning, (N_i,) int64. Default: original IDs
-                where the data has them (`orig_id`), else global IDs, which serve this partitioning only.
+                if the data has them (`orig_id`), else global IDs, which serve this partitioning only.
             optimizer: its state of these rows is written, too.
 
         Raises:
-            CheckpointError: where the files cannot be written; what was there before still is.
+            CheckpointError: if the files cannot be written; the files of before are still there.
         """
         with session.current_group().guard():
             optimizers = [] if optimizer is None else [optimizer]
@@ -190,7 +190,7 @@ class DistEmbedding(nn.Module):
             optimizer: takes the state that was saved with the rows.
 
         Raises:
-            CheckpointError: where files are missing or damaged, of another width, or lack rows.
+            CheckpointError: if files are missing or damaged, of another width, or lack rows.
         """
         optimizers = [] if optimizer is None else [optimizer]
         with session.current_group().guard():
@@ -256,7 +256,7 @@ class SparseOptimizer(torch.optim.Optimizer):
     Gradients are summed over workers, as `gather_grads` does, so divide the loss by the global count. A row is used
     where `emb(node_ids)` has looked it up on any worker and a backward came back to it; `emb()` uses all. An embedding
     that no worker has used stays as it is, and its steps are not counted. Learning rate schedulers work as ever.
-    `GradScaler.step` is a collective call, too: where a row's gradient overflows, all workers skip the step. Embeddings
+    `GradScaler.step` is a collective call, too: if a row's gradient overflows, all workers skip the step. Embeddings
     are the same on all workers, in the same order; `defaults` are settings by name.
     """
 

@@ -233,7 +233,7 @@ def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEty
         src: global IDs of the pairs' sources, (K,) int64, also other workers' nodes; may be empty.
         dst: those of their destinations, (K,).
         etype: edge type of the pairs: one of the graph, or a new (source type, relation, destination type); may be left
-            out where there is one.
+            out if there is one.
 
     Raises:
         GraphError: for a message flow graph, or IDs that are not of nodes of the right type.

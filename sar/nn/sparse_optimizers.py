@@ -45,7 +45,7 @@ class SparseAdagrad(SparseOptimizer):
         embeddings: a list of `DistEmbedding`.
         lr: learning rate. Default 1e-2.
         lr_decay: in step t the rate is lr / (1 + (t - 1) lr_decay). Default 0.
-        initial_accumulator_value: what sums of squares begin with. Default 0.
+        initial_accumulator_value: initial value of the sums of squares. Default 0.
         eps: added to the root of the sum. Default 1e-10.
     """
 

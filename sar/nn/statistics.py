@@ -82,7 +82,7 @@ def convert_batchnorm(model: nn.Module) -> nn.Module:
         model: changed in place; or a `BatchNorm1d` itself.
 
     Returns:
-        The model, or what replaces it.
+        The model, or its replacement.
 
     Raises:
         ConfigError: for batch normalisation of other dimensions, or one that has not seen its input yet; nothing is
@@ -216,7 +216,7 @@ def global_max(x: Tensor) -> Tensor:
 
 
 def zeros_of(x: Tensor) -> Tensor:
-    """Zeros that bring x its gradient; x - x would be NaN where x is infinite."""
+    """Zeros that bring x its gradient; x - x would be NaN if x is infinite."""
     return _Zeros.apply(x)
 
 

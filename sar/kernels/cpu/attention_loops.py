@@ -277,7 +277,7 @@ def attend(chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, sum
         own, t = scratch.owns[k] * heads, k * heads
         for h in range(heads):
             total[own + h] *= shrinks[t + h]
-            # Not by the total: that has shrunk already, to 0 where the peak has risen by much.
+            # Not by the total: that has shrunk already, to 0 if the peak has risen by much.
             if peak[own + h] >= lowest and shrinks[t + h] != 1:
                 scale(to.dim, out, (own + h) * to.dim, shrinks[t + h])
             peak[own + h] = tops[t + h]
