@@ -31,8 +31,8 @@ class EdgeBlock:
         rows: (R,) int32, ascending destination rows that have an edge here.
         indptr: (R + 1,) int32, int64 from 2**31 edges on; the edges of rows[i] are indptr[i]:indptr[i + 1].
         cols: (E,) int32, source row of each edge.
-        edge_ids: (E,) int32 or int64, row of each edge in edge operands, or a function that computes them at first use; None
-            stands for edge_offset + position.
+        edge_ids: (E,) int32 or int64, row of each edge in edge operands, or a function that computes them at first
+            use; None stands for edge_offset + position.
         edge_offset: row of the first edge in edge operands when `edge_ids` is None.
         num_src, num_dst: rows of source and destination operands.
     """
