@@ -1,24 +1,24 @@
-"""Which tensors of a worker are in memory: they leave with its turn, and are read from the file from then on.
+"""Moves a worker's tensors out of memory when its turn ends, and reads them from its spill file afterwards.
 
 [Note: leaving memory]
-A dispatch mode in each worker's thread sees the results of torch's operations there, and so knows, by weak reference,
-every storage of `LEAST_BYTES` and more. When the turn passes, the spill file's pages take the place of theirs ([Note:
-memory of the file]). Their addresses stay, and so does what is there, whoever reads or writes it: autograd, other
-threads, C++ extensions, numpy, `torch.save`. What the mode does not see stays in memory, which costs that and nothing
-else; so does what the allocator has not given pages of its own. The first operation of a turn that uses a storage has
-the system read all of it at once.
+A dispatch mode in each worker's thread sees the results of torch's operations there. It keeps a weak reference to every
+storage of `LEAST_BYTES` and more. When the turn passes, the spill file's pages take the place of their pages ([Note:
+memory of the file]). Addresses and contents stay the same for every reader and writer: autograd, other threads, C++
+extensions, numpy, `torch.save`. Storages that the mode does not see, or that have no pages of their own, stay in
+memory; this costs memory and nothing else. The first operation of a turn that uses a storage has the system read all of
+it at once.
 
-Hooks on what autograd saves would not be enough: while a call's backward waits, autograd holds the gradient of another
-branch, such as `fc_self` of SAGEConv, where nothing but a mode sees it. So SAGE in 8 partitions would take 1/4.6 of the
-memory that it takes at once, for 1/13.
+Hooks on the tensors that autograd saves would not be enough: while a call's backward waits, autograd holds the gradient
+of another branch, such as `fc_self` of SAGEConv, and only a mode sees it. With hooks, SAGE in 8 partitions took 1/4.6
+of the memory of all partitions at once; with the mode it takes 1/13.
 
 [Note: tensors in files]
-What a worker reads of its partition's files, such as features, goes slice by slice to a slot of its spill file, and is
-mapped from there: the system keeps as much of it in memory as there is room for. The partition's own files could not be
-mapped: an array of DGL's begins right after its name, and code for numbers needs aligned addresses. The structure of
-graphs goes there, too, and totals of gradients, to which other workers add; small pieces, such as the edges between
-each two of p partitions, share a slot. Such a tensor is published without a copy: it is frozen,
-and what it becomes goes to another slot, while others read on what was published.
+A worker copies features and other data of its partition slice by slice to a slot of its spill file, and maps the slot:
+the system keeps as much of it in memory as there is room for. The partition's own files could not be mapped: an array
+of DGL's begins right after its name, and numerical code needs aligned addresses. The structure of graphs goes there,
+too, and so do totals of gradients, to which other workers add. Small pieces, such as the edges between each two of p
+partitions, share a slot. Such a tensor is published without a copy: it is frozen, so that later writes go to another
+slot and other workers still read the published contents.
 """
 
 import ctypes
@@ -42,37 +42,37 @@ from sar.errors import ConfigError
 from sar.outofcore.spill import Mapping, Pages, Published, SpillFile, has_its_own_pages
 
 FIRST_PURGE: Final = 4096
-"""Storages known before those that are gone are looked for."""
+"""Number of tracked storages after which freed ones are removed for the first time."""
 SHARED_SLOT: Final = 2**18
-"""Bytes of a slot for several small tensors that stay as they are."""
+"""Bytes of a slot that several small, constant tensors share."""
 ALIGNED: Final = 64
-"""Bytes at whose multiples these begin."""
+"""Alignment in bytes of the tensors in a shared slot."""
 QUIET_BLOCKS: Final = 64
-"""Of 512 bytes, read from disks from one turn to the next: for fewer, reading ahead costs more than it saves."""
+"""Least number of 512-byte blocks read from disks between two turns for which reading ahead pays."""
 
 _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_free_buffers", None)
-"""Frees half a megabyte a thread, which MKL keeps for the next product of matrices; None where torch has no MKL."""
+"""Frees the half megabyte per thread that MKL keeps for the next matrix product. None if torch has no MKL."""
 
 _SEQUENCES: Final = (list, tuple)
 _all: Final[set["Residency"]] = set()
 
 
 class _Known:
-    """A storage, by weak reference."""
+    """A tracked storage, held by weak reference, and its pages in the file."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.nbytes = storage.nbytes()
-        self.pages: Pages | None = None  # where it is in the file, once it has left
-        self.away = False  # whether nobody has used it since
-        self._weak = StorageWeakRef(storage)  # which keeps its key from being given to another one
+        self.pages: Pages | None = None  # its pages in the file; None until it first leaves memory
+        self.away = False  # True from leaving memory until the next use
+        self._weak = StorageWeakRef(storage)  # keeps `_cdata`, its key, from being used again for another storage
 
     def storage(self) -> torch.UntypedStorage | None:
-        """None where nobody has it any more."""
+        """The storage, or None if it has been freed."""
         found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
         return found
 
     def come_back(self) -> None:
-        """Be at hand, for whoever uses it now."""
+        """Read the storage back into memory before its first use in a turn."""
         if self.pages is not None:
             self.pages.populate()
             self.pages.slot.file.read += self.pages.slot.nbytes
@@ -80,10 +80,10 @@ class _Known:
 
 
 class Residency(TorchDispatchMode):
-    """What a worker has in memory, and a `TensorFile`: see [Note: leaving memory] and [Note: tensors in files].
+    """Tracks a worker's tensors and moves them out of memory when its turn ends ([Note: leaving memory]).
 
-    The file is the worker's own. `left` counts bytes that were out of memory when the turn last passed; `at_hand` is as
-    of `TensorFile`.
+    It is also the worker's `TensorFile` ([Note: tensors in files]), with a file that no other worker writes to. `left`
+    counts the bytes that left memory when the turn last passed. `at_hand` is documented in `TensorFile`.
     """
 
     device = "cpu"
@@ -93,30 +93,30 @@ class Residency(TorchDispatchMode):
         self.file = file
         self.at_hand = at_hand
         self.left = 0
-        self._reads = 0  # of this process from disks, as of this worker's last turn
-        self._storages: dict[int, _Known] = {}  # by what tells storages apart, `_cdata`
+        self._reads = 0  # reads of this process from disks, as of this worker's last turn
+        self._storages: dict[int, _Known] = {}  # by `_cdata`, which identifies a storage
         self._purge_at = FIRST_PURGE
         self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address
         self._room = torch.empty(
             0, dtype=torch.uint8, device="cpu"
-        )  # of the slot that small tensors share, what is left
+        )  # unused rest of the slot that small tensors share
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
-        """Look after this thread's tensors inside."""
+        """Track this thread's tensors inside the context."""
         _all.add(self)
         try:
             with spillable.tensor_file.set_to(self), self:
                 yield
         finally:
-            _all.discard(self)  # its file is closed, whoever still has a tensor of it
+            _all.discard(self)  # its file is closed next, even if tensors of it are still alive
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch asks whether to keep its compiler away, for which it would import that; nothing is compiled here."""
+        """False, because torch would import its compiler to skip it, and nothing is compiled under this mode."""
         return False
 
-    # -- seeing what operations use
+    # -- tracking the operands and results of operations
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -125,14 +125,15 @@ class Residency(TorchDispatchMode):
         given = {self.use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
         result = func(*args, **kwargs)
         if args and isinstance(args[0], list) and func._schema.is_mutable:
-            # Operations on lists of tensors leave that to others that they consist of, which do not do it under a mode.
+            # In-place operations on lists of tensors rely on the operations they call to increment the version
+            # counters. Those do not do so under a dispatch mode, so we do it.
             increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
         for tensor in _tensors((result,)):
             self._know(tensor, given)
         return result
 
     def use(self, tensor: Tensor) -> int:
-        """As `TensorFile.use`; return what tells its storage from others."""
+        """Read a tensor back if it is out of memory, as `TensorFile.use` does; return the key of its storage."""
         storage = tensor.untyped_storage()
         key: int = storage._cdata
         known: _Known | Mapping | None = self._storages.get(key)
@@ -143,9 +144,9 @@ class Residency(TorchDispatchMode):
         return key
 
     def _know(self, tensor: Tensor, given: set[int]) -> None:
-        """Know the storage of an operation's result from now on, unless it is that of what was given.
+        """Track the storage of an operation's result from now on, unless it belongs to one of the operands.
 
-        So what other workers have made, such as the sum of an `all_reduce`, is nobody's, and stays.
+        Results of other workers, such as the sum of an `all_reduce`, are never tracked, and stay in memory.
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -181,11 +182,11 @@ class Residency(TorchDispatchMode):
         if _free_mkl is not None:
             _free_mkl()
         usage, before = getrusage(RUSAGE_SELF), self._reads
-        self._reads = usage.ru_inblock + usage.ru_majflt  # the latter where a file system does not count blocks
+        self._reads = usage.ru_inblock + usage.ru_majflt  # page faults, because some file systems do not count blocks
         self.file.quiet = self.file.quiet + 1 if self._reads - before < QUIET_BLOCKS else 0
 
     def _put_away(self, known: _Known, storage: torch.UntypedStorage) -> Pages | None:
-        """Have the file's pages in place of a storage's, with what is there now; None where that is not possible."""
+        """Replace a storage's pages by pages of the file with the same contents; None if that is not possible."""
         address, nbytes = storage.data_ptr(), storage.nbytes()
         if known.pages is not None and (known.pages.address, known.nbytes) == (address, nbytes):
             known.pages.renew()
@@ -198,16 +199,16 @@ class Residency(TorchDispatchMode):
         return known.pages
 
     def before_fork(self) -> None:
-        """Leave this process and its child each what is there now."""
+        """Freeze all pages, so that after the fork neither process sees the other's writes."""
         self.file.keep()
         mine = [known.pages for known in self._storages.values() if known.pages and known.storage() is not None]
         for pages in (*mine, *self._in_file.values()):
             pages.freeze()
 
-    # -- what other workers read
+    # -- tensors that other workers read
 
     def publish(self, tensor: Tensor) -> SharedTensor:
-        """Rows for other workers to read; contents as they are now."""
+        """Snapshot of a tensor for other workers to read."""
         tensor = tensor.detach()
         if tensor.nbytes < max(spillable.LEAST_BYTES, 1):
             return SharedTensor(tensor.clone(memory_format=torch.contiguous_format))
@@ -227,7 +228,7 @@ class Residency(TorchDispatchMode):
         return Published.of(slot, tensor.shape, tensor.dtype)
 
     def open_to_others(self, total: Tensor) -> SharedTensor:
-        """Let other workers add to a tensor, which therefore has to stay where it is."""
+        """Handle through which other workers add to a tensor. The tensor must not move, so it has to be in the file."""
         assert total.untyped_storage()._cdata not in self._storages, "a total that `empty_spillable` has not made"
         if (mapping := self._in_file.get(_address(total))) is None:
             return SharedTensor(total)
@@ -240,7 +241,7 @@ class Residency(TorchDispatchMode):
         return self._tensor(Mapping(self.file.slot(prod(shape) * dtype.itemsize)), shape, dtype)
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """As `TensorFile.moved`; small tensors share a slot."""
+        """Move a tensor to the file, as `TensorFile.moved` does. Small tensors share a slot."""
         nbytes = tensor.nbytes
         if not nbytes or _address(tensor) in self._in_file:
             return tensor
@@ -248,7 +249,7 @@ class Residency(TorchDispatchMode):
             return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
         if nbytes > len(self._room):
             self._room = self.empty((SHARED_SLOT,), torch.uint8)
-        place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # changed by itself, says autograd
+        place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # with a version counter of its own
         self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
         return place.copy_(tensor)
 
@@ -257,7 +258,7 @@ class Residency(TorchDispatchMode):
         return mapping.tensor(shape, dtype)
 
     def _frozen(self, tensor: Tensor) -> Mapping | None:
-        """Where a tensor lies in the file, which stays as it is; None where it is not there."""
+        """Freeze a tensor's mapping in the file and return it; None if the tensor is not in the file."""
         mapping = self._in_file.get(_address(tensor)) if tensor.is_contiguous() else None
         if mapping is not None:
             mapping.freeze()
@@ -269,12 +270,12 @@ def _address(tensor: Tensor) -> int:
 
 
 def _begin(tensor: Tensor, mapping: Mapping) -> int:
-    """The byte of a slot with which a tensor begins."""
+    """Offset of a tensor in its slot, in bytes."""
     return mapping.begin + int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _tensors(given: Sequence[Any], found: list[Tensor] | None = None) -> list[Tensor]:
-    """All tensors with memory among the arguments or results of an operation; of a sparse one those it is made of."""
+    """All tensors with memory among the operands or results of an operation; for sparse ones, their components."""
     found = [] if found is None else found
     for one in given:
         if isinstance(one, Tensor):
@@ -296,7 +297,7 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    """The files are the parent's."""
+    """Forget the files in a forked process; they belong to the parent."""
     _all.clear()
     spillable.tensor_file.value = None
 

@@ -1,22 +1,20 @@
-"""The file of one worker, where its tensors are while it waits for its turn.
+"""The spill file of one worker, which holds its tensors while other workers have their turns.
 
 [Note: spill file]
-The file has no name: it goes with the process, however that ends. A slot is a stretch of it, freed with its last
-reference and given out again. Slots are written once: who changes a tensor takes a new one, so that other workers can
-go on reading what was published. Space is reserved when the file grows, so that a full disk is an error there and not
-a signal where mapped memory is written.
+The file has no name, so it goes with the process, however that ends. A slot is a range of the file. It is freed with
+its last reference and then used again. Slots are written once: a change of a tensor takes a new slot, so that other
+workers can go on reading the published one. Space is reserved when the file grows, so that a full disk raises an error
+there, instead of a signal when mapped memory is written.
 
 [Note: memory of the file]
-A tensor that leaves memory stays where it is: its bytes go to a slot, and the slot's pages are mapped in place of those
-that the allocator has given it (`Pages`). This asks for two things. A slot begins at the same distance from a page
-boundary as the memory that it takes in (`Slot.shift`). And the block has pages of its own, which go back to the system
-when it is freed, as glibc's large blocks have with [Note: allocator]; what stands in front of a block tells
-(`has_its_own_pages`).
+A tensor that leaves memory keeps its address: its bytes go to a slot, and the slot's pages are mapped in place of the
+allocator's pages (`Pages`). This needs two things. A slot has the same offset to a page boundary as the memory that is
+written to it (`Slot.shift`). And the block has pages of its own, which go back to the system when it is freed. glibc's
+large blocks have such pages with [Note: allocator]; the words in front of a block tell (`has_its_own_pages`).
 
-Others may read the slot of a tensor that has been published. From then on what its owner writes stays in pages of the
-process's own (`Pages.freeze`), of which the system says that they are no longer the file's (`Pages.renew`): so no write
-goes unnoticed. A process that forks freezes all, and gives none of its slots out again, so that neither of the two sees
-what the other changes.
+Other workers may read the slot of a published tensor. From then on the owner's writes go to private pages of the
+process (`Pages.freeze`). The system reports which pages are private, so no write goes unnoticed (`Pages.renew`). A
+process that forks freezes all slots, and uses none of them again, so that neither process sees the other's writes.
 """
 
 import ctypes
@@ -39,30 +37,30 @@ from sar.tensor_views import as_numpy
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 AT_ONCE: Final = 2**22
-"""Bytes up to which all of a mapping is read when it is used; else the system reads ahead, up to 8 MB, where it can."""
+"""Size in bytes up to which a mapping is read whole on first use. The system pages larger ones in on demand."""
 READ_AHEAD: Final = 2**17
-"""Bytes that Linux reads when asked once, at least, with any disk's settings; it leaves out what is beyond."""
+"""Bytes that Linux reads for one request with any disk's settings. It ignores the rest of a longer request."""
 QUIET_TURNS: Final = 8
-"""Turns in which nothing is read from a disk, after which it is not asked to read ahead, until something is."""
+"""Turns without reads from a disk after which reading ahead stops. It starts again with the next read."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
-"""Types of file systems that are themselves in memory, from linux/magic.h."""
+"""File systems that keep their files in memory, by type; from linux/magic.h."""
 _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
 _IS_MMAPPED = 2  # from glibc's malloc.c
 _OWN_PAGES: Final = {2, 4, 6}
-"""In memory and not of a file, or swapped out: what Linux's pagemap says in bits 61 to 63."""
+"""Values of bits 61 to 63 in Linux's pagemap for private pages: in memory and not of a file, or swapped out."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
 
 
 class SpillFile:
-    """A folder's file for slots, without a name: see [Note: spill file]."""
+    """An unnamed file in a folder, divided into slots: see [Note: spill file]."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.written = self.read = 0  # bytes so far; read are those that came back, from wherever the system had them
+        self.written = self.read = 0  # bytes so far; `read` includes those that the page cache still had
         self.quiet = 0  # turns since the process last read from a disk
-        self.size = self._kept = 0  # bytes of the file, and of its part that stays as it is
+        self.size = self._kept = 0  # bytes of the file, and of its first part that is never used again
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
         if _libc.statfs(os.fsencode(folder), found) != 0:
@@ -82,8 +80,9 @@ class SpillFile:
         os.unlink(name)
 
     def slot(self, nbytes: int) -> "Slot":
-        """A stretch of at least so many bytes, contents undefined; raises a SpillError where the disk is full."""
-        # One of eight sizes between each power of two and the next, in whole pages; and one where its shift may be.
+        """A slot of at least so many bytes, contents undefined. Raises a SpillError if the disk is full."""
+        # Round up to one of eight sizes between powers of two, in whole pages, so that slots can be used again. One
+        # page more leaves room for the shift.
         step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))
         room = -(-max(nbytes, 1) // step) * step + PAGE
         if self._free[room]:
@@ -101,12 +100,12 @@ class SpillFile:
         return Slot(self, self.size - room, nbytes, room)
 
     def free(self, begin: int, room: int) -> None:
-        """Take a slot back."""
+        """Let a slot's range be used again."""
         if begin >= self._kept:
             self._free[room].append(begin)
 
     def keep(self) -> None:
-        """Give no slot that there is now out again."""
+        """Never use the present slots again, because a forked process may read them."""
         self._kept = self.size
         self._free.clear()
 
@@ -121,7 +120,7 @@ class SpillFile:
 
 
 class Slot:
-    """So many bytes of the file, which begin at `shift`; room for others once nobody refers to it."""
+    """A range of the file with `nbytes` bytes of data from `shift` on. Its space is freed with its last reference."""
 
     def __init__(self, file: SpillFile, begin: int, nbytes: int, room: int) -> None:
         self.file = file
@@ -135,11 +134,11 @@ class Slot:
 
     @property
     def paged(self) -> int:
-        """Bytes of the pages that it lies on."""
+        """Size in bytes of the pages that the data lies on."""
         return -(-(self.shift + self.nbytes) // PAGE) * PAGE
 
     def write(self, address: int, *, pages: bool = False) -> None:
-        """Take in the memory from an address on; with `pages`, all of the pages that it lies on."""
+        """Write the memory at an address to the file; with `pages`, the whole pages that it lies on."""
         self.shift = address % PAGE
         before, nbytes = (self.shift, self.paged) if pages else (0, self.nbytes)
         memory, done = memoryview((ctypes.c_char * nbytes).from_address(address - before)), 0
@@ -148,7 +147,7 @@ class Slot:
         self.file.written += self.nbytes
 
     def will_need(self, begin: int, nbytes: int) -> None:
-        """Have the system read a part of it, while this process does something else."""
+        """Ask the system to read a part of the slot in the background."""
         if not self.file.is_read:
             return
         begin += self.begin + self.shift
@@ -157,7 +156,7 @@ class Slot:
             os.posix_fadvise(self.file.fd, piece, min(READ_AHEAD, end - piece), os.POSIX_FADV_WILLNEED)
 
     def map(self, how: int, address: int | None = None) -> int:
-        """Have its pages in memory, at an address in place of what is there, or wherever; return where."""
+        """Map the slot's pages, over an existing mapping if an address is passed; return the address."""
         access, how = mmap.PROT_READ | mmap.PROT_WRITE, how if address is None else how | _MAP_FIXED
         found = _libc.mmap(_Address(address), _Size(self.paged), access, how, self.file.fd, _Offset(self.begin))
         if found in (None, _Address(-1).value):
@@ -170,38 +169,38 @@ class Slot:
 
 
 class Pages:
-    """Memory of the process, from `address` on, that is a slot's: see [Note: memory of the file]."""
+    """Memory of the process that is backed by a slot's pages: see [Note: memory of the file]."""
 
     def __init__(self, slot: Slot, address: int) -> None:
         self.slot = slot
         self.address = address
-        self.frozen = False  # whether others may read the slot, so that what is written here stays here
-        self._fresh = True  # whether the system has yet to connect these pages with the slot's
+        self.frozen = False  # whether others may read the slot, so that writes go to private pages
+        self._fresh = True  # True until the page table has entries for the pages
 
     def fill(self, slot: Slot) -> "Pages":
-        """Take in what is here now, and be another slot's that nobody else reads."""
+        """Write the present contents to another slot, which nobody else reads, and map that one in place."""
         slot.write(self.address, pages=True)
         slot.map(mmap.MAP_SHARED, self._begin)
-        self.slot, self.frozen, self._fresh = slot, False, True  # the old one goes when its pages have gone
+        self.slot, self.frozen, self._fresh = slot, False, True  # frees the old slot, which is no longer mapped
         return self
 
     def freeze(self) -> None:
-        """Let others read the slot from now on, which stays as it is."""
+        """Let others read the slot from now on; this process's writes no longer reach it."""
         self.renew()
         if not self.frozen:
             self.slot.map(mmap.MAP_PRIVATE, self._begin)
             self.frozen = self._fresh = True
 
     def renew(self) -> None:
-        """Move where something has been written since others may read the slot."""
+        """Move to a new slot if this process has written to a frozen one."""
         if self.frozen and self._changed():
             self.fill(self.slot.file.slot(self.slot.nbytes))
 
     def populate(self) -> None:
-        """Have all of it at hand, as far as there is memory."""
+        """Read all pages into memory, as far as there is room."""
         self.slot.will_need(0, self.slot.nbytes)
         if self._fresh or self.slot.file.is_read:
-            self._advise(_MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
+            self._advise(_MADV_POPULATE_READ)  # Linux before 5.14 refuses, and reads page by page as they are used
             self._fresh = False
 
     @property
@@ -212,7 +211,7 @@ class Pages:
         _libc.madvise(_Address(self._begin), _Size(self.slot.paged), advice)
 
     def _changed(self) -> bool:
-        """Whether the process has pages of its own here; True where the system does not say."""
+        """Whether some of the pages are private to the process; True if the system does not say."""
         try:
             with open("/proc/self/pagemap", "rb", 0) as file:
                 found = os.pread(file.fileno(), 8 * self.slot.paged // PAGE, 8 * (self._begin // PAGE))
@@ -223,12 +222,12 @@ class Pages:
 
 
 class Mapping(Pages):
-    """A slot in memory that is nobody else's, and not given out again as long as a tensor looks at it."""
+    """A mapping of a slot at an address of its own. Tensors in it keep it alive."""
 
     def __init__(self, slot: Slot, begin: int = 0) -> None:
         super().__init__(slot, slot.map(mmap.MAP_SHARED) + slot.shift)
-        self.begin = begin  # the slot's byte with which tensors begin
-        self.away = False  # whether its owner's turn has passed since it was used
+        self.begin = begin  # offset of its tensors in the slot, in bytes
+        self.away = False  # True from the end of its owner's turn until the next use
         if slot.nbytes <= AT_ONCE:
             self.visit_rows()
 
@@ -236,24 +235,24 @@ class Mapping(Pages):
         _libc.munmap(_Address(self._begin), _Size(self.slot.paged))
 
     def come_back(self) -> None:
-        """Be at hand, for whoever uses it now; the system reads what is large as it is used."""
+        """Prefetch a small mapping. The system pages large ones in on demand."""
         if self.away and self.slot.nbytes <= AT_ONCE:
             self.populate()
         self.away = False
 
     def visit_rows(self) -> None:
-        """Have the system read no page beside those used and those asked for."""
+        """Turn off the system's own read-ahead, because rows are read in no regular order."""
         self._advise(_MADV_RANDOM)
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor without memory of its own; what is written to it is written to the file."""
+        """A tensor that shares the mapping's memory, so that writes to it reach the file."""
         memory: Any = (ctypes.c_char * self.slot.nbytes).from_address(self.address)
-        memory.mapping = self  # which lives as long as the tensor
+        memory.mapping = self  # keeps the mapping alive as long as the tensor
         return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=self.begin).view(tuple(shape))
 
 
 class Published(SharedTensor):
-    """Rows that share the pages of a slot, from its byte `begin` on."""
+    """A tensor in a slot that other workers read, from the slot's byte `begin` on."""
 
     def __init__(self, rows: Tensor, slot: Slot, begin: int = 0) -> None:
         super().__init__(rows)
@@ -262,13 +261,13 @@ class Published(SharedTensor):
 
     @classmethod
     def of(cls, slot: Slot, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> "Published":
-        """Bytes of a slot; of pages that are not asked for ahead, only those used are read."""
+        """A tensor of the slot's bytes in a mapping of its own, which is not prefetched whole."""
         mapping = Mapping(slot, begin)
         mapping.visit_rows()
         return cls(mapping.tensor(shape, dtype), slot, begin)
 
     def will_need(self, rows: Tensor | None = None) -> None:
-        """See [Note: reading ahead]."""
+        """Prefetch rows, or all of them if None: see [Note: reading ahead]."""
         if self.slot.file.is_read and len(self.rows) and (rows is None or len(rows)):
             row = self.rows.nbytes // len(self.rows)
             first, end = (0, len(self.rows)) if rows is None else (int(i) for i in as_numpy(rows)[[0, -1]] + (0, 1))
@@ -276,6 +275,6 @@ class Published(SharedTensor):
 
 
 def has_its_own_pages(address: int) -> bool:
-    """Whether glibc has given a block a mapping of its own; its malloc.c says so in the two words before it."""
+    """Whether a block of glibc's has a mapping of its own, by the two words in front of it (see glibc's malloc.c)."""
     before, size = (_Size * 2).from_address(address - 16)
     return bool(size & _IS_MMAPPED) and not (address - 16 - before) % PAGE and not (before + (size & ~7)) % PAGE

@@ -1,4 +1,4 @@
-"""What belongs to a worker but lives in its process: swapped with the turn, or refused."""
+"""State of the process that each worker needs for itself: swapped with the turn, or refused if it cannot be swapped."""
 
 import atexit
 import copy
@@ -35,7 +35,7 @@ def _attributes(owner: object, *names: str) -> Swapped:
 
 
 def _take_warnings() -> dict[str, Any]:
-    """What `warnings.catch_warnings` changes."""
+    """The attributes of the module `warnings` that `catch_warnings` changes."""
     names = "filters", "showwarning", "_showwarnmsg_impl"
     return {name: vars(warnings)[name] for name in names if name in vars(warnings)}
 
@@ -43,7 +43,7 @@ def _take_warnings() -> dict[str, Any]:
 def _put_warnings(attributes: dict[str, Any]) -> None:
     if warnings.filters is not attributes["filters"]:
         vars(warnings)["filters"] = []
-        warnings.resetwarnings()  # which also lets go of what was decided by the filters of another worker
+        warnings.resetwarnings()  # also drops the cache of decisions by another worker's filters
     vars(warnings).update(attributes)
 
 
@@ -89,7 +89,7 @@ _REFUSED: Final = (
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Refuse inside what cannot work among workers that share a process, and have `atexit` know whose end it is."""
+    """Context that refuses features which cannot work in a shared process, and makes `atexit` local to a worker."""
     changes = [(owner, name, _refuse(what, why)) for owner, name, what, why in _REFUSED]
     changes += [(atexit, "register", _register), (atexit, "unregister", _unregister)]
     whole = [getattr(owner, name) for owner, name, _ in changes]
@@ -119,7 +119,7 @@ _at_exit, _not_at_exit = atexit.register, atexit.unregister
 
 @contextmanager
 def exits_of_its_own() -> Iterator[None]:
-    """Run at the end what the script inside registers with `atexit`, as the worker that it is, the latest first."""
+    """Context whose end runs the functions that the script inside registered with `atexit`, the latest first."""
     calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
     _exits.calls = calls
     try:
@@ -131,7 +131,7 @@ def exits_of_its_own() -> Iterator[None]:
 
 
 def _register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-    """As `atexit.register`; modules belong to all workers, and what they register to the process."""
+    """Stand-in for `atexit.register`. Functions that a module registers, not the script, run with the process's end."""
     if not hasattr(_exits, "calls") or sys._getframe(1).f_globals.get("__name__") != "__main__":
         return _at_exit(function, *args, **kwargs)
     _exits.calls.append((function, args, kwargs))

@@ -1,4 +1,4 @@
-"""The transport of workers of one process: they meet in turns, and read each other's tensors where they lie."""
+"""The transport between workers of one process: they meet in turns, and read each other's tensors in place."""
 
 import threading
 import time
@@ -33,15 +33,15 @@ _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class InProcessTransport(Transport):
-    """One of V workers of each of W processes: see [Note: workers of one process]. Used in the thread that makes it."""
+    """Transport of one of a process's V workers, in its thread: see [Note: workers of one process]."""
 
     def __init__(self, outer: Group, turns: Turns, place: int, residency: Residency | None = None) -> None:
         size = turns.size
         super().__init__(outer.rank * size + place, outer.world_size * size, outer.device)
-        self._outer = outer  # of the W processes
+        self._outer = outer  # group of the W processes
         self._turns = turns
-        self._place = place  # among its process's V workers
-        self._residency = residency  # what keeps its tensors on a disk; None where they stay in memory
+        self._place = place  # index among its process's V workers
+        self._residency = residency  # moves its tensors to a disk; None if they stay in memory
         self._group: Member | None = None
         self._away = 0.0  # seconds in which others had the turn
         self._thread = threading.get_ident()
@@ -56,7 +56,7 @@ class InProcessTransport(Transport):
         return self._outer.final
 
     def clock(self) -> float:
-        """Seconds of this worker's turns."""
+        """Time in seconds without the turns of other workers."""
         return time.perf_counter() - self._away
 
     def spilled(self) -> Spilled | None:
@@ -67,7 +67,7 @@ class InProcessTransport(Transport):
     # -- connections
 
     def connect(self, group: Member, limit: float) -> None:
-        """As `Transport.connect`: nothing to do, but after an error."""
+        """Recover together with the other processes. Before the first error there is nothing to connect."""
         self._group = group
         if group.generation == 0:
             return
@@ -83,10 +83,10 @@ class InProcessTransport(Transport):
         self._outer.stop(self._outer.generation, told, final=final)
 
     def close(self) -> None:
-        """As `Transport.close`; the group of the processes stays."""
+        """Do nothing, because the group of the processes outlives its workers."""
 
     def explain(self, error: RuntimeError, group: Member, call: str, who: str) -> None:
-        """As `Transport.explain`: the group of the processes has explained what fails between them."""
+        """None, because the group of the processes has explained its failures already."""
 
     def whereabouts(self, group: Member, call: str) -> str:
         calls = all_gather_json(self.all_gather, call)
@@ -95,7 +95,7 @@ class InProcessTransport(Transport):
     # -- meetings
 
     def _meet(self, kind: str, brought: Any, finish: Callable[[list[Any]], Any], *, in_order: bool = False) -> Any:
-        """Meet the other workers of this process; see `Turns.meet`. What `finish` moves is not this worker's."""
+        """Meet the other workers of this process: see `Turns.meet`. Bytes that `finish` moves are not counted."""
         call = self._turns.latest[self._place] = self._call
         if threading.get_ident() != self._thread:
             raise ConfigError(
@@ -121,7 +121,7 @@ class InProcessTransport(Transport):
 
     @property
     def _call(self) -> str:
-        """The distributed call that this worker is in."""
+        """Description of the distributed call that this worker is in."""
         waiting = None if self._group is None else self._group.waiting
         return "" if waiting is None else waiting.call
 
@@ -131,19 +131,19 @@ class InProcessTransport(Transport):
         return found
 
     def _publish(self, tensors: Sequence[Tensor]) -> list[SharedTensor]:
-        """Tensors of this worker, as they are now, for those of the same process to read."""
+        """Snapshots of tensors for other workers of the process to read."""
         if self._residency is None:
             return [SharedTensor(_copy(tensor)) for tensor in tensors]
         return [self._residency.publish(materialize(tensor)) for tensor in tensors]
 
     def _open(self, total: Tensor) -> SharedTensor:
-        """A tensor of this worker for those of the same process to add to."""
+        """Handle through which other workers of the process add to a tensor."""
         return SharedTensor(total) if self._residency is None else self._residency.open_to_others(total)
 
     # -- operations
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """As `Transport.all_gather`; the same tensors for all workers of this process."""
+        """See `Transport.all_gather`. All workers of this process get the same tensors."""
 
         def finish(brought: list[Tensor]) -> list[Tensor]:
             if self._outer.world_size == 1:
@@ -154,7 +154,7 @@ class InProcessTransport(Transport):
         return found
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
-        """As `Transport.all_reduce`, in the order of the workers."""
+        """See `Transport.all_reduce`. The workers' tensors are combined in the order of ranks."""
         combine = next((combine for known, combine in _REDUCTIONS.items() if op == known), None)
         if combine is None:
             raise ConfigError(f"Workers that share a process cannot combine tensors by {op}.")
@@ -186,7 +186,7 @@ class InProcessTransport(Transport):
             flat.copy_(given)
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """As `Transport.post`, with workers of other processes, where those of the same place have their turn."""
+        """See `Transport.post`. Messages go between processes, whose workers of one place have their turns together."""
         with _uncounted(messages=False):
             return self._outer.post(self._to_process(inbound), self._to_process(outbound), tag, self._call)
 
@@ -202,7 +202,7 @@ class InProcessTransport(Transport):
     def all_to_all(
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
     ) -> list[Tensor]:
-        """As `Transport.all_to_all`, at one meeting, with one message between each two processes."""
+        """See `Transport.all_to_all`. The workers meet once, and each pair of processes exchanges one message."""
         mine = self._publish([bytes_of(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
         arrived = group.wait_for(lambda: self._all_to_all(mine), call)
         counters.bytes_sent += sum(len(one.rows) for one in mine)
@@ -219,16 +219,16 @@ class InProcessTransport(Transport):
     def start_all_to_all(
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
     ) -> Callable[[], list[Tensor]]:
-        """As `Transport.start_all_to_all`; messages are there at once."""
+        """See `Transport.start_all_to_all`. The exchange is complete when this returns."""
         received = self.all_to_all(group, call, buffers, into)
         return lambda: received
 
     def _all_to_all(self, mine: list[SharedTensor]) -> list[Tensor]:
-        """The bytes that every worker sent to this one, by rank; `mine[q]` goes to worker q."""
+        """The bytes that every worker sent to this one, by rank; `own[q]` goes to worker q."""
         size = self._turns.size
 
         def finish(brought: list[list[SharedTensor]]) -> list[list[list[Tensor]]]:
-            """[process][from][to]: what the workers of each process send to those of this one."""
+            """Messages to the workers of this process, indexed [process][sender][receiver]."""
             tables = []
             for process in range(self._outer.world_size):
                 there = slice(process * size, (process + 1) * size)
@@ -245,7 +245,7 @@ class InProcessTransport(Transport):
 
 @contextmanager
 def _uncounted(*, messages: bool = True) -> Iterator[None]:
-    """Do not count the bytes that move inside, nor the messages, as this worker's own."""
+    """Context in which bytes and, if `messages`, messages are not counted as this worker's own."""
     before = counters.bytes_sent, counters.bytes_received, counters.messages_sent
     try:
         yield
@@ -262,7 +262,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _packed(table: list[list[Tensor]]) -> Tensor:
-    """Bytes that begin with their number: the lengths of messages, and the messages."""
+    """Pack messages into one, with its size in bytes and the messages' lengths in front."""
     flat = [one for row in table for one in row]
     lengths = torch.tensor([0, *map(len, flat)], dtype=torch.int64, device="cpu")
     lengths[0] = lengths.nbytes + lengths.sum()

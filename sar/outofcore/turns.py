@@ -1,17 +1,18 @@
-"""Whose turn it is among the workers of a process, and the meetings at which the turn passes.
+"""The turns of the workers of a process, and the meetings at which the turn passes.
 
 [Note: turns]
 A distributed call is a meeting: it is complete when all V workers have arrived. The n-th meeting of one worker is the
-n-th of every other. The last worker to arrive does what all processes do together, and goes on without leaving memory.
-At its next meeting the turn passes to the next worker, in the order of ranks, whose meeting is complete.
+n-th of every other. The last worker to arrive runs the part that involves other processes, and goes on without leaving
+memory. At its next meeting the turn passes to the next worker, in the order of ranks, whose meeting is complete.
 
-An error ends the meeting in which others wait. The turn still passes: each worker, when it has it, raises the error
-from that meeting, or from its next one. Those that catch it may all `rejoin`, unless a worker has ended. A worker that
-returns while others wait for it is an error, too. Only Ctrl-C and a worker that is stuck in its turn end all at once.
+An error ends the meeting in which others wait. The turn still passes: each worker, in its turn, raises the error from
+that meeting, or from its next one. If all workers catch it, they may `rejoin`, unless a worker has ended. If a worker
+returns while others wait for it, that is an error, too. Only Ctrl-C and a worker that is stuck in its turn end all at
+once.
 
-A thread that gets the turn goes on, on the processor on which the one before ran: until it is awake it may run on no
-other. The system would wake it on an idle one, whose caches are cold; and each processor that a process runs on has to
-be told when memory goes.
+A thread that gets the turn wakes up on the processor of the thread before it: until it is awake, its affinity allows no
+other. The system would choose an idle processor, whose caches are cold, and every processor that a process has used
+must be interrupted when memory is unmapped.
 """
 
 import ctypes
@@ -23,59 +24,59 @@ from typing import Any, NamedTuple
 
 from sar.errors import CommunicationError, PeerError
 
-_sched_getcpu = ctypes.CDLL(None).sched_getcpu  # the processor on which this thread runs
+_sched_getcpu = ctypes.CDLL(None).sched_getcpu  # number of this thread's processor
 
 
 class Swapped(NamedTuple):
-    """State of the process that belongs to the worker whose turn it is: how to read it, and how to set it."""
+    """Getter and setter of a piece of process-wide state that belongs to the worker whose turn it is."""
 
     take: Callable[[], Any]
     put: Callable[[Any], None]
-    begin: Callable[[Any], None] | None = None  # `put` of what was taken before all turns, if that is another one
+    begin: Callable[[Any], None] | None = None  # sets the initial value; None if `put` does
 
 
 @dataclass
 class _Meeting:
-    """The n-th meeting of all workers: what they bring, and what the last makes of it."""
+    """The n-th meeting of all workers: their contributions, and the result that the last to arrive computes."""
 
     kind: str
-    first: int  # to arrive
+    first: int  # the first worker to arrive
     brought: list[Any]
     arrived: int = 0
     result: Any = None
 
 
 class Turns:
-    """The turn, and the meetings of `size` threads: see [Note: turns]. `swapped` changes hands with the turn."""
+    """Passes the turn among `size` threads at their meetings ([Note: turns]), and swaps `swapped` with it."""
 
     def __init__(self, size: int, first: int, swapped: Sequence[Swapped] = ()) -> None:
         self.size = size
         self.first = first  # the global rank of worker 0, for errors
-        self.latest = ["no distributed call yet"] * size  # of each worker, in words
-        self.passes = 0  # of the turn
+        self.latest = ["no distributed call yet"] * size  # latest call of each worker, for errors
+        self.passes = 0  # how often the turn has passed
         self.holder = 0
-        self._sleepers: dict[int, tuple[int, set[int]]] = {}  # who waits: its thread, and where that may run
+        self._sleepers: dict[int, tuple[int, set[int]]] = {}  # waiting worker -> its thread, and its processors
         self._swapped = swapped
         self._at_start = [one.take() for one in swapped]
         lock = threading.RLock()
-        self._moved = [threading.Condition(lock) for _ in range(size)]  # one each: who has to wait is not woken
-        self.ended_by: CommunicationError | None = None  # what has ended all workers at once
+        self._moved = [threading.Condition(lock) for _ in range(size)]  # one each, to wake only the next worker
+        self.ended_by: CommunicationError | None = None  # the error that ends all workers at once
         self._error: CommunicationError | None = None
-        self._rejoined: set[int] = set()  # whom the error no longer concerns
+        self._rejoined: set[int] = set()  # workers that have recovered from the error
         self._meetings: dict[int, _Meeting] = {}
-        self._number = [0] * size  # of the latest meeting of each worker
+        self._number = [0] * size  # number of each worker's latest meeting
         self._complete = 0
         self._ended: set[int] = set()
 
     @property
     def final(self) -> bool:
-        """Whether there is an error after which nobody can go on."""
+        """Whether there is an error from which the workers cannot recover."""
         return self.ended_by is not None or (self._error is not None and bool(self._ended))
 
     # -- the life of a worker's thread
 
     def begin(self, who: int) -> None:
-        """Wait for the first turn; the state of the process is then as it was when the turns were made."""
+        """Wait for the first turn, and restore the state of the process from before the first turn of all."""
         self._wait(who)
         for one, value in zip(self._swapped, self._at_start, strict=True):
             (one.begin or one.put)(value)
@@ -90,7 +91,7 @@ class Turns:
                 self._pass_on(who)
 
     def fail(self, error: CommunicationError, who: int | None = None, *, now: bool = False) -> None:
-        """Let all workers raise, each in its turn, or all of them now; the first error stays."""
+        """Make all workers raise an error, each in its turn or all of them now. A later error does not replace it."""
         with self._moved[0]:
             if self._error is None or who in self._rejoined:
                 self._break(error)
@@ -100,7 +101,7 @@ class Turns:
                     one.notify()
 
     def rejoin(self, who: int) -> None:
-        """Go on after an error: see [Note: turns]. Raises a PeerError where a worker has ended."""
+        """Recover from an error: see [Note: turns]. Raises a PeerError if a worker has ended."""
         if self.final:
             raise PeerError(f"{self.ended_by or self._error}\n{self._gone}: start again, from a checkpoint.")
         self._rejoined.add(who)
@@ -120,14 +121,15 @@ class Turns:
         *,
         afresh: bool = False,
     ) -> Any:
-        """Meet all other workers of the process; the turn may pass. All get what `finish` returned, the same object.
+        """Meet all other workers of the process; the turn may pass. All get the same object, the result of `finish`.
 
         Args:
-            kind: of the meeting, in words; the same for all.
-            brought: what this worker brings. It has to be in reach while this worker is out of memory.
-            finish: called by the last to arrive with what all have brought, in their order.
+            kind: description of the meeting, equal on all workers.
+            brought: this worker's contribution, which others read while this worker is out of memory.
+            finish: called by the last worker to arrive, with the contributions of all, by rank.
             leave: called before the turn passes.
-            afresh: let the turn begin with worker 0, not with the last to arrive, who need not be the same everywhere.
+            afresh: if True, the turn begins with worker 0. Otherwise it stays with the last worker to arrive, which may
+                be another one in another process.
         """
         self._check(who)
         self._number[who] += 1
@@ -163,14 +165,14 @@ class Turns:
             raise type(self._error)(str(self._error))
 
     def _break(self, error: CommunicationError) -> None:
-        """End the meeting that workers wait in, if there is one; the next has its number."""
+        """End the open meeting, if there is one. The next meeting gets its number."""
         self._error = error
         self._rejoined.clear()
         self._meetings.clear()
         self._number = [self._complete] * self.size
 
     def _pass_on(self, who: int) -> None:
-        """Let the next worker run that can; there is an error where none can and not all have ended."""
+        """Pass the turn to the next worker that can run. If none can and some have not ended, set an error."""
         self.passes += 1
         following = [(who + step) % self.size for step in range(1, self.size + 1)]
         waiting = [other for other in following if other not in self._ended]

@@ -1,14 +1,13 @@
-"""`initialize_comms`, and several workers in one process: a script runs once for each of them, in a thread.
+"""`initialize_comms`, and several workers in one process: the script runs once for each of them, in a thread.
 
 [Note: the script again]
-`sar.initialize_comms` in the script's main thread finds out that several workers are asked for in its process. It then
-runs the script again from its first line, as `__main__`, in a thread for each of them, and ends the process when they
-have ended. In these threads `initialize_comms` finds itself set up. So what the script does before that call, it does
-V + 1 times.
+If the environment asks for several workers in a process, `sar.initialize_comms` in the script's main thread runs the
+script again from its first line, as `__main__`, in a thread for each of them. It ends the process when they have ended.
+In these threads `initialize_comms` is already set up and returns. So the lines before that call run V + 1 times.
 
 [Note: watching turns]
-The main thread waits for the workers. Where no turn passes and the process does not compute, it says so after
-`STALL_SECONDS`, with the stack of every worker: most likely one waits for a lock that another has kept across a
+The main thread waits for the workers. If no turn passes and the process does not compute, it reports this after
+`STALL_SECONDS`, with the stack of every worker: most likely one waits for a lock that another holds across a
 distributed call. It ends them after half of `Config.timeout`, before other processes give this one up, and on Ctrl-C. A
 thread that does not end then is left behind with the process.
 """
@@ -47,22 +46,22 @@ from sar.outofcore.turns import Swapped, Turns
 
 POLL_SECONDS = 0.1
 AT_HAND = 0.25
-"""Of the memory that is available when the turns begin: what rows may take that all partitions read."""
+"""Share of the memory available before the first turn that rows read by all partitions may take."""
 GRACE = 10.0
 """Seconds that the workers have to end after an error."""
 BUSY = 0.05
-"""Of a processor: what a process uses at least that computes."""
+"""Share of a processor above which a process counts as computing."""
 
 
 class Wanted(NamedTuple):
-    """Workers in each process that the environment asks for."""
+    """The environment's request for several workers in a process."""
 
-    parts: int  # of which one is in memory at a time
-    folder: Path  # for what is not
+    parts: int  # partitions of the graph; a process has one in memory at a time
+    folder: Path  # folder of the spill files
 
 
 def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Wanted | None:
-    """What SAR_RESIDENT, SAR_SPILL_DIR and SAR_PARTS ask for; None where they do not."""
+    """Read SAR_RESIDENT, SAR_SPILL_DIR and SAR_PARTS; None if SAR_RESIDENT is not set."""
     resident = environ.get("SAR_RESIDENT")
     if resident is None:
         return None
@@ -84,7 +83,7 @@ def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.ar
 
 
 def _number_of_parts(argv: Sequence[str]) -> str | None:
-    """Of the partitions that an argument names: a JSON file, or the directory of one."""
+    """Number of partitions of the first argument that names a partition's JSON file, or the directory of one."""
     for word in argv[1:]:
         named = Path(word.rpartition("=")[2])
         for file in [named] if named.suffix == ".json" else sorted(named.glob("*.json")) if named.is_dir() else []:
@@ -104,10 +103,10 @@ def initialize_comms(
     """Connect this worker to all others; uses the process group of `torch.distributed` if there is one already.
 
     Under torchrun, Slurm or MPI everything can be left out. Without a launcher and without arguments, this worker is
-    the only one; all partitions of a directory are its own. The network interface is taken from the environment
-    variable SAR_SOCKET_NAME if it is set. glibc's allocator is set as `Config.allocator` says. A second call only
-    checks that it asks for the same. If SAR_RESIDENT asks for several workers in this process, the script runs again
-    for each of them, and this call does not return.
+    the only one and has all partitions of a directory. If the environment variable SAR_SOCKET_NAME is set, it names the
+    network interface. `Config.allocator` selects the settings of glibc's allocator. A second call only checks that it
+    asks for the same. If SAR_RESIDENT asks for several workers in this process, the script runs again for each of them,
+    and this call does not return.
 
     Args:
         _rank: this worker, 0 to `_world_size` - 1.
@@ -115,10 +114,10 @@ def initialize_comms(
         master_ip_address: address or host name of worker 0.
         backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker); `mpi` and `ccl` are
             passed to `torch.distributed` (untested), and sar itself then talks over gloo.
-        _comm_device: device on which tensors travel; default the CPU, with nccl a CUDA device for each process,
-            by the launcher's local rank. It becomes the current one, so that "cuda" means it from then on.
-        master_port_number: TCP port of worker 0; the one that `nfs_ip_init` has announced, or a launcher's MASTER_PORT,
-            goes before the default.
+        _comm_device: device of the tensors that travel. The default is the CPU; with nccl it is a CUDA device for each
+            process, by the launcher's local rank. That device becomes the current one, so "cuda" means it afterwards.
+        master_port_number: TCP port of worker 0. The port that `nfs_ip_init` has announced, or a launcher's
+            MASTER_PORT, takes precedence over the default.
 
     Raises:
         ConfigError: if arguments are missing or contradict each other or the existing process group, or if the workers
@@ -169,7 +168,7 @@ def _run_script_again(asked: Wanted) -> None:
 def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> "WorkerThreads":
     """Run `work(place)` as `size` workers of this process, and return the threads with their results and failures.
 
-    The size is V, the same on all processes. Tensors that are out of memory wait in `folder`; None keeps all in memory.
+    `size` is V, the same in all processes. `folder` is for tensors out of memory; None keeps all tensors in memory.
     """
     process = session.current()
     if process.group.device.type != "cpu":
@@ -188,11 +187,11 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
         group = Group(InProcessTransport(process.group, turns, place, residency))
         group.replicas = Replicas()
         session.set_current(process._replace(group=group, pool=BufferPool(group.device)))
-        torch.set_autocast_cache_enabled(False)  # it is one for all threads, so what is in it would depend on the turns
+        torch.set_autocast_cache_enabled(False)  # all threads share the cache, so hits would depend on the turns
         try:
             with nullcontext() if residency is None else residency.in_thread():
                 return work(place)
-        except BaseException as error:  # of which the other processes are to hear, too
+        except BaseException as error:  # the other processes must learn of any exception
             group.abort(error, final=True)
             raise
         finally:
@@ -231,7 +230,7 @@ def _run_script(main: ModuleType, code: CodeType) -> int:
 
 
 def _code_of(main: ModuleType) -> CodeType:
-    """The program that runs as `__main__`; a ConfigError where there is no file of it, as in a notebook."""
+    """Compiled code of the program that runs as `__main__`. Raises a ConfigError if it has no file (a notebook)."""
     spec: importlib.machinery.ModuleSpec | None = getattr(main, "__spec__", None)
     loader: Any = getattr(spec, "loader", None)
     if spec is not None and loader is not None:  # python -m
@@ -250,7 +249,8 @@ def _code_of(main: ModuleType) -> CodeType:
 class WorkerThreads:
     """Runs `work(place)` in a thread for each of the workers that share the turns.
 
-    results, failures: what each has returned; what each has raised, by place.
+    results: the return value of each worker.
+    failures: the exceptions, by place.
     """
 
     def __init__(self, turns: Turns, work: Callable[[int], Any]) -> None:
@@ -264,9 +264,9 @@ class WorkerThreads:
         ]
 
     def run(self, others_work: Callable[[], bool] = lambda: False) -> None:
-        """Run all workers to their end; see [Note: watching turns].
+        """Run all workers to their end: see [Note: watching turns].
 
-        `others_work` says whether this process waits for another one, which takes as long as it takes.
+        `others_work` returns whether this process waits for another process, which is not a stall of its own.
         """
         for thread in self._threads:
             thread.start()
@@ -318,13 +318,13 @@ class WorkerThreads:
         )
 
     def _stacks(self) -> str:
-        """Where each worker is, the innermost call last."""
+        """Stack trace of each worker, the innermost call last."""
         frames = sys._current_frames()
         stacks = [(thread.name, frames.get(thread.ident or 0)) for thread in self._threads]
         return "".join(f"{name}:\n{''.join(traceback.format_stack(frame))}" for name, frame in stacks if frame)
 
     def _end(self) -> None:
-        """Wait for the threads to end, but not for ever."""
+        """Wait for the threads to end; after an error for `GRACE` seconds at most."""
         deadline = time.monotonic() + (GRACE if self.turns.ended_by is not None else float("inf"))
         for thread in self._threads:
             thread.join(max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)))
@@ -340,7 +340,7 @@ class WorkerThreads:
         return any(thread.is_alive() for thread in self._threads)
 
     def _interrupt(self) -> None:
-        """Raise KeyboardInterrupt in what the workers run."""
+        """Raise KeyboardInterrupt in the workers' threads."""
         for thread in self._threads:
             if thread.is_alive() and thread.ident is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
