@@ -68,8 +68,8 @@ class _Known:
 
     def storage(self) -> torch.UntypedStorage | None:
         """The storage, or None if it has been freed."""
-        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
-        return found
+        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
+        return storage
 
     def come_back(self) -> None:
         """Read the storage back into memory before its first use in a turn."""
@@ -97,9 +97,7 @@ class Residency(TorchDispatchMode):
         self._storages: dict[int, _Known] = {}  # by `_cdata`, which identifies a storage
         self._purge_at = FIRST_PURGE
         self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address
-        self._room = torch.empty(
-            0, dtype=torch.uint8, device="cpu"
-        )  # unused rest of the slot that small tensors share
+        self._room = torch.empty(0, dtype=torch.uint8, device="cpu")  # unused rest of the slot that small tensors share
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -122,35 +120,35 @@ class Residency(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = {self.use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
+        operands = {self.use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
         result = func(*args, **kwargs)
         if args and isinstance(args[0], list) and func._schema.is_mutable:
             # In-place operations on lists of tensors rely on the operations they call to increment the version
             # counters. Those do not do so under a dispatch mode, so we do it.
             increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
         for tensor in _tensors((result,)):
-            self._know(tensor, given)
+            self._know(tensor, operands)
         return result
 
     def use(self, tensor: Tensor) -> int:
         """Read a tensor back if it is out of memory, as `TensorFile.use` does; return the key of its storage."""
         storage = tensor.untyped_storage()
         key: int = storage._cdata
-        known: _Known | Mapping | None = self._storages.get(key)
-        if known is None:
-            known = self._in_file.get(storage.data_ptr())
-        if known is not None and known.away:
-            known.come_back()
+        tracked: _Known | Mapping | None = self._storages.get(key)
+        if tracked is None:
+            tracked = self._in_file.get(storage.data_ptr())
+        if tracked is not None and tracked.away:
+            tracked.come_back()
         return key
 
-    def _know(self, tensor: Tensor, given: set[int]) -> None:
+    def _know(self, tensor: Tensor, operands: set[int]) -> None:
         """Track the storage of an operation's result from now on, unless it belongs to one of the operands.
 
         Results of other workers, such as the sum of an `all_reduce`, are never tracked, and stay in memory.
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in given or storage.nbytes() < max(spillable.LEAST_BYTES, 1) or not storage.resizable():
+        if key in operands or storage.nbytes() < max(spillable.LEAST_BYTES, 1) or not storage.resizable():
             return
         if not tensor.is_cpu:
             raise ConfigError(
@@ -160,7 +158,7 @@ class Residency(TorchDispatchMode):
         if key not in self._storages:
             self._storages[key] = _Known(storage)
             if len(self._storages) > self._purge_at:
-                self._storages = {key: one for key, one in self._storages.items() if one.storage() is not None}
+                self._storages = {key: entry for key, entry in self._storages.items() if entry.storage() is not None}
                 self._purge_at = max(2 * len(self._storages), FIRST_PURGE)
 
     # -- leaving
@@ -168,13 +166,13 @@ class Residency(TorchDispatchMode):
     def leave(self) -> None:
         """Take all tensors out of memory."""
         self.left = 0
-        for key, known in list(self._storages.items()):
-            storage = known.storage()
+        for key, tracked in list(self._storages.items()):
+            storage = tracked.storage()
             if storage is None:
                 del self._storages[key]
-            elif known.away or self._put_away(known, storage) is not None:
-                known.away = True
-                self.left += known.nbytes
+            elif tracked.away or self._put_away(tracked, storage) is not None:
+                tracked.away = True
+                self.left += tracked.nbytes
         for mapping in list(self._in_file.values()):
             if not mapping.away:
                 mapping.renew()
@@ -185,24 +183,26 @@ class Residency(TorchDispatchMode):
         self._reads = usage.ru_inblock + usage.ru_majflt  # page faults, because some file systems do not count blocks
         self.file.quiet = self.file.quiet + 1 if self._reads - before < QUIET_BLOCKS else 0
 
-    def _put_away(self, known: _Known, storage: torch.UntypedStorage) -> Pages | None:
+    def _put_away(self, tracked: _Known, storage: torch.UntypedStorage) -> Pages | None:
         """Replace a storage's pages by pages of the file with the same contents; None if that is not possible."""
         address, nbytes = storage.data_ptr(), storage.nbytes()
-        if known.pages is not None and (known.pages.address, known.nbytes) == (address, nbytes):
-            known.pages.renew()
+        if tracked.pages is not None and (tracked.pages.address, tracked.nbytes) == (address, nbytes):
+            tracked.pages.renew()
         else:
-            known.nbytes, known.pages = nbytes, None
+            tracked.nbytes, tracked.pages = nbytes, None
             elsewhere = storage.is_shared() or (torch.cuda.is_initialized() and storage.is_pinned())
             if nbytes and not elsewhere and has_its_own_pages(address):
                 slot = self.file.slot(nbytes)
-                known.pages = Pages(slot, address).fill(slot)
-        return known.pages
+                tracked.pages = Pages(slot, address).fill(slot)
+        return tracked.pages
 
     def before_fork(self) -> None:
         """Freeze all pages, so that after the fork neither process sees the other's writes."""
         self.file.keep()
-        mine = [known.pages for known in self._storages.values() if known.pages and known.storage() is not None]
-        for pages in (*mine, *self._in_file.values()):
+        own_pages = [
+            tracked.pages for tracked in self._storages.values() if tracked.pages and tracked.storage() is not None
+        ]
+        for pages in (*own_pages, *self._in_file.values()):
             pages.freeze()
 
     # -- tensors that other workers read
@@ -215,9 +215,9 @@ class Residency(TorchDispatchMode):
         if (mapping := self._frozen(tensor)) is not None:
             return Published.of(mapping.slot, tensor.shape, tensor.dtype, _begin(tensor, mapping))
         storage = tensor.untyped_storage()
-        known, pages = self._storages.get(storage._cdata), None
-        if known is not None and storage.nbytes() == tensor.nbytes and tensor.is_contiguous():
-            pages = self._put_away(known, storage)
+        tracked, pages = self._storages.get(storage._cdata), None
+        if tracked is not None and storage.nbytes() == tensor.nbytes and tensor.is_contiguous():
+            pages = self._put_away(tracked, storage)
         if pages is not None:
             pages.freeze()
             slot = pages.slot
@@ -274,21 +274,21 @@ def _begin(tensor: Tensor, mapping: Mapping) -> int:
     return mapping.begin + int(tensor.storage_offset()) * tensor.itemsize
 
 
-def _tensors(given: Sequence[Any], found: list[Tensor] | None = None) -> list[Tensor]:
+def _tensors(values: Sequence[Any], tensors: list[Tensor] | None = None) -> list[Tensor]:
     """All tensors with memory among the operands or results of an operation; for sparse ones, their components."""
-    found = [] if found is None else found
-    for one in given:
-        if isinstance(one, Tensor):
-            if one.layout is torch.strided:
-                if not one.is_meta:
-                    found.append(one)
-            elif one.layout is torch.sparse_coo:
-                _tensors((one._indices(), one._values()), found)
-            elif one.layout is torch.sparse_csr:
-                _tensors((one.crow_indices(), one.col_indices(), one.values()), found)
-        elif isinstance(one, _SEQUENCES):
-            _tensors(one, found)
-    return found
+    tensors = [] if tensors is None else tensors
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided:
+                if not value.is_meta:
+                    tensors.append(value)
+            elif value.layout is torch.sparse_coo:
+                _tensors((value._indices(), value._values()), tensors)
+            elif value.layout is torch.sparse_csr:
+                _tensors((value.crow_indices(), value.col_indices(), value.values()), tensors)
+        elif isinstance(value, _SEQUENCES):
+            _tensors(value, tensors)
+    return tensors
 
 
 def _before_fork() -> None:

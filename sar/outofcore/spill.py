@@ -62,13 +62,13 @@ class SpillFile:
         self.quiet = 0  # turns since the process last read from a disk
         self.size = self._kept = 0  # bytes of the file, and of its first part that is never used again
         self._free: defaultdict[int, list[int]] = defaultdict(list)
-        found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
-        if _libc.statfs(os.fsencode(folder), found) != 0:
+        status = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
+        if _libc.statfs(os.fsencode(folder), status) != 0:
             reason = os.strerror(ctypes.get_errno())
             raise ConfigError(
                 f"Cannot use {folder} as the folder for spilled tensors: {reason}. Name one that there is."
             )
-        if (kind := _IN_MEMORY.get(found[0])) is not None:
+        if (kind := _IN_MEMORY.get(status[0])) is not None:
             raise ConfigError(
                 f"The folder {folder} for spilled tensors is on a {kind}, which is memory itself: nothing would be "
                 "saved. Name a folder on a disk."
@@ -158,14 +158,14 @@ class Slot:
     def map(self, how: int, address: int | None = None) -> int:
         """Map the slot's pages, over an existing mapping if an address is passed; return the address."""
         access, how = mmap.PROT_READ | mmap.PROT_WRITE, how if address is None else how | _MAP_FIXED
-        found = _libc.mmap(_Address(address), _Size(self.paged), access, how, self.file.fd, _Offset(self.begin))
-        if found in (None, _Address(-1).value):
+        result = _libc.mmap(_Address(address), _Size(self.paged), access, how, self.file.fd, _Offset(self.begin))
+        if result in (None, _Address(-1).value):
             reason = os.strerror(ctypes.get_errno())
             raise SpillError(
                 f"Cannot map {self.paged} bytes of spilled tensors in {self.file.folder} ({reason}); is "
                 "vm.max_map_count too small?"
             )
-        return int(found)
+        return int(result)
 
 
 class Pages:
@@ -214,11 +214,11 @@ class Pages:
         """Whether some of the pages are private to the process; True if the system does not say."""
         try:
             with open("/proc/self/pagemap", "rb", 0) as file:
-                found = os.pread(file.fileno(), 8 * self.slot.paged // PAGE, 8 * (self._begin // PAGE))
+                entries = os.pread(file.fileno(), 8 * self.slot.paged // PAGE, 8 * (self._begin // PAGE))
         except OSError:
             return True
-        kinds = {byte >> 5 for byte in set(found[7::8])}
-        return len(found) // 8 * PAGE < self.slot.paged or not kinds.isdisjoint(_OWN_PAGES)
+        kinds = {byte >> 5 for byte in set(entries[7::8])}
+        return len(entries) // 8 * PAGE < self.slot.paged or not kinds.isdisjoint(_OWN_PAGES)
 
 
 class Mapping(Pages):

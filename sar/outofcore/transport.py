@@ -90,7 +90,7 @@ class InProcessTransport(Transport):
 
     def whereabouts(self, group: Member, call: str) -> str:
         calls = all_gather_json(self.all_gather, call)
-        return "\n".join(f"  worker {rank}: {theirs}" for rank, theirs in enumerate(calls))
+        return "\n".join(f"  worker {rank}: {current}" for rank, current in enumerate(calls))
 
     # -- meetings
 
@@ -126,9 +126,9 @@ class InProcessTransport(Transport):
         return "" if waiting is None else waiting.call
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
-        mine = Shared(self._publish(read), list(map(self._open, added_to)))
-        found: list[Shared] = self._meet("a sharing", mine, lambda brought: brought, in_order=in_order)
-        return found
+        own = Shared(self._publish(read), list(map(self._open, added_to)))
+        shared: list[Shared] = self._meet("a sharing", own, lambda brought: brought, in_order=in_order)
+        return shared
 
     def _publish(self, tensors: Sequence[Tensor]) -> list[SharedTensor]:
         """Snapshots of tensors for other workers of the process to read."""
@@ -148,42 +148,42 @@ class InProcessTransport(Transport):
         def finish(brought: list[Tensor]) -> list[Tensor]:
             if self._outer.world_size == 1:
                 return brought
-            return [one for theirs in self._outer.all_gather(torch.stack(brought), self._call) for one in theirs]
+            return [row for stacked in self._outer.all_gather(torch.stack(brought), self._call) for row in stacked]
 
-        found: list[Tensor] = self._meet(f"a gathering of {described(tensor)}", _copy(tensor), finish)
-        return found
+        gathered: list[Tensor] = self._meet(f"a gathering of {described(tensor)}", _copy(tensor), finish)
+        return gathered
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
         """See `Transport.all_reduce`. The workers' tensors are combined in the order of ranks."""
-        combine = next((combine for known, combine in _REDUCTIONS.items() if op == known), None)
+        combine = next((combine for reduction, combine in _REDUCTIONS.items() if op == reduction), None)
         if combine is None:
             raise ConfigError(f"Workers that share a process cannot combine tensors by {op}.")
 
         def finish(brought: list[SharedTensor]) -> Tensor:
             total = brought[0].rows.clone()
-            for one in brought[1:]:
-                combine(total, one.rows, out=total)  # type: ignore[call-arg]
+            for contribution in brought[1:]:
+                combine(total, contribution.rows, out=total)  # type: ignore[call-arg]
             if self._outer.world_size > 1:
                 self._outer.all_reduce(total, op, self._call)
             return total
 
-        (mine,) = self._publish([tensor])
-        tensor.copy_(self._meet(f"a reduction by {op} of {described(tensor)}", mine, finish))
+        (own,) = self._publish([tensor])
+        tensor.copy_(self._meet(f"a reduction by {op} of {described(tensor)}", own, finish))
 
     def broadcast(self, tensor: Tensor) -> None:
 
         def finish(brought: list[SharedTensor]) -> Tensor:
-            given = brought[0].rows
+            data = brought[0].rows
             if self._outer.world_size > 1:
-                given = given.clone()
-                self._outer.broadcast(given, self._call)
-            return given
+                data = data.clone()
+                self._outer.broadcast(data, self._call)
+            return data
 
         flat = tensor.view(-1)
-        (mine,) = self._publish([flat if self._place == 0 else flat[:0]])
-        given = self._meet(f"a broadcast of {described(tensor)}", mine, finish)
+        (own,) = self._publish([flat if self._place == 0 else flat[:0]])
+        data = self._meet(f"a broadcast of {described(tensor)}", own, finish)
         if self.rank:
-            flat.copy_(given)
+            flat.copy_(data)
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
         """See `Transport.post`. Messages go between processes, whose workers of one place have their turns together."""
@@ -203,11 +203,11 @@ class InProcessTransport(Transport):
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
     ) -> list[Tensor]:
         """See `Transport.all_to_all`. The workers meet once, and each pair of processes exchanges one message."""
-        mine = self._publish([bytes_of(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
-        arrived = group.wait_for(lambda: self._all_to_all(mine), call)
-        counters.bytes_sent += sum(len(one.rows) for one in mine)
+        own = self._publish([bytes_of(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
+        arrived = group.wait_for(lambda: self._all_to_all(own), call)
+        counters.bytes_sent += sum(len(one.rows) for one in own)
         counters.bytes_received += sum(map(len, arrived))
-        counters.messages_sent += sum(len(one.rows) > 0 for one in mine)
+        counters.messages_sent += sum(len(one.rows) > 0 for one in own)
         received = list(arrived if into is None else into)
         received[self.rank] = buffers[self.rank]
         if into is not None:
@@ -223,7 +223,7 @@ class InProcessTransport(Transport):
         received = self.all_to_all(group, call, buffers, into)
         return lambda: received
 
-    def _all_to_all(self, mine: list[SharedTensor]) -> list[Tensor]:
+    def _all_to_all(self, own: list[SharedTensor]) -> list[Tensor]:
         """The bytes that every worker sent to this one, by rank; `own[q]` goes to worker q."""
         size = self._turns.size
 
@@ -231,15 +231,15 @@ class InProcessTransport(Transport):
             """Messages to the workers of this process, indexed [process][sender][receiver]."""
             tables = []
             for process in range(self._outer.world_size):
-                there = slice(process * size, (process + 1) * size)
-                tables.append([[one.rows for one in sent[there]] for sent in brought])
+                receivers = slice(process * size, (process + 1) * size)
+                tables.append([[one.rows for one in sent[receivers]] for sent in brought])
             messages = [_packed(table if p != self._outer.rank else []) for p, table in enumerate(tables)]
             for process, message in enumerate(self._outer.exchange(self._call, messages)):
                 if process != self._outer.rank:
                     tables[process] = _unpacked(message, size)
             return tables
 
-        tables = self._meet("an exchange", mine, finish)
+        tables = self._meet("an exchange", own, finish)
         return [sent[self._place] for table in tables for sent in table]
 
 
@@ -263,7 +263,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _packed(table: list[list[Tensor]]) -> Tensor:
     """Pack messages into one, with its size in bytes and the messages' lengths in front."""
-    flat = [one for row in table for one in row]
+    flat = [message for row in table for message in row]
     lengths = torch.tensor([0, *map(len, flat)], dtype=torch.int64, device="cpu")
     lengths[0] = lengths.nbytes + lengths.sum()
     return torch.cat([lengths.view(torch.uint8), *flat])

@@ -57,7 +57,7 @@ class Turns:
         self.holder = 0
         self._sleepers: dict[int, tuple[int, set[int]]] = {}  # waiting worker -> its thread, and its processors
         self._swapped = swapped
-        self._at_start = [one.take() for one in swapped]
+        self._at_start = [state.take() for state in swapped]
         lock = threading.RLock()
         self._moved = [threading.Condition(lock) for _ in range(size)]  # one each, to wake only the next worker
         self.ended_by: CommunicationError | None = None  # the error that ends all workers at once
@@ -78,8 +78,8 @@ class Turns:
     def begin(self, who: int) -> None:
         """Wait for the first turn, and restore the state of the process from before the first turn of all."""
         self._wait(who)
-        for one, value in zip(self._swapped, self._at_start, strict=True):
-            (one.begin or one.put)(value)
+        for state, value in zip(self._swapped, self._at_start, strict=True):
+            (state.begin or state.put)(value)
         if self.final:
             self._check(who)
 
@@ -97,8 +97,8 @@ class Turns:
                 self._break(error)
             if now:
                 self.ended_by = self.ended_by or error
-                for one in self._moved:
-                    one.notify()
+                for condition in self._moved:
+                    condition.notify()
 
     def rejoin(self, who: int) -> None:
         """Recover from an error: see [Note: turns]. Raises a PeerError if a worker has ended."""
@@ -150,12 +150,12 @@ class Turns:
             if not afresh or who == 0:
                 return meeting.result
         leave()
-        mine = [one.take() for one in self._swapped]
+        saved = [state.take() for state in self._swapped]
         with self._moved[who]:
             self._pass_on(self.size - 1 if last else who)
         self._wait(who)
-        for one, value in zip(self._swapped, mine, strict=True):
-            one.put(value)
+        for state, value in zip(self._swapped, saved, strict=True):
+            state.put(value)
         if number > self._complete:
             self._check(who)
         return meeting.result

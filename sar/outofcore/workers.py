@@ -74,9 +74,9 @@ def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.ar
         raise ConfigError("SAR_RESIDENT needs SAR_SPILL_DIR, a folder on a disk for what is not in memory.")
     parts = environ.get("SAR_PARTS") or _number_of_parts(argv)
     if parts is None or not str(parts).isdecimal() or int(parts) < 1:
-        found = "is not set" if parts is None else f"is {parts!r}"
+        state = "is not set" if parts is None else f"is {parts!r}"
         raise ConfigError(
-            f"SAR_PARTS {found}, and no argument of the script names a directory of partitions that is there; name it, "
+            f"SAR_PARTS {state}, and no argument of the script names a directory of partitions that is there; name it, "
             "or set SAR_PARTS to the number of partitions."
         )
     return Wanted(int(parts), Path(environ["SAR_SPILL_DIR"]))
@@ -152,7 +152,9 @@ def _run_script_again(asked: Wanted) -> None:
         group.agree(f"starting {size} workers in each process")
     threads = run_in_turns(size, lambda place: _run_script(main, code), asked.folder)
     status = max((result for result in threads.results if result is not None), default=0)
-    failures = sorted(threads.failures.items(), key=lambda one: isinstance(one[1], PeerError))  # echoes come last
+    failures = sorted(
+        threads.failures.items(), key=lambda failure: isinstance(failure[1], PeerError)
+    )  # echoes come last
     if failures:
         place, error = failures[0]
         print(f"Worker {threads.turns.first + place} of {size * group.world_size} failed:", file=sys.stderr)
@@ -179,8 +181,8 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     files: list[SpillFile] = []
     of_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     with process.group.guard():
-        mine = torch.tensor(max(AT_HAND * available_memory() / of_host, 1), dtype=torch.float64, device="cpu")
-        at_hand = float(torch.stack(process.group.all_gather(mine, "memory that is available")).min())
+        share = torch.tensor(max(AT_HAND * available_memory() / of_host, 1), dtype=torch.float64, device="cpu")
+        at_hand = float(torch.stack(process.group.all_gather(share, "memory that is available")).min())
 
     def run(place: int) -> Any:
         residency = Residency(files[place], at_hand) if files else None
@@ -285,8 +287,8 @@ class WorkerThreads:
             self.results[place] = self.work(place)
         except BaseException as error:
             self.failures[place] = error
-            what = "".join(traceback.format_exception_only(error)).strip()
-            self.turns.fail(PeerError(f"Worker {self.turns.first + place} raised {what}"))
+            description = "".join(traceback.format_exception_only(error)).strip()
+            self.turns.fail(PeerError(f"Worker {self.turns.first + place} raised {description}"))
         finally:
             self.turns.end(place)
 
