@@ -1,15 +1,15 @@
-"""How this process's allocator deals with freed memory, set once by `initialize_comms`; huge pages, by `import sar`.
+"""Settings of this process's allocator for freed memory (`initialize_comms`), and of huge pages (`import sar`).
 
 [Note: allocator]
-glibc gives a large block a mapping of its own, which goes back to the system when it is freed, but raises the size from
-which it does so to that of any such block freed (up to 32 MB). After one epoch nearly all tensors come from heaps, in
-which freed blocks stay, and resident memory is several times the live tensors. Fixed thresholds keep it near them.
-Fresh mappings cost page faults, which huge pages make cheap: torch asks for them where an environment variable says so
-when the first tensor is made, and `import torch_geometric` makes one.
+glibc gives a large block a mapping of its own, which goes back to the system when it is freed. But each such block that
+is freed raises the threshold to its own size (up to 32 MB). After one epoch nearly all tensors come from heaps, which
+keep freed blocks, and resident memory is several times the live tensors. Fixed thresholds keep it near them. Fresh
+mappings cost page faults, which huge pages make cheap. Torch asks for huge pages if an environment variable is set
+before the first tensor is created. `import torch_geometric` creates one, so `import sar` sets the variable.
 
-Mini-batches ask for blocks of the same sizes over and over: for them, "kept" does the opposite. "auto" is "least" until
-there is a loader of mini-batches, and then "kept". Tensors of workers that share a process have mappings of their own
-from a smaller size on, which become pages of a file ([Note: memory of the file]).
+Mini-batches ask for blocks of the same sizes over and over, so for them "kept" does the opposite. "auto" is "least"
+until a loader of mini-batches exists, and then "kept". For workers that share a process, smaller blocks get mappings of
+their own, too, because only these can become pages of a file ([Note: memory of the file]).
 """
 
 import ctypes
@@ -21,9 +21,9 @@ from sar.errors import ConfigError
 from sar.logging_setup import logger
 
 LARGE = 2**18
-"""Bytes from which "least" gives a block a mapping of its own."""
+"""Size in bytes from which a block has a mapping of its own under "least"."""
 SMALL = 2**14
-"""As much for workers that share a process: what is smaller stays in memory."""
+"""The same for workers that share a process. Smaller blocks stay in memory."""
 
 # The parameters of `mallopt`, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
@@ -42,10 +42,10 @@ def ask_for_huge_pages() -> None:
 
 
 def set_allocator(*, spilled: bool = False, batches: bool = False) -> None:
-    """Set glibc's allocator as `Config.allocator` says, unless the user has set it: see [Note: allocator].
+    """Set up glibc's allocator by `Config.allocator`, unless the user has done so: see [Note: allocator].
 
-    With `batches`, "auto" keeps memory. `spilled` is for workers that share a process: it is set in any case; a
-    ConfigError says that it is not glibc's.
+    With `batches`, "auto" keeps memory. `spilled` is for workers that share a process. It overrides both settings, and
+    raises a ConfigError if the allocator is not glibc's.
     """
     policy = "spilled" if spilled else Config.allocator
     if policy == "auto":
@@ -67,7 +67,7 @@ def set_allocator(*, spilled: bool = False, batches: bool = False) -> None:
 
 
 def _left_alone(environ: Mapping[str, str]) -> str | None:
-    """Why the allocator is not ours to set; None where it is."""
+    """The reason not to change the allocator; None if there is none."""
     for name in environ:
         if name == "GLIBC_TUNABLES" or name.startswith("MALLOC_"):
             return f"{name} is set"

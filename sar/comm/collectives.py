@@ -1,4 +1,4 @@
-"""Collective operations on whole tensors, for users and for the layers; each is agreed on before it starts."""
+"""Collective operations on whole tensors, for users and for the layers. Workers agree on each before it starts."""
 
 import json
 import warnings
@@ -40,10 +40,10 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
     Args:
         tensor: same shape and dtype on every worker.
         op: a `torch.distributed.ReduceOp`.
-        move_to_comm_device: send a copy on the communication device; needed where the tensor is elsewhere.
+        move_to_comm_device: send a copy on the communication device; needed if the tensor is on another device.
 
     Raises:
-        ConfigError: where tensors of this dtype cannot be combined, or the tensor is on another device.
+        ConfigError: if tensors of this dtype cannot be combined, or the tensor is on another device.
     """
     with current_group().guard() as group:
         _check_device(group, tensor, move_to_comm_device)
@@ -51,7 +51,7 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
 
 
 def _combine(group: Group, tensor: Tensor, op: Any, device: torch.device) -> None:
-    """As `all_reduce`, through memory of the group's device or, on all workers, of the CPU."""
+    """Combine a tensor over all workers, in place, through memory of `device`, which is the same on all workers."""
     where = "" if device.type == group.device.type else f" on the {device}"
     call = f"all_reduce({op}) of {described(tensor)}{where}"
     if tensor.dtype not in REDUCED_DTYPES:
@@ -72,10 +72,10 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
     Args:
         recv_tensors: one tensor per worker, of the size that it sends.
         send_tensors: one tensor per worker.
-        move_to_comm_device: send copies on the communication device; needed where the tensors are elsewhere.
+        move_to_comm_device: send copies on the communication device; needed if the tensors are on another device.
 
     Raises:
-        ConfigError: where a tensor's size is not the one that its sender has.
+        ConfigError: if a tensor differs in size from the one that arrives.
     """
     with current_group().guard() as group:
         if len(recv_tensors) != group.world_size or len(send_tensors) != group.world_size:
@@ -92,17 +92,17 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
 
 
 def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None = None) -> list[Tensor]:
-    """Send `tensors[q]` to every worker q; return what every worker sent to this one.
+    """Send `tensors[q]` to every worker q; return the tensors that arrive, by rank.
 
     Args:
         tensors: one tensor per worker, of any length; equal dtype and trailing shape on all workers.
-        recv_sizes: the lengths that will arrive, checked where given.
+        recv_sizes: the expected lengths, which are checked; None to accept any.
 
     Returns:
-        One tensor per worker, on the communication device. The own one is returned as it is.
+        One tensor per worker, on the communication device. The worker's own tensor is not copied.
 
     Raises:
-        ConfigError: where the tensors differ in dtype or trailing shape, or lengths are not those expected.
+        ConfigError: if the tensors differ in dtype or trailing shape, or if a length is not the expected one.
     """
     with current_group().guard() as group:
         if len(tensors) != group.world_size:
@@ -128,8 +128,8 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
     Args:
         recv_idx: worker to receive from; it has to send to this one.
         send_idx: worker to send to; it has to receive from this one.
-        recv_tensor: where the data goes, of the size that `recv_idx` sends.
-        send_tensor: what to send.
+        recv_tensor: tensor for the received data, of the size that `recv_idx` sends.
+        send_tensor: tensor to send.
     """
     with current_group().guard() as group:
         call = f"exchange_single_tensor of {str(send_tensor.dtype).removeprefix('torch.')}"
@@ -143,7 +143,7 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
                 f"exchange_single_tensor names {recv_idx} and {send_idx}; expected ranks below {group.world_size}."
             )
         table = group.gather_numbers([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes], call)
-        # Everybody checks everybody, so that all workers come to the same verdict.
+        # Every worker checks all pairs, so that all raise the same error.
         for rank, (source, _, expected, _) in enumerate(table):
             _, reader, _, offered = table[source]
             if reader != rank or expected != offered:
@@ -165,7 +165,7 @@ def sync_params(model: Module) -> None:
 
     Raises:
         ConfigError: for a lazy module that has not seen its first input.
-        DisagreementError: where the workers' models differ in the number, shapes or dtypes of these.
+        DisagreementError: if the workers' models differ in the number, shapes or dtypes of these.
     """
     named = [*model.named_parameters(), *model.named_buffers()]
     with current_group().guard() as group, torch.no_grad():
@@ -182,14 +182,14 @@ def gather_grads(model: Module) -> None:
     """Sum the gradients of a model's parameters over all workers, in place.
 
     Call it once per step, after the backward and before the optimiser. With a loss of (local sum / global count) the
-    result is the gradient of the loss over the whole graph. A parameter without a gradient on all workers keeps None;
-    without one on some of them, those count as zero.
+    result is the gradient of the loss over the whole graph. If a parameter has no gradient on any worker, its gradient
+    stays None. If only some workers lack one, theirs counts as zero.
 
     Raises:
         ConfigError: for gradients that `DistributedDataParallel` has combined, which needs `ddp_sum_hook` instead; if
             all gradients are sums of an earlier call; for sparse gradients; for a lazy module that has not seen its
             first input.
-        DisagreementError: where the workers' models differ in the number, shapes or dtypes of their parameters.
+        DisagreementError: if the workers' models differ in the number, shapes or dtypes of their parameters.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for _, p in named]
@@ -203,7 +203,7 @@ def gather_grads(model: Module) -> None:
 
 
 def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter]], *, alike: bool) -> None:
-    """Sum them; `alike` where the same ones are there on all workers."""
+    """Sum the gradients of parameters. `alike` is True if the same ones exist on all workers."""
     for name, p in named:
         if p.grad is not None and p.grad.layout != torch.strided:
             raise ConfigError(
@@ -226,7 +226,7 @@ def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter
 def _agree_on_model(
     group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]], given: Sequence[bool] = ()
 ) -> bool:
-    """Agree on a call over tensors of a model, alike on all workers; return whether `given` is, too."""
+    """Agree on a call over a model whose layout is the same on all workers; return whether `given` is the same, too."""
     for name, tensor in named:
         if is_lazy(tensor):
             raise ConfigError(
@@ -253,7 +253,7 @@ def _agree_on_model(
 
 
 def all_gather_json(gather: Callable[[Tensor], list[Tensor]], value: Any) -> list[Any]:
-    """Every worker's value, by rank, as JSON has it, within an agreed call; `gather` is `Group.all_gather`."""
+    """Gather every worker's value, by rank, through JSON, within an agreed call. `gather` is `Group.all_gather`."""
     own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device="cpu")
     lengths = [int(length) for length in gather(torch.tensor([len(own)], device="cpu"))]
     padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
@@ -261,8 +261,10 @@ def all_gather_json(gather: Callable[[Tensor], list[Tensor]], value: Any) -> lis
 
 
 def _warn_of_own_statistics(call: str, model: Module) -> None:
-    """Tell of batch normalisation over each worker's own rows; DGL's layers are patched, and with PyTorch Geometric
-    each call looks whose rows it gets."""
+    """Warn of batch normalisation over each worker's own rows.
+
+    DGL's layers are excluded, as they are patched, and PyTorch Geometric's, as each call checks whose rows it gets.
+    """
     layers = [module for module in model.modules() if type(module).__module__.startswith("dgl.")]
     covered = {id(inner) for layer in layers for inner in layer.modules()}
     covered |= {id(module) for module in model.modules() if type(module).__call__ is not Module.__call__}
@@ -278,7 +280,7 @@ def _warn_of_own_statistics(call: str, model: Module) -> None:
 
 
 def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
-    """What travels together: tensors of one dtype, of at most `BUCKET_ELEMENTS` together unless one has more."""
+    """Group tensors of one dtype into buckets of at most `BUCKET_ELEMENTS` elements; a larger tensor has its own."""
     buckets: list[list[AnyTensor]] = []
     size = 0
     for tensor in sorted(tensors, key=lambda tensor: str(tensor.dtype)):
@@ -291,7 +293,7 @@ def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
 
 
 def _check_alike(tensors: Sequence[Tensor]) -> None:
-    """What differs would be read as something else at the other end, or end its process."""
+    """Raise if tensors differ in dtype or row shape, which the receiver would misread, or which would abort it."""
     rows = described(tensors[0][:0])
     for tensor in tensors:
         if described(tensor[:0]) != rows:
@@ -309,26 +311,26 @@ T = TypeVar("T")
 
 
 def all_sum(x: T) -> T:
-    """The sum over all workers, as a new tensor or number without a gradient; called by all workers together.
+    """Return the sum over all workers, as a new tensor or number without a gradient; a collective call.
 
     Args:
-        x: a tensor, a number, or a list, tuple or dictionary of them; alike on all workers in structure, shapes and
-            dtypes.
+        x: a tensor, a number, or a list, tuple or dictionary of them. Structure, shapes and dtypes are the same on all
+            workers.
 
     Returns:
-        What `x` is. Booleans and integers give integers, tensors of them int64, as in `torch.sum`.
+        The same structure as `x`. Sums of booleans and integers are integers, or int64 tensors, as in `torch.sum`.
 
     Raises:
-        DisagreementError: where the workers' `x` are not alike.
-        ConfigError: where there is something else in `x`.
+        DisagreementError: if the workers' `x` differ in structure, shapes or dtypes.
+        ConfigError: if `x` contains anything else.
     """
     return _over_all("all_sum", x, _sum)
 
 
 def all_max(x: T) -> T:
-    """The greatest value over all workers, element by element; otherwise as `all_sum`.
+    """Return the greatest value over all workers, element by element; otherwise like `all_sum`.
 
-    Dtypes stay, and NaN is the greatest, as in `torch.max`.
+    Dtypes do not change, and NaN is the greatest value, as in `torch.max`.
     """
     return _over_all("all_max", x, _max)
 
@@ -336,13 +338,13 @@ def all_max(x: T) -> T:
 def _over_all(name: str, x: T, combine: Callable[[Group, Tensor, torch.device], Tensor]) -> T:
     with current_group().guard() as group:
         form = _form(name, x)
-        if not isinstance(x, Tensor | Real):  # of these `all_reduce` agrees on all that matters
+        if not isinstance(x, Tensor | Real):  # for a single tensor or number, the agreement of `_combine` is enough
             group.agree(f"{name} of {form}")
         return _leaf_by_leaf(x, partial(combine, group), group.device)
 
 
 def _form(name: str, x: Any) -> str:
-    """What has to be alike on all workers, for texts."""
+    """Description of the structure, shapes and dtypes that must be the same on all workers."""
     if isinstance(x, Tensor):
         return described(x)
     if isinstance(x, Real):
@@ -355,7 +357,7 @@ def _form(name: str, x: Any) -> str:
 
 
 def _leaf_by_leaf(x: Any, combine: Callable[[Tensor, torch.device], Tensor], device: torch.device) -> Any:
-    """Tensors are combined on the device, numbers on the CPU."""
+    """Combine each tensor of a structure on the device, and each number on the CPU."""
     if isinstance(x, Tensor):
         return combine(x.detach(), device)
     if isinstance(x, Real):
@@ -374,7 +376,7 @@ def _sum(group: Group, x: Tensor, device: torch.device) -> Tensor:
 
 
 def _max(group: Group, x: Tensor, device: torch.device) -> Tensor:
-    """By numbers and, because gloo's maximum of a number and NaN depends on their order, by what is NaN."""
+    """The maximum over all workers. NaN takes a second reduction, as gloo's maximum depends on its operands' order."""
     number = torch.where(x.isnan(), -torch.inf, x) if x.is_floating_point() else x.to(torch.int64, copy=True)
     _combine(group, number, dist.ReduceOp.MAX, device)
     if not x.is_floating_point():

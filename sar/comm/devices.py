@@ -1,4 +1,4 @@
-"""Copies between devices, and the streams that they run on."""
+"""Copies between devices, and their streams."""
 
 from functools import cache
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device. Nobody waits for a copy from the CPU, so pinned memory must not change meanwhile."""
+    """The tensor on a device. Copies from pinned memory are asynchronous, so it must not change meanwhile."""
     return tensor.to(device, non_blocking=tensor.device.type == "cpu")
 
 

@@ -1,9 +1,9 @@
 """The launcher's view of this process (torchrun, Slurm or MPI), and the network interface for its messages.
 
 [Note: interfaces]
-Left to itself, gloo takes the address that the host's name stands for. That is a loopback address on hosts whose own
-name is in /etc/hosts as 127.0.1.1, as Debian writes it, and on those whose name nobody knows: then the workers of two
-hosts never meet, and the error speaks of refused connections. If worker 0 is known, the interface that leads to it is a
+By default gloo resolves the host's name to choose its address. This is a loopback address on hosts whose name is in
+/etc/hosts as 127.0.1.1, as on Debian, and on hosts whose name cannot be resolved. Then workers of two hosts cannot
+connect, and the error is about refused connections. If worker 0's address is known, the interface that leads to it is a
 better choice, because this worker has to reach it anyway.
 """
 
@@ -28,7 +28,7 @@ _LAUNCHERS = (  # the variables for a process's rank, the number of processes, a
 
 
 class Place(NamedTuple):
-    """The position that a launcher gives this process. `master` and `port` are None if the launcher does not say."""
+    """This process's place in the launcher's job. `master` and `port` are None if the launcher does not set them."""
 
     launcher: str
     rank: int
@@ -55,13 +55,13 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def set_in_part(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The names of launchers' variables for rank, size and master that are set."""
+    """Names of the launchers' variables for rank, size and master that are set."""
     names = [name for _, rank, size, *_ in _LAUNCHERS for name in (rank, size)]
     return [name for name in (*names, "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name in environ]
 
 
 def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The launcher's name of this job: the same in all of its processes, and in no others on these hosts."""
+    """The launcher's ID of this job: equal in all of its processes, and unique on these hosts. None without one."""
     if environ.get("TORCHELASTIC_RUN_ID", "none") != "none":  # torchrun's default
         return f"torchrun {environ['TORCHELASTIC_RUN_ID']}"
     place = find_place(environ)
@@ -73,12 +73,12 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """This process's number on its own host; None if no launcher says so."""
+    """This process's index on its host; None if no launcher sets it."""
     return next((_integer(environ, name) for *_, name, _ in _LAUNCHERS if name in environ), None)
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list: `node[03-07,12],gpu1` gives `node03`."""
+    """The first host of a Slurm node list, such as `node03` of `node[03-07,12],gpu1`."""
     match = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,\[]*)", nodelist)
     if match is None:
         raise ConfigError(f"Cannot read the Slurm node list {nodelist!r}; pass master_ip_address.")
@@ -99,8 +99,9 @@ _ELSEWHERE = "192.0.2.1"  # reserved for documentation; connecting a datagram so
 
 
 def choose_interface(master: str | None) -> None:
-    """Name the interface to gloo and NCCL: the user's, else loopback if all workers are on this host, else the one that
-    leads to worker 0 ([Note: interfaces]).
+    """Set the network interface of gloo and NCCL: see [Note: interfaces].
+
+    This is the user's choice, else loopback if all workers are on this host, else the interface that leads to worker 0.
     """
     name = os.environ.get("SAR_SOCKET_NAME")
     if name is not None:

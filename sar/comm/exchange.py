@@ -4,22 +4,22 @@
 An exchange goes through the plan's steps once. In each step, this worker receives one tile of rows and sends one. In a
 backward it may also return the gradients of the tile it received, and add up those of the tile it sent.
 
-`pipeline_depth` tiles are in flight while one is computed: step i + depth is posted before step i is waited for.
-Buffers go back to a pool as soon as both the reader and the transport are done with them. So at most 2 * (depth + 1)
-exist at a time, or twice as many where one exchange both fetches rows and returns gradients, and `Settings.tile_rows`
-makes their sum fit `Config.comm_buffer_bytes`. After the last step their memory goes back to the system, because the
-layers' own tensors are largest between exchanges.
+`pipeline_depth` tiles are in flight while one is computed: step i + depth is posted before the wait for step i. Buffers
+go back to a pool as soon as both the reader and the transport are done with them. So at most 2 * (depth + 1) exist at a
+time, or twice as many if one exchange both fetches rows and returns gradients. `Settings.tile_rows` chooses tiles for
+which they fit `Config.comm_buffer_bytes`. After the last step we return their memory to the system, because the layers'
+own tensors are largest between exchanges.
 
-The own edges are computed while the first messages travel: rows, or where only gradients do, those of the first tiles.
-Of rows there are more at first: the buffers of gradients and of the tile that is computed hold them, too, as no
-gradients are on their way yet. For the same reason gradients are waited for only when their buffers are needed, after
-more rows are posted.
+The own edges are computed while the first messages travel: rows, or, in an exchange without rows, the gradients of the
+first tiles. At the start, more tiles of rows are in flight, because they may use the buffers of gradients and of the
+tile that is computed, too. For the same reason we wait for gradients only when their buffers are needed, after posting
+more rows.
 
 [Note: rows of a device]
-Where rows are on a device and travel through CPU memory, each message has pinned memory of its own, from torch, which
-uses it again once the device has read it. So copies to the device are only queued. What is sent is gathered and copied
-in a stream beside the one that computes, and the host waits for that before it posts: tile k + 1 while tile k is
-computed. Gradients of a tile are waited for where they are computed.
+If rows are on a device and travel through CPU memory, each message has pinned memory of its own, from torch, which uses
+it again once the device has read it. So copies to the device are only queued. Rows to send are gathered and copied in a
+second stream, and the host waits for this stream before it posts: tile k + 1 is gathered while tile k is computed. The
+host waits for the gradients of a tile in the stream that computes them.
 
 [Note: address]
 A transport may match a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out
@@ -48,44 +48,43 @@ OUT, BACK = 0, 1
 
 
 class Tile(NamedTuple):
-    """Rows of another worker, ready for the edges that read them to be computed."""
+    """Rows of another worker on which the edges that read them can now be computed."""
 
     halo: HaloSlice | None  # position in the sender's halo list; None for this worker's own rows
     rows: list[Tensor] | None  # the fetched fields, (tile rows, ...) each; None in an exchange that fetches nothing
     # Gradients of the rows are added here, `GradientReturn.start` at first; None in an exchange that returns nothing.
     grads: list[Tensor] | None
-    # If `rows` and `grads` have a row for each node of the sender: which of these the tile has, (tile rows,) ascending.
+    # If `rows` and `grads` have a row for each node of the sender: indices of the tile's rows, (tile rows,) ascending.
     sources: Tensor | None = None
 
 
 OWN_ROWS = Tile(None, None, None)
-"""In the place of a tile, for edges that read this worker's own rows."""
+"""Stands for a tile to compute the edges that read this worker's own rows."""
 
 
 class LocalFields(NamedTuple):
     """Further fields for readers in the same process; remote readers compute them from the fields that travel."""
 
-    fields: Sequence[Tensor] = ()  # of this worker, (N_src, ...) each
-    totals: Sequence[Tensor] = ()  # of their gradients; see `GradientReturn`
+    fields: Sequence[Tensor] = ()  # fields of this worker, (N_src, ...) each
+    totals: Sequence[Tensor] = ()  # totals of their gradients; see `GradientReturn`
 
 
 class GradientReturn(NamedTuple):
     """Accumulates the gradients that other workers send for this worker's rows."""
 
-    totals: Sequence[Tensor]  # (N_src, ...) each, of `empty_spillable`: workers of one process add to each other's
-    # Called with rows of this worker, (n,), the gradients that one reader sends for them, (n, ...), and the total.
+    totals: Sequence[Tensor]  # (N_src, ...) each, from `empty_spillable`: workers of one process add to each other's
+    # Called with indices of this worker's rows, (n,), one reader's gradients for them, (n, ...), and the total.
     add: Callable[[Tensor, Tensor, Tensor], None]
     start: float = 0.0  # the neutral element of `add`
 
 
 class Layout(NamedTuple):
-    """The tiles of an exchange. They follow from the widest row that travels in either direction, so that forward and
-    backward have the same tiles."""
+    """The tiles of an exchange, from the widest row of either direction, so that forward and backward agree."""
 
     steps: list[Step]
     depth: int  # steps in flight while one is computed
     first: int  # steps whose rows are posted at the start, before any buffer holds gradients
-    local_rows: int  # rows of a tile that is copied within the process: one at a time, so it may be larger
+    local_rows: int  # rows of a tile that is copied within the process; larger, because only one exists at a time
 
     @classmethod
     def of(cls, plan: HaloPlan, settings: Settings, widest: RowFormat, *, both_ways: bool = True) -> "Layout":
@@ -113,7 +112,7 @@ class _InFlight:
 
 NOTHING = nullcontext()
 _Transfer = tuple[_InFlight | None, _InFlight | None]
-"""A buffer being received and one being sent, posted together; both stay alive until they are waited for."""
+"""A buffer being received and one being sent, posted together. The queue keeps both alive until the wait."""
 
 
 class Exchange:
@@ -127,8 +126,8 @@ class Exchange:
         self.settings = settings
         self.layout = layout
         self.pool = pool
-        self.signature = signature  # of the call, for errors
-        self._number = group.calls  # of the agreed call, part of the address of its messages
+        self.signature = signature  # text of the call, for errors
+        self._number = group.calls  # number of the agreed call, part of the address of its messages
         self._rows_in_flight: deque[_Transfer] = deque()
         self._grads_in_flight: deque[_Transfer] = deque()
         self._posted = 0  # steps whose rows have been posted
@@ -145,18 +144,18 @@ class Exchange:
     ) -> Iterator[Tile]:
         """Iterate over the tiles that this worker receives, and return gradients: see [Note: one exchange].
 
-        The first transfers are posted at once, the rest as the iterator is consumed. `OWN_ROWS` stands in the place
-        where the own edges are to be computed.
+        The first transfers are posted at once, the rest as the iterator is consumed. The caller computes its own edges
+        when `OWN_ROWS` comes.
 
         Args:
             device: device on which rows and gradients are computed.
             fields: this worker's rows that others read, (N_src, ...) each; None to fetch nothing.
-            keep: leave the fetched rows to the caller, instead of reusing their buffers after each step; in a backward,
-                whether the forward left them to it.
-            local: if the caller can read the rows of workers of the same process in place, by `Tile.sources`: further
-                fields for these.
-            returns: where gradients go; None to return none.
-            own_first: let `OWN_ROWS` come first, as it does if rows are fetched.
+            keep: leave the fetched rows to the caller, instead of reusing their buffers after each step. In a backward,
+                whether the forward has done so.
+            local: further fields for workers of the same process, if the caller can read their rows in place, by
+                `Tile.sources`; None if it cannot.
+            returns: accumulates the returned gradients; None to return none.
+            own_first: yield `OWN_ROWS` first, as happens anyway if rows are fetched.
         """
         group, settings = self.group, self.settings
         crosses = device.type not in ("cpu", "meta") and group.device.type == "cpu"
@@ -165,7 +164,7 @@ class Exchange:
         self.fields, self.keep, self.returns = fields, keep, returns
         self.out = None if fields is None else RowFormat.of(fields).narrowed(settings.wire_features)
         self.back = None if returns is None else RowFormat.of(returns.totals).narrowed(settings.wire_gradients)
-        # By owner, the columns that are sent and added to: this worker's, or those of all workers of its process.
+        # Columns to send and totals to add to, by owner: this worker's, or those of all workers of its process.
         self._columns: Mapping[int, Sequence[Tensor]] = {group.rank: fields or ()}
         self._totals: Mapping[int, Sequence[Tensor]] = {group.rank: () if returns is None else returns.totals}
         shared = None
@@ -184,7 +183,7 @@ class Exchange:
             )
             self._columns, self._totals = shared.columns, shared.totals
             own_first = True
-        self._aside: AbstractContextManager[Any] = NOTHING  # stream in which rows are gathered
+        self._aside: AbstractContextManager[Any] = NOTHING  # the stream that gathers rows
         if self.streams is not None and fields is not None:
             stream = side_stream(device)
             stream.wait_stream(self.streams.current_stream(device))
@@ -193,7 +192,7 @@ class Exchange:
         return self._walk(shared, own_first or fields is not None)
 
     def _walk(self, shared: SharedRows | None, own_first: bool) -> Iterator[Tile]:
-        """The own edges, tiles of this process's other workers, and those of other processes as they arrive."""
+        """Yield the own edges, tiles of this process's other workers, and tiles of other processes as they arrive."""
         steps, depth, returns = self.layout.steps, self.layout.depth, self.returns
         own_after = -1 if own_first else depth + 1
         if own_first:
@@ -261,7 +260,7 @@ class Exchange:
     # -- gradients
 
     def _zero_gradients(self, made: _InFlight, returns: GradientReturn) -> list[Tensor]:
-        """Gradients of a received tile, nothing added yet: the message itself, if it needs no conversion."""
+        """Zero gradients of a received tile, as views of the message if it needs no conversion."""
         return [
             place.values.fill_(returns.start)
             if place.are_like(self.device, total.dtype)
@@ -270,7 +269,7 @@ class Exchange:
         ]
 
     def _return_gradients(self, step: Step, made: _InFlight | None, grads: list[Tensor]) -> None:
-        """Send the gradients of the step's received tile, and expect those of the tile that was sent."""
+        """Send the gradients of the step's received tile, and post the receive for those of the tile that was sent."""
         for grad, place in zip(grads, made.fields if made is not None else (), strict=True):
             if not place.are_like(grad.device, grad.dtype):
                 place.write(grad)
@@ -278,7 +277,7 @@ class Exchange:
         self._grads_in_flight.append(self._post(step.place, BACK, inbound, made))
 
     def _add_returned(self, in_flight: int) -> None:
-        """Add up the gradients that have come, until no more than `in_flight` transfers are left."""
+        """Add returned gradients to the totals until at most `in_flight` transfers are left."""
         while len(self._grads_in_flight) > in_flight:
             inbound, outbound = self._grads_in_flight.popleft()
             self._wait(inbound)
@@ -292,7 +291,7 @@ class Exchange:
     # -- messages
 
     def _buffer(self, halo: HaloSlice, row: RowFormat | None, *, from_pool: bool = True) -> _InFlight:
-        """A buffer for the rows of a slice: of the pool, or one that the caller keeps."""
+        """A buffer for the rows of a slice, from the pool unless the caller will keep it."""
         assert row is not None
         nbytes = row.layout(halo.end - halo.begin).nbytes
         if self.streams is not None:
@@ -305,7 +304,7 @@ class Exchange:
         return _InFlight(halo, self.group.rank, row, buffer, nbytes)
 
     def _give(self, *parcels: _InFlight | None) -> None:
-        """Hand buffers back to the pool."""
+        """Return buffers to the pool."""
         for parcel in parcels if self.streams is None else ():
             if parcel is not None:
                 self.pool.give(parcel.buffer)

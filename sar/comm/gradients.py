@@ -1,15 +1,15 @@
-"""Gradients are summed over workers once: by `gather_grads`, or by `DistributedDataParallel` with `ddp_sum_hook`.
+"""Checks that gradients are summed over workers once: by `gather_grads`, or by DDP with `ddp_sum_hook`.
 
 [Note: averages]
-Without a hook DDP averages. That is right for mini-batches of this worker's own, and wrong for a share of a loss over
-the graph. So DDP models tell when a backward comes to them, and so do distributed calls and `Task.loss`. If one
-backward comes to both, it raises.
+Without a hook DDP (`DistributedDataParallel`) averages. That is right for mini-batches of this worker's own, and wrong
+for a share of a loss over the graph. So DDP models record the backwards that reach them, and so do distributed calls
+and `Task.loss`. A backward that reaches both raises.
 
 [Note: sums]
-A sum stays a sum if it is changed in place, as by clipping. It ends when the gradient is set to None, is zero when a
-backward adds to it, or has changed as well as its parameter, as in a loop that writes gradients by hand. If a backward
-adds to a sum S that nobody has cleared, worker 0 alone keeps S, and the others begin at zero: the next sum is S and
-what all workers have added, as on one machine.
+A sum that is changed in place, as by clipping, still counts as a sum. It no longer does if the gradient is set to None,
+if it is zero when a backward adds to it, or if both the gradient and its parameter have changed, as in a loop that
+writes gradients by hand. If a backward adds to a sum S that was not cleared, worker 0 keeps S and the others start from
+zero. So the next sum is S plus the new gradients of all workers, as on one machine.
 """
 
 from collections.abc import Sequence
@@ -37,17 +37,18 @@ REGISTER: Final = "ddp_model.register_comm_hook(None, sar.ddp_sum_hook)"
 _sums: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
 """Gradients that are sums -> their version and their parameter's; None once a backward has added to one."""
 _hooks: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
-"""Parameters -> the hook that looks at their gradients before a backward adds to these."""
+"""Parameters -> the hook that checks their gradients before a backward adds to these."""
 _combined: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
 """Parameters -> their version in the latest backward in which DDP combined the gradients of all workers."""
 _backwards: Final = {"share": -1, "average": -2}
-"""Autograd's number of the latest backward of a share of a loss, and of the latest in which DDP averaged."""
+"""Autograd's IDs of the latest backward of a share of a loss, and of the latest in which DDP averaged."""
 
 
 def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Sum gradients over workers while DDP's backward goes on, in place of its average and of `gather_grads`.
+    """DDP communication hook that sums gradients over workers during the backward, instead of averaging them.
 
-    With a loss of (local sum / global count) the parameters get the gradient of the loss over the whole graph.
+    It replaces `gather_grads`. With a loss of (local sum / global count) the parameters get the gradient of the loss
+    over the whole graph.
 
         ddp_model = DistributedDataParallel(model)
         ddp_model.register_comm_hook(None, sar.ddp_sum_hook)
@@ -57,7 +58,7 @@ def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucke
         bucket: gradients, from DDP.
 
     Returns:
-        Their sum, once it is there.
+        A future of their sum.
     """
     counters.bytes_sent += bucket.buffer().nbytes
     counters.bytes_received += bucket.buffer().nbytes
@@ -67,7 +68,7 @@ def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucke
 
 
 def refuse_average(part: str = "share") -> None:
-    """Raise `ConfigError` if the backward that runs is one of both parts: see [Note: averages]."""
+    """Record the running backward as of `part`. Raise `ConfigError` if it is of both parts: see [Note: averages]."""
     _backwards[part] = torch._C._current_graph_task_id()
     if _backwards["share"] == _backwards["average"]:
         raise ConfigError(
@@ -92,7 +93,7 @@ def _watch_backward(ddp: Any, args: Any, output: Any) -> None:
 
 
 def _combine(ddp: Any, _: Tensor) -> None:
-    """A backward has come to a DDP model. The hooks that torch brings average, too."""
+    """Record that a backward has reached a DDP model. Torch's own communication hooks average, too."""
     _combined.update((p, p._version) for p in ddp.parameters())
     if all(hook.__module__.startswith("torch.") and "." not in hook.__qualname__ for hook, _ in ddp._comm_hooks):
         refuse_average("average")
@@ -117,7 +118,7 @@ def begin_sum(parameters: Sequence[Parameter], rank: int) -> None:
 
 
 def end_sum(parameters: Sequence[Parameter], rank: int) -> None:
-    """Note that the gradients are sums now."""
+    """Record that the gradients are sums now."""
     for p in parameters:
         if p.grad is not None and p.grad.layout is torch.strided and not p.grad.is_inference():
             if p not in _hooks:
@@ -131,7 +132,7 @@ def _is_sum(p: Any) -> bool:
 
 
 def _before_adding(of: Any, rank: int, _: Tensor) -> None:
-    """A backward is about to add to a gradient, unless this is torch.autograd.grad, which has no node that does."""
+    """Hook that runs before a backward adds to a gradient. torch.autograd.grad runs it, too, but adds to none."""
     p = of()
     if p is not None and p.grad in _sums:
         with suppress(RuntimeError), torch.enable_grad():  # in earlier torch the edge is that of a view

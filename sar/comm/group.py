@@ -1,9 +1,9 @@
 """The workers' own process group: agreement before every call, bounded waits, and errors that reach every worker.
 
 [Note: agreement and failure]
-A transport may abort the process when a peer sends more than was posted, or return garbage with success when it sends
-less, as gloo does. So nothing is posted before all workers have said, in one all-gather of a few bytes, that they make
-the same call, equal to the letter: `Group.agree`. Its n-th use on one worker meets the n-th on every other one.
+If a peer sends more bytes than were posted, gloo aborts the process; if it sends fewer, gloo returns garbage with
+success. So before anything is posted, all workers compare a digest of the call's text in one all-gather of a few bytes:
+`Group.agree`. Its n-th use on one worker meets the n-th on every other one.
 
 A wait ends in one of five ways:
 - The data arrives.
@@ -13,20 +13,21 @@ A wait ends in one of five ways:
 - A peer has shown no sign of life for long, and a worker closes its own connections for that ([Note: signs of life]).
 
 `abort` first leaves a note with the reason in the store. A worker that loses a connection looks for the note, closes
-its own connections, so that those who wait for *it* hear of it, too, and raises. Nobody polls while data is on its way.
+its own connections, so that the workers that wait for *it* get the error, too, and raises. Nobody polls during a
+transfer.
 
 [Note: recovery]
 After an error the group is stopped on every worker: each further call raises at once, or, on a worker that has not
-noticed yet, finds its connections closed. Had the workers gone on by themselves, one's next step could have met the
-step that another one repeats. To go on, all call `Group.recover`. It begins a new *generation*, with connections of its
-own, so that no message of the old one can arrive, and they agree on the step to go on from. A worker that makes another
-call instead gets an error. One that fails before the new connections are there leaves its note in the new generation,
-where those who wait for it look. A death is final.
+noticed yet, finds its connections closed. If workers went on by themselves, one worker's next step could meet the step
+that another one repeats. To go on, all call `Group.recover`. It begins a new *generation* with connections of its own,
+so that no message of the old one can arrive, and all agree on the step to go on from. A worker that makes another call
+instead gets an error. A worker that fails before the new connections exist leaves its note in the new generation, and
+the workers that wait for it read it. A death is final.
 
 [Note: one thread at a time]
-Two threads of a worker whose calls overlap would be in another order on another worker. So a call belongs to the thread
-that agreed on it until its innermost `guard` ends, and a call of another thread meanwhile stops the group. One after
-the other they are fine: autograd runs backwards on CUDA devices in a thread of its own.
+If calls of two threads overlapped, their order could differ between workers. So a call belongs to the thread that
+agreed on it until its innermost `guard` ends. A call of another thread before that stops the group. Threads may make
+calls one after the other: autograd runs backwards on CUDA devices in a thread of its own.
 """
 
 import hashlib
@@ -64,7 +65,7 @@ FORKED: Final = (
 
 
 class Group:
-    """One worker's end of the group; its transport connects, together with all others, on first use."""
+    """One worker's end of the group. On first use its transport connects, together with those of all other workers."""
 
     def __init__(self, transport: Transport) -> None:
         self.rank = transport.rank
@@ -73,34 +74,34 @@ class Group:
         self.local_peers, self.clock, self.spilled = transport.local_peers, transport.clock, transport.spilled
         self.generation = 0  # counts recoveries; equal on all workers
         self.calls = 0  # agreed on in this generation; equal on all workers
-        self._wait: tuple[str, int | None, float] | None = None  # the call it waits in, for which peer, since when
-        self.stopped: str | None = None  # what ended this generation
+        self._wait: tuple[str, int | None, float] | None = None  # call, peer (None for all) and start of a wait
+        self.stopped: str | None = None  # the reason why this generation ended
         self.final = False  # whether the group cannot recover
-        self.replicas: Replicas | None = None  # where models are to be compared: see [Note: replicas]
+        self.replicas: Replicas | None = None  # compares the workers' models: see [Note: replicas]
         self._transport = transport
         self._connected = False  # in this generation
-        self._alone = len(transport.local_peers) == 1  # in its process; else the group of the processes counts
-        self._known = True  # whether a call has raised what stopped the group
+        self._alone = len(transport.local_peers) == 1  # in its process; if not, the group of the processes counts bytes
+        self._known = True  # whether a call has raised the reason in `stopped`
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
-        self.paused: Paused[Any] | None = None  # the rest of the latest call
+        self.paused: Paused[Any] | None = None  # the unfinished rest of the latest call
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
     def stand_for(self, workers: int) -> None:
-        """Speak, in errors, of processes with so many workers each."""
+        """Set the number of workers per process, for error messages only."""
         self._transport.each = workers
 
     @property
     def name(self) -> str:
-        """This worker in words."""
+        """Name of this worker, for errors."""
         return self._transport.name(self.rank)
 
     # -- the group and its generations
 
     @property
     def transport(self) -> Transport:
-        """What carries bytes, with the connections of this generation, which all workers make together on first use."""
+        """The transport, connected in this generation. On first use all workers connect together."""
         connected = self._connected
         if self.stopped is not None:
             raise self._stop_error()
@@ -109,18 +110,18 @@ class Group:
         return self._transport
 
     def check(self) -> None:
-        """Raise what has stopped this generation, if anything has."""
+        """Raise the error that has stopped this generation, if any."""
         if self.stopped is not None:
             raise self._stop_error()
 
     @property
     def call_id(self) -> int:
-        """A number of up to 61 bits for the latest agreed call: equal on all workers, and of no other call."""
+        """A unique number of up to 61 bits for the latest agreed call, equal on all workers."""
         return self.generation << 32 | self.calls
 
     @property
     def waiting(self) -> Wait | None:
-        """What this worker waits for."""
+        """This worker's present wait, if any."""
         if self._wait is None:
             return None
         call, peer, began = self._wait
@@ -131,16 +132,16 @@ class Group:
 
     @property
     def whereabouts(self) -> str:
-        """What this worker does, in words."""
+        """Description of what this worker does, for others' errors."""
         return f"not waiting; its latest call: {self._latest}" if self.waiting is None else str(self.waiting)
 
     def recover(self, step: int) -> int:
-        """Go on after an error, with all other workers, from the least of their steps: see [Note: recovery]."""
+        """Recover from an error together with all other workers; return the least of their steps ([Note: recovery])."""
         if self.world_size == 1:
             return step
         if self.final:
             raise self._stop_error()
-        if self.stopped is None:  # an error of others has not come here yet; or there is none, which they then hear
+        if self.stopped is None:  # another worker's error has not arrived yet, or there is none and we stop the others
             self.abort(sys.exc_info()[1] or CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
         self.paused = None
         with self._lock:
@@ -148,13 +149,13 @@ class Group:
             self.stopped = None
             self._connected = False
         if self.replicas is not None:
-            self.replicas.forget_steps()  # that only some workers took, and that are to be repeated
+            self.replicas.forget_steps()  # only some workers may have taken them, and all will repeat them
         with self.guard():
             self._connect(min(Config.timeout, REBUILD_TIMEOUT))
             return min(self.agree("recover", step))
 
     def _connect(self, limit: float) -> None:
-        """Make this generation's connections, once all workers are about to."""
+        """Connect in this generation, once all workers are ready to."""
         before, self._wait = self._wait, (CONNECTING, None, time.monotonic())
         try:
             self._transport.connect(self, limit)
@@ -164,13 +165,13 @@ class Group:
         self._connected = True
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
-        """Tell all workers that this one cannot go on, and why; once. See [Note: agreement and failure]."""
+        """Tell all workers, once, that this one cannot go on, and why: see [Note: agreement and failure]."""
         told = f"{self.name.capitalize()} raised {type(error).__name__}: {error}"
         own = str(error) if isinstance(error, CommunicationError) else told
         self._stop(self.generation, own, told, final=final, known=True)
 
     def stop(self, generation: int, reason: str, *, final: bool) -> None:
-        """As `abort`, for the liveness thread; the next call raises. Does nothing where the generation is over."""
+        """Stop the group from the liveness thread; the next call raises. Does nothing if the generation has ended."""
         self._stop(generation, reason, reason, final=final, known=False)
 
     def _stop(self, generation: int, own: str, told: str, *, final: bool, known: bool) -> None:
@@ -184,7 +185,7 @@ class Group:
         self._transport.abort(generation, own, told, final=self.final)
 
     def _stop_error(self) -> CommunicationError:
-        """The error of a call after the group has stopped."""
+        """The error that a call after the stop raises."""
         known, self._known = self._known, True
         if self.stopped is FORKED:
             return CommunicationError(FORKED)
@@ -204,20 +205,20 @@ class Group:
             self.stopped, self.final = FORKED, True
 
     def close(self) -> None:
-        """Leave the group for good; peers that still wait for this worker see it end."""
+        """Leave the group for good. Waits of peers for this worker fail."""
         self.stopped, self.final = f"Worker {self.rank} has left.", True
         self._transport.close()
 
     def guard(self) -> "Guard":
-        """A context for distributed calls; see `Guard`."""
+        """Context manager for distributed calls; see `Guard`."""
         return Guard(self)
 
     # -- agreement
 
     def agree(self, call: str, flags: int = 0) -> list[int]:
-        """Check that every worker makes the same call, as errors tell it; return everybody's flags, by rank.
+        """Check that every worker makes the same call; return all workers' flags, by rank.
 
-        Flags are up to 63 bits that may differ between workers.
+        Workers compare `call`, which errors also show. Flags are up to 63 bits that may differ between workers.
         """
         self.follow(call)
         if self.world_size == 1:
@@ -247,18 +248,18 @@ class Group:
         return list(flags_by_rank)
 
     def pause(self, steps: Generator[None, None, T]) -> "Paused[T]":
-        """Run an agreed call until it yields. Its caller runs the rest, or else the next agreement does."""
+        """Run an agreed call until it yields. The caller finishes the rest, or else the next agreement does."""
         next(steps)
         self.paused = Paused(self, steps)
         return self.paused
 
     def follow(self, call: str) -> None:
-        """Tell those who follow calls that one begins, which ends with the innermost `guard`."""
+        """Tell listeners that a call begins. It ends with the innermost `guard`."""
         if followed():
             self._followed.append(FollowedCall(call))
 
     def _claim(self, call: str) -> None:
-        """Make this thread the one in a call: see [Note: one thread at a time]."""
+        """Make this thread the owner of a call: see [Note: one thread at a time]."""
         me = threading.get_ident()
         with self._lock:
             if self._owner is None or self._owner[0] == me:
@@ -273,7 +274,7 @@ class Group:
         raise clash
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
-        """Gather one small tensor, on the CPU or the group's device, of equal shape on all; inside an agreed call."""
+        """Gather one small tensor of equal shape, on the CPU or the group's device; only inside an agreed call."""
         if self.world_size == 1:
             return [tensor]
         gathered = self.wait_for(self.transport.all_gather, call, materialize(tensor))
@@ -282,7 +283,7 @@ class Group:
         return gathered
 
     def gather_numbers(self, own: int | Sequence[int], call: str) -> list[Any]:
-        """Each worker's number, or equally many numbers, by rank; otherwise as `all_gather`."""
+        """Gather each worker's number, or equally many numbers, by rank; otherwise like `all_gather`."""
         return [theirs.tolist() for theirs in self.all_gather(torch.tensor(own, device="cpu"), call)]
 
     def all_reduce(self, tensor: Tensor, op: Any, call: str) -> None:
@@ -292,13 +293,13 @@ class Group:
         counters.bytes_received += tensor.nbytes
 
     def broadcast(self, tensor: Tensor, call: str) -> None:
-        """Give all workers the contiguous tensor of worker 0, in place; only inside an agreed call."""
+        """Copy the contiguous tensor of worker 0 to all workers, in place; only inside an agreed call."""
         self.wait_for(self.transport.broadcast, call, tensor)
         counters.bytes_sent += tensor.nbytes if self.rank == 0 else 0
         counters.bytes_received += tensor.nbytes if self.rank != 0 else 0
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int, call: str) -> tuple[Any, Any]:
-        """Begin to receive one message and to send one; gives what `wait` takes for each. Inside an agreed call."""
+        """Begin to receive one message and to send one; return the work of each for `wait`. Only in an agreed call."""
         if self._alone and inbound is not None:
             counters.bytes_received += inbound.data.nbytes
         if self._alone and outbound is not None:
@@ -310,48 +311,48 @@ class Group:
         return self.wait_for(self.transport.post, call, inbound, outbound, tag, peer=given.peer)
 
     def wait(self, work: Any, peer: int, call: str) -> None:
-        """Wait for what `post` gave for a message with this worker."""
+        """Wait for the work that `post` has returned for a message from or to `peer`."""
         self.wait_for(self.transport.wait, call, work, peer, peer=peer)
 
     def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Send `buffers[q]` to every worker q; return what every worker sent to this one, its own buffer as it is.
+        """Send `buffers[q]` to every worker q; return the buffers sent to this one, by rank, its own one uncopied.
 
-        Several such exchanges make up one call, on which the workers have to agree before the first. `into` is where to
-        put what each worker sends. Without it buffers are bytes in CPU memory, which begin with their number, int64.
+        The workers must have agreed on a call, which may have several such exchanges. Received data is written to
+        `into`. Without it, buffers are bytes in CPU memory that begin with their number as an int64.
         """
         return self._transport.all_to_all(self, call, buffers, into)
 
     def start_exchange(
         self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
     ) -> Callable[[], list[Tensor]]:
-        """As `exchange`, but what it returns waits, and other calls may come before: in this generation, by all alike.
+        """Start an `exchange`, and return a function that waits for it.
 
-        Buffers must live, and stay as they are, until then.
+        Other calls may come in between, the same on all workers. Buffers must not change or be freed before the wait.
         """
         return self._transport.start_all_to_all(self, call, buffers, into)
 
     def share(
         self, read: Sequence[Tensor], added_to: Sequence[Tensor], call: str, *, in_order: bool = False
     ) -> dict[int, Shared]:
-        """What each of `local_peers` shares, by rank, with these tensors of this worker; see `Transport.share`."""
+        """Share tensors with `local_peers`; return the shared tensors of each, by rank. See `Transport.share`."""
         if self._alone:
             return {self.rank: self._transport.share(read, added_to, in_order=in_order)[0]}
         shared = self.wait_for(partial(self.transport.share, read, added_to, in_order=in_order), call)
         return dict(zip(self.local_peers, shared, strict=True))
 
     def new_name(self, call: str) -> str:
-        """A name that worker 0 draws for all, and that no other job has; only inside an agreed call.
+        """A random name, drawn by worker 0 for all workers and unique to this job; only inside an agreed call.
 
-        A number that counts would not do: a restarted job has the store and the files of the one before it.
+        A counter would not do, because a restarted job finds the store and the files of the run before it.
         """
         return f"{self.gather_numbers(secrets.randbits(62), call)[0]:x}"
 
     # -- waiting
 
     def wait_for(self, operation: Callable[..., T], call: str, *operands: Any, peer: int | None = None) -> T:
-        """Run a blocking operation of the transport, and turn its failures into errors that say what is known.
+        """Run a blocking operation of the transport, and turn its failures into errors that name their cause.
 
-        The operation has to respect `Config.timeout` itself. `peer` is the one worker it depends on, if it is one.
+        The operation has to respect `Config.timeout` itself. `peer` is the worker it depends on, None for all.
         """
         before, self._wait = self._wait, (call, peer, time.monotonic())  # for the liveness thread
         start = time.perf_counter()
@@ -360,7 +361,7 @@ class Group:
                 with named(f"wait for {self._who(peer)}"):
                     return operation(*operands)
             return operation(*operands)
-        except CommunicationError as error:  # which says all that is known
+        except CommunicationError as error:  # already names its cause
             self.abort(error)
             raise
         except RuntimeError as error:
@@ -371,7 +372,7 @@ class Group:
                 counters.seconds_waited += time.perf_counter() - start
 
     def _explain(self, error: RuntimeError, call: str, who: str) -> NoReturn:
-        """Raise the error that a failed wait means; closes this worker's connections first."""
+        """Close this worker's connections and raise the error for a failed wait."""
         if self.stopped is not None:  # by another thread
             known = self._stop_error()
             raise type(known)(f"{known}\n({self.name.capitalize()} was waiting for {who} in: {call})") from error
@@ -384,7 +385,7 @@ class Group:
 
 
 class Guard:
-    """Passes an error raised inside on to all other workers, once, and ends the call that was agreed on inside."""
+    """Context that sends an error raised inside to all other workers, once, and ends the call agreed on inside."""
 
     __slots__ = ("_group", "_outer", "_owner")
 
@@ -400,7 +401,7 @@ class Guard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         group = self._group
-        # Checkpoints of torch leave a forward by an error, once they have seen enough of it.
+        # Torch's checkpointing raises this error to stop a recomputation early; it is no failure.
         if error is not None and not isinstance(error, _StopRecomputationError):
             group.abort(error)
         while len(group._followed) > self._outer:
@@ -410,7 +411,7 @@ class Guard:
 
 
 class Paused(Generic[T]):
-    """The rest of an agreed call, for which other workers may wait."""
+    """The unfinished rest of an agreed call. Other workers may be waiting for it."""
 
     def __init__(self, group: Group, steps: Generator[None, None, T]) -> None:
         self._group = group

@@ -1,4 +1,4 @@
-"""Who reads which rows of whom, cut into tiles: the unit of exchange and of computation."""
+"""The plan of a relation's exchanges: which rows every worker reads of every other one, cut into tiles."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,11 +12,11 @@ from sar.id_slices import pieces
 from sar.spillable import moved_to_file
 
 SCHEDULES = 8
-"""Sizes of tiles whose steps a plan keeps, the latest used."""
+"""Number of schedules, one per tile size, that a plan caches."""
 
 
 class HaloSlice(NamedTuple):
-    """Rows begin:end of the halo list of `owner`'s rows that `reader` reads: `size` of them, or the last ones."""
+    """Rows begin:end of the halo list of `owner`'s rows that `reader` reads. Only the last slice is below `size`."""
 
     owner: int
     reader: int
@@ -32,7 +32,7 @@ class HaloSlice(NamedTuple):
 class Step(NamedTuple):
     """One step of the exchange: the tile this worker receives and the tile it sends, if any."""
 
-    place: int  # within its round; part of the message's address
+    place: int  # index within its round; part of the message's address
     receive: HaloSlice | None
     send: HaloSlice | None
 
@@ -45,19 +45,19 @@ class HaloPlan:
     ) -> None:
         self.rank = rank
         self.world_size = len(send_rows)
-        # For every worker, the rows of this one that it reads, ascending, (H_q,) int32 or int64.
+        # Rows of this worker that each worker q reads, ascending, (H_q,) int32 or int64.
         self.send_rows = [moved_to_file(rows) for rows in send_rows]
         self.halo_counts: list[list[int]] = halo_counts.tolist()  # [p][r]: the number of rows of p that r reads
-        self.mean_rows = mean_rows  # of a worker, averaged over all
-        self.local_rows = local_rows  # where several workers share a process, each one's `send_rows`, in one piece
+        self.mean_rows = mean_rows  # rows of a worker, averaged over all workers
+        self.local_rows = local_rows  # if several workers share a process, each one's `send_rows`, concatenated
         self._per_process = max(len(local_rows), 1)
-        # Where in an owner's `local_rows` those of each reader begin.
+        # Offset of each reader's rows in an owner's `local_rows`.
         self._begins = [list(accumulate(counts, initial=0)) for counts in self.halo_counts if local_rows]
-        self._schedules: dict[int, list[Step]] = {}  # by rows of a tile, the latest used last
-        self._times_read: dict[int, float] = {}  # by step, of which there are as many as widths of rows
+        self._schedules: dict[int, list[Step]] = {}  # by rows of a tile; the latest used is last
+        self._times_read: dict[int, float] = {}  # by step; there are as many as widths of rows
 
     def to(self, device: torch.device) -> "HaloPlan":
-        """The plan on a device; itself where workers share a process, as rows of those that wait are on the CPU."""
+        """The plan on a device. If workers share a process it stays on the CPU, like the rows of waiting workers."""
         if self.local_rows:
             return self
         send_rows = [rows.to(device) for rows in self.send_rows]
@@ -65,9 +65,13 @@ class HaloPlan:
 
     @classmethod
     def agreed(cls, group: Group, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
-        """The plan that follows from `halos`, the rows of each worker that this one reads; a collective call.
+        """Build the plan; a collective call.
 
-        This worker has so many `rows`; `what` errors call the relation.
+        Args:
+            send_rows: rows of this worker that each other worker reads.
+            halos: rows of each worker that this one reads.
+            rows: number of this worker's rows.
+            what: name of the relation, for errors.
         """
         own = torch.tensor([*map(len, halos), rows], device="cpu")
         counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))
@@ -80,11 +84,11 @@ class HaloPlan:
 
     @property
     def rows_of_process(self) -> int:
-        """Of all workers of a process, about; equal on all workers."""
+        """Approximate number of rows of all workers of a process; equal on all workers."""
         return self.mean_rows * self._per_process
 
     def times_read(self, step: int) -> float:
-        """How often a row is read by other workers of its process, on average, where one brings `step` with it."""
+        """Average number of times that other workers of a process read a row, if each read loads `step` rows."""
         if step not in self._times_read:
             pairs = [
                 min(count * step, self.mean_rows)
@@ -96,14 +100,14 @@ class HaloPlan:
         return self._times_read[step]
 
     def rows_of(self, halo: HaloSlice) -> Tensor:
-        """Which of the owner's rows a slice is made of; the owner is this worker or another one of its process."""
+        """Indices of a slice in the owner's rows. The owner is this worker or another one of its process."""
         if halo.owner == self.rank:
             return self.send_rows[halo.reader][halo.begin : halo.end]
         before = self._begins[halo.owner][halo.reader]
         return self.local_rows[halo.owner % self._per_process][before + halo.begin : before + halo.end]
 
     def local_slices(self, tile_rows: int) -> list[HaloSlice]:
-        """What this worker reads of the others of its process, in slices of at most `tile_rows` rows."""
+        """Slices of at most `tile_rows` rows that this worker reads of others in its process."""
         first = self.rank // self._per_process * self._per_process
         return [
             HaloSlice(owner, self.rank, cut.start, cut.stop, tile_rows)
@@ -112,12 +116,12 @@ class HaloPlan:
         ]
 
     def _slice(self, owner: int, reader: int, index: int, tile_rows: int) -> HaloSlice | None:
-        """One of the slices of at most `tile_rows` rows of a halo list, if it has so many."""
+        """The slice at `index` among slices of at most `tile_rows` rows of a halo list; None if it has fewer."""
         begin, rows = index * tile_rows, self.halo_counts[owner][reader]
         return HaloSlice(owner, reader, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None
 
     def schedule(self, tile_rows: int) -> list[Step]:
-        """All steps of an exchange with tiles of at most `tile_rows` rows; made once and kept."""
+        """All steps of an exchange with tiles of at most `tile_rows` rows; cached."""
         steps = self._schedules.pop(tile_rows, None)
         self._schedules[tile_rows] = self._make_schedule(tile_rows) if steps is None else steps
         if len(self._schedules) > SCHEDULES:
@@ -125,13 +129,13 @@ class HaloPlan:
         return self._schedules[tile_rows]
 
     def _make_schedule(self, tile_rows: int) -> list[Step]:
-        """In round k every process reads from process (its number - k) mod W and sends to (its number + k) mod W.
+        """Compute the steps. In round k every process p reads from (p - k) mod W and sends to (p + k) mod W.
 
-        A round has as many steps as its longest halo list needs, *on every worker*: so all go through the same sequence
-        of steps, and the worker that is furthest behind never waits for anything that has not been posted.
+        A round has as many steps as its longest halo list needs, *on every worker*. So all go through the same sequence
+        of steps, and the worker that is furthest behind never waits for a message that has not been posted.
 
-        Where several workers share a process, those of the same place in their processes exchange at the same time.
-        Such a worker receives what it reads itself, and sends what the others read of any worker of its process.
+        If several workers share a process, those of the same place in their processes exchange at the same time. Such a
+        worker receives the rows that it reads itself, and sends rows of all workers of its process.
         """
         size, counts = self._per_process, self.halo_counts
         process, place = divmod(self.rank, size)

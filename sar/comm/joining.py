@@ -1,19 +1,19 @@
-"""How workers find each other: a shared file for worker 0's address, the job's store, and the sign-in.
+"""Rendezvous of the workers: a shared file for worker 0's address, the job's store, and the sign-in.
 
 [Note: stale files]
-A file left by an earlier run must not be believed. So worker 0 starts the job's store, puts a fresh nonce into it, and
-writes down address, port and nonce. The others believe a file only if a store at that address has the nonce; until then
-they read the file again. `initialize_comms` removes nonce and file once everybody is connected, so neither a dead run
-nor a living one that is past its set-up confirms its file. Two runs that start on one file at the same time cannot be
-told apart: give each its own.
+A file left by an earlier run must be detected. So worker 0 starts the job's store, puts a fresh nonce into it, and
+writes address, port and nonce to the file. The others trust a file only if a store at that address has the nonce; until
+then they read the file again. `initialize_comms` removes nonce and file once all workers are connected, so a run that
+has ended or is past its set-up confirms no file. Two runs that start on one file at the same time cannot be told apart:
+give each its own.
 
 [Note: one job]
-Whoever reaches the port reaches the store, and workers of two jobs on one port would add up each other's numbers. So
-each worker signs in a log with its rank, world size, job and versions, and all read the log in the same order until the
-job of its first worker 0 is complete. Workers of another job raise, and leave this one alone; if ranks, world sizes or
+Any process that reaches the port reaches the store, and workers of two jobs on one port would exchange data. So each
+worker signs a log with its rank, world size, job and versions, and all read the log in the same order until the job of
+the first worker 0 in it is complete. Workers of another job raise, and leave this one alone; if ranks, world sizes or
 versions clash before the job is complete, all of its workers raise. The job is SAR_JOB_ID, else the nonce of
-`nfs_ip_init`, else the launcher's name of it; SECURITY.md says which jobs cannot be told apart. Keys begin with "sar",
-as other programs use torch's default port, and have torchrun's number of the restart, as its agent may keep the store.
+`nfs_ip_init`, else the launcher's ID; SECURITY.md says which jobs cannot be told apart. Keys begin with "sar", because
+other programs use torch's default port, and contain torchrun's restart count, because its agent may keep the store.
 """
 
 import errno
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 POLL_SECONDS: Final = 0.05
 CONNECT_SECONDS: Final = 2.0
-HEARD_SECONDS: Final = 3.0  # after an error of worker 0, which usually hosts the store: the others are to hear of it
+HEARD_SECONDS: Final = 3.0  # delay of an error in worker 0, which usually hosts the store, so that others can read it
 RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
 COMPARED: Final = ("sar", "torch", "dgl")
 FROZEN: Final = ": the process that hosts it, usually worker 0, is frozen, or its host has vanished."
@@ -54,13 +54,13 @@ _NONCE: Final = "sar/nonce"
 
 
 class Signature(NamedTuple):
-    """A worker's description of itself."""
+    """A worker's entry in the log of the sign-in."""
 
     rank: int
     world_size: int
     job: str | None
     where: str
-    versions: dict[str, str]  # of those of `COMPARED` that are imported
+    versions: dict[str, str]  # versions of the packages of `COMPARED` that are imported
 
     def __str__(self) -> str:
         job = "a job without SAR_JOB_ID" if self.job is None else f"job {self.job}"
@@ -68,10 +68,10 @@ class Signature(NamedTuple):
 
 
 def wait_for(look: Callable[[], T], who: str, what: Callable[[], str], seconds: float) -> T:
-    """Call `look` until it returns something else than None and raises no OSError; warns of long waits.
+    """Call `look` until it returns anything but None and raises no OSError. Warns of long waits.
 
-    After so many seconds this returns None, or raises the latest OSError. If a store is silent for as long as a worker
-    may be, this raises CommunicationTimeout.
+    After so many seconds this returns None, or raises the latest OSError. If the store does not answer for
+    `liveness.SILENCE_SECONDS`, this raises CommunicationTimeout.
     """
     began, stall, silence = time.monotonic(), Stall(), 0.0
     while True:
@@ -84,7 +84,7 @@ def wait_for(look: Callable[[], T], who: str, what: Callable[[], str], seconds: 
         except SarError:  # some of which are OSErrors
             raise
         except SilentStoreError:
-            silence += POLL_SECONDS  # by rounds and not by the clock, as this process may have been stopped itself
+            silence += POLL_SECONDS  # counts rounds, not time, because this process may have been stopped itself
             if silence > liveness.SILENCE_SECONDS:
                 raise CommunicationTimeout(
                     f"{who} has not heard of the job's store for {silence:.0f} s{FROZEN}"
@@ -98,7 +98,7 @@ def wait_for(look: Callable[[], T], who: str, what: Callable[[], str], seconds: 
 
 
 def await_name(host: str, who: str) -> None:
-    """Wait until the host's name stands for an address; torch would try for minutes, with a warning each time."""
+    """Wait until the host's name can be resolved. Torch would try for minutes, with a warning each time."""
     limit = min(RESOLVE_SECONDS, Config.timeout)
     try:
         wait_for(lambda: socket.getaddrinfo(host, None), who, lambda: f"the address of {host}", limit)
@@ -111,7 +111,7 @@ def await_name(host: str, who: str) -> None:
 
 
 def connect_store(host: str, port: int, who: str, seconds: float) -> dist.Store:
-    """A connection to another process's store; OSError if nobody listens, CommunicationTimeout if it is frozen."""
+    """Connect to another process's store. Raises OSError if nobody listens, CommunicationTimeout if it is frozen."""
     socket.create_connection((host, port), CONNECT_SECONDS).close()  # torch would try again, with a warning each time
     limit = timedelta(seconds=seconds)
     connecting = in_background(
@@ -125,7 +125,7 @@ def connect_store(host: str, port: int, who: str, seconds: float) -> dist.Store:
 
 
 def find_store(host: str, port: int, who: str) -> dist.Store:
-    """A connection to the job's store, for which this worker waits; an OSError if nobody listens in time."""
+    """Wait for the job's store, and connect to it. Raises OSError if nobody listens in time."""
     return wait_for(
         lambda: connect_store(host, port, who, liveness.SILENCE_SECONDS),
         *(who, lambda: f"the job's store at {host}:{port}; check that worker 0 runs", Config.timeout),
@@ -133,9 +133,10 @@ def find_store(host: str, port: int, who: str) -> dist.Store:
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:
-    """The job's store itself, in this process; port 0 stands for one that is free.
+    """Start the job's store in this process. Port 0 selects a free port.
 
-    It listens on `host` only if that is an address, or "localhost"; a name may stand for another one elsewhere.
+    If `host` is an address or "localhost", the store listens on that address only. Otherwise it listens on all, because
+    other hosts may resolve a name to another address.
     """
     listener = None
     try:
@@ -157,9 +158,9 @@ def host_store(host: str, port: int) -> dist.TCPStore:
 
 
 def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> dist.Store:
-    """Wait for all workers of this job, and see that they belong together: see [Note: one job].
+    """Wait for all workers of this job, and check that they belong together: see [Note: one job].
 
-    `job` tells this job from others; None if nothing does. Returns the job's part of the store.
+    `job` is the ID of the job, None if it has none. Returns the job's part of the store.
     """
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     table = BoundedStore(dist.PrefixStore(f"sar/joining/{restart}", store))
@@ -202,7 +203,7 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
 
 
 def _workers_of_job(log: Sequence[Signature], own: Signature, number: int) -> list[Signature] | None:
-    """The workers of the log's job, by rank; None if some are missing. `own` has this number in the log, from 1."""
+    """The workers of the log's job, by rank; None if some are missing. `own` is entry `number` of the log, from 1."""
     first = next((signature for signature in log if signature.rank == 0), None)
     if first is None or len(log) < number:
         return None
@@ -228,13 +229,13 @@ def _workers_of_job(log: Sequence[Signature], own: Signature, number: int) -> li
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that are imported, without the part that says how they were built."""
+    """Versions of the imported packages, without their local build labels."""
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in COMPARED}
     return {name: str(version).partition("+")[0] for name, version in found.items() if version is not None}
 
 
 class Meeting(NamedTuple):
-    """The job's store, as `nfs_ip_init` has found it for `initialize_comms`."""
+    """The job's store, found by `nfs_ip_init` for `initialize_comms`."""
 
     address: str
     port: int
@@ -247,7 +248,7 @@ class Meeting(NamedTuple):
 
 
 _meeting: Meeting | None = None
-_announced: Meeting | None = None  # by this worker, and not confirmed any more once all are connected
+_announced: Meeting | None = None  # announced by this worker; no longer confirmed once all are connected
 
 
 def meeting() -> Meeting | None:
@@ -256,7 +257,7 @@ def meeting() -> Meeting | None:
 
 
 def nfs_ip_init(_rank: int, ip_file: str) -> str:
-    """Tell worker 0's address to all workers through a file that all of them see.
+    """Send worker 0's address to all workers through a file that all of them see.
 
     Args:
         _rank: this worker.
@@ -316,7 +317,7 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
 
 
 def stop_announcing() -> None:
-    """Stop confirming worker 0's file, and remove it, once everybody is connected."""
+    """Remove worker 0's nonce and file, once all workers are connected."""
     global _meeting, _announced
     announced, _announced, _meeting = _announced, None, None
     if announced is None:

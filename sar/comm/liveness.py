@@ -2,17 +2,17 @@
 
 [Note: signs of life]
 A process that is frozen, or whose host has vanished, closes no connection: a wait for it would last for
-`Config.timeout`. So every worker writes a sign into the store every few seconds, which says what it does, and watches
-the sign of the next worker in the ring. If that sign does not change for `SILENCE_SECONDS`, or the store itself is as
-silent, the watcher ends the group as if it had failed itself. Others may wait for the frozen worker alone, whose
-connections stay open, so all workers look for notes, too.
+`Config.timeout`. So every worker writes a sign, a text with its present call, into the store every few seconds, and
+watches the sign of the next worker in the ring. If that sign does not change for `SILENCE_SECONDS`, or if the store
+does not answer for as long, the watcher ends the group as if it had failed itself. Other workers may wait only for the
+frozen one, whose connections stay open, so all look for notes, too.
 
-No clocks are compared: the watcher counts its own rounds. A round counts for little even if it took long, so that
-nobody is accused by a worker that was itself frozen, as when a whole job is suspended and goes on.
+Clocks are not compared: the watcher counts its own rounds. A long round counts as a short one, because the watcher may
+itself have been frozen, as when a whole job is suspended and resumed.
 
 A long call into C may hold Python's lock, so that no thread can show a sign. So the watcher asks a silent neighbour
-over their connection: every worker has posted sends to its watcher beforehand, and the transport's own thread, which
-needs no lock, carries one out for each receive that the watcher posts. In a frozen process it does not run, either.
+over their connection. Every worker has posted sends to its watcher beforehand, and the transport's own thread, which
+needs no lock, completes one for each receive that the watcher posts. In a frozen process that thread stops, too.
 """
 
 import atexit
@@ -30,24 +30,24 @@ from sar.comm.transport import Member, Message, Transport
 from sar.logging_setup import logger
 
 BEAT_SECONDS = 3.0
-"""Between two signs of life."""
+"""Interval between two signs of life."""
 SILENCE_SECONDS = 120.0
-"""A worker without a new sign for this long is given up; it is asked after half of that."""
+"""Time without a new sign after which a worker is given up. It is asked after half of this time."""
 ANSWERS: Final = 500
-"""Sends that a worker has posted beforehand: enough for hours in which Python's lock is held."""
+"""Sends that a worker posts beforehand, enough for hours with Python's lock held."""
 ANSWER_TAG: Final = 2**31 - 2
 STALL_SECONDS = 30.0
-"""Length of a wait that is reported; then again at twice that, and so on."""
+"""Length of a wait at which it is reported for the first time, and again each time it doubles."""
 
 
 class Stall:
-    """When to report a wait: after `STALL_SECONDS`, and then once per doubling."""
+    """Decides when to report a wait: after `STALL_SECONDS`, and then each time it has doubled."""
 
     def __init__(self) -> None:
         self._reported = 0.0
 
     def due(self, seconds: float) -> bool:
-        """Whether to report a wait of this length now; a shorter one than before is another wait."""
+        """Whether to report a wait of this length now. A shorter one than before is taken for a new wait."""
         if seconds < self._reported:
             self._reported = 0.0
         if seconds < max(STALL_SECONDS, 2 * self._reported):
@@ -59,7 +59,7 @@ class Stall:
 class Answers:
     """Questions to the neighbour, and answers to the watcher, by the transport's threads: see [Note: signs of life].
 
-    The transport is just connected. What is posted is kept until the connections are closed, as gloo wants.
+    Create one right after the transport connects. Posted tensors stay alive until the connections close, as gloo needs.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -92,7 +92,7 @@ class Answers:
 
 
 class Liveness:
-    """See [Note: signs of life]. Ends with its group. `answers` belong to the group's current connections."""
+    """The thread of [Note: signs of life]; it ends with its group. `answers` use the group's current connections."""
 
     def __init__(self, group: Member, notes: StoreNotes) -> None:
         self.answers: Answers | None = None
@@ -100,8 +100,8 @@ class Liveness:
         self._notes = notes
         self._neighbour = (notes.rank + 1) % notes.world_size
         self._end = threading.Event()
-        self._sign: str | None = None  # the neighbour's
-        self._silence = 0.0  # since that sign, in seconds of this thread's own rounds
+        self._sign: str | None = None  # latest sign of the neighbour
+        self._silence = 0.0  # time since that sign, in seconds of this thread's own rounds
         self._store_silent = False
         self._stall = Stall()
         self._thread = threading.Thread(target=self._run, name="sar-liveness", daemon=True)
@@ -109,7 +109,7 @@ class Liveness:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the thread, which says that this worker leaves; at exit at the latest."""
+        """End the thread, which shows a last sign that this worker leaves. Runs at exit at the latest."""
         atexit.unregister(self.close)
         if self._thread.is_alive():  # not in a forked process
             self._end.set()
@@ -126,14 +126,14 @@ class Liveness:
             except SilentStoreError:
                 self._store_silent = True
             except RuntimeError:
-                if not self._end.wait(2 * BEAT_SECONDS):  # a worker that loses a connection says more
+                if not self._end.wait(2 * BEAT_SECONDS):  # let an error of a lost connection, which says more, be first
                     reason = "The job's store is gone: the process that hosts it, usually worker 0, has ended."
                     group.stop(group.generation, reason, final=True)
                 return
             if self._silence >= SILENCE_SECONDS:
                 self._give_up(group)
                 return
-            del group  # so that a group that nobody uses goes
+            del group  # do not keep an unused group alive
             if self._end.wait(BEAT_SECONDS):
                 with contextlib.suppress(RuntimeError):
                     self._notes.show_last()
@@ -143,7 +143,7 @@ class Liveness:
             began += round_seconds
 
     def _exchange(self, group: Member, own: str, round_seconds: float) -> None:
-        """Show a sign; look for a note and for a new sign of the neighbour, which is not silent before its first."""
+        """Show a sign; look for a note, and for a new sign of the neighbour, which is never silent before its first."""
         generation, answers = group.generation, self.answers
         self._notes.show(own)
         note, [sign] = self._notes.read_note(generation), self._notes.signs([self._neighbour])

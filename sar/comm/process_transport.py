@@ -1,6 +1,6 @@
-"""Transports between processes: what gloo and NCCL have in common, and each of them.
+"""Transports between processes, over gloo and NCCL, with a common base class.
 
-Workers find each other, and tell each other why they give up, in the job's store (`store_notes.py`). The first
+Workers find each other, and leave the reasons of their errors, in the job's store (`store_notes.py`). The first
 connection also starts the thread that watches for signs of life (`liveness.py`).
 """
 
@@ -29,17 +29,17 @@ from sar.errors import CommunicationError, CommunicationTimeout, PeerError
 from sar.logging_setup import logger
 
 CONNECT_TIMEOUT: Final = 40.0
-"""Seconds that connecting may take once all workers are about to."""
+"""Seconds that connecting may take once all workers are ready to."""
 CLOSING_TAG: Final = 2**31 - 1
-GATHERING_TAG: Final = 2**31 - 3  # `liveness.ANSWER_TAG` is the one between
+GATHERING_TAG: Final = 2**31 - 3  # `liveness.ANSWER_TAG` is in between
 LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
-"""How gloo reports a connection that broke; any other error is this worker's own."""
+"""gloo's message for a broken connection. Any other error is this worker's own."""
 OVERDUE: Final = ("Timed out waiting", "timeout caused pair closure")
-"""How gloo reports its own time-out; "timed out" alone may be the system's word for a connection that broke."""
+"""gloo's messages for its own time-outs. "timed out" alone may be the system's message for a broken connection."""
 
 
 class Failure(NamedTuple):
-    """What an error of a transport means: a wait took too long (`overdue`), or a connection broke, and how."""
+    """Cause of an error of a transport: a wait took too long (`overdue`), or a connection broke for some `reason`."""
 
     overdue: bool
     reason: str
@@ -57,7 +57,7 @@ class ProcessTransport(Transport):
 
     @abstractmethod
     def _connect(self, generation: int) -> None:
-        """Make new connections, once all workers are about to."""
+        """Connect to all workers, which are ready to connect."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -65,7 +65,7 @@ class ProcessTransport(Transport):
 
     @abstractmethod
     def failure(self, error: RuntimeError) -> Failure | None:
-        """What an error of this transport means; None for one of another kind."""
+        """The cause of an error of this transport; None for any other error."""
 
     def connect(self, group: Member, limit: float) -> None:
         liveness = self.liveness = self.liveness or Liveness(group, self.notes)
@@ -91,7 +91,7 @@ class ProcessTransport(Transport):
             raise late from error
 
     def _wait_for_all(self, group: Member, limit: float) -> None:
-        """Wait until every worker is about to connect in this generation, or one of them has failed before that."""
+        """Wait until every worker is ready to connect in this generation. Raise if one fails before that."""
         deadline = time.monotonic() + limit
         self.notes.announce(group.generation)
         pause = POLL_SECONDS
@@ -108,7 +108,7 @@ class ProcessTransport(Transport):
                     return
                 signs = self.notes.signs(absent) if pause > store_notes.PATIENCE / 10 else []
                 left = [rank for rank, sign in zip(absent, signs, strict=False) if sign == store_notes.LEFT]
-            except SilentStoreError:  # which the liveness thread judges
+            except SilentStoreError:  # the liveness thread decides when the store has been silent for too long
                 left = []
             if left:
                 raise RuntimeError(f"workers {left} have left.")
@@ -118,7 +118,7 @@ class ProcessTransport(Transport):
             pause = min(1.2 * pause, store_notes.PATIENCE / 5)
 
     def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
-        """As `Transport.abort`: a note in the store, and closed connections."""
+        """See `Transport.abort`. Leaves a note in the store and closes all connections."""
         self.notes.leave_note(generation, told, final=final)
         if self._open:
             self._open = False
@@ -163,13 +163,14 @@ class ProcessTransport(Transport):
 
 
 class GlooTransport(ProcessTransport):
-    """Connections of gloo, over TCP between CPUs; arguments as of `ProcessTransport`.
+    """Connections of gloo, over TCP between CPUs. Takes the arguments of `ProcessTransport`.
 
     [Note: gloo's threads]
-    A collective of gloo runs step by step in another thread, which takes longer than to post all messages of an
-    agreement at once. gloo's receiving thread polls without a pause while another thread holds the lock of the same
-    connection, to send. If a message wakes it up and it preempts that thread, it polls until its time slice is over.
-    On Linux, threads of the batch class preempt nobody when they wake up.
+    gloo runs a collective step by step in another thread. Posting all messages of an agreement at once is faster.
+
+    gloo's receiving thread spins while another thread, to send, holds the lock of the same connection. If a message
+    wakes it up and it preempts the sender, it spins until its time slice is over. So we start gloo's threads in the
+    batch scheduling class, whose threads preempt no others when they wake up.
     """
 
     _gloo: Any = None
@@ -181,7 +182,7 @@ class GlooTransport(ProcessTransport):
             self._gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
 
     def _close(self) -> None:
-        for k in range(1, self.world_size):  # the first connection that is open closes all
+        for k in range(1, self.world_size):  # a time-out on any open connection makes gloo close all
             peer, nothing = (self.rank + k) % self.world_size, torch.empty(1, dtype=torch.uint8, device="cpu")
             try:
                 self._gloo.recv([nothing], peer, CLOSING_TAG).wait(timedelta(milliseconds=1))
@@ -198,7 +199,7 @@ class GlooTransport(ProcessTransport):
         return None if lost is None and not overdue else Failure(overdue, "" if lost is None else lost[1])
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """As `Transport.all_gather`: see [Note: gloo's threads]."""
+        """See `Transport.all_gather`, and [Note: gloo's threads] for the point-to-point messages."""
         gathered = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in range(self.world_size)]
         works = []
         for k in range(1, self.world_size) if tensor.nbytes else ():
@@ -211,7 +212,7 @@ class GlooTransport(ProcessTransport):
         return gathered
 
     def _carrier(self, tensor: Tensor) -> Any:
-        """What combines and broadcasts such tensors."""
+        """The process group that combines and broadcasts tensors on this device."""
         return self._gloo
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
@@ -220,20 +221,20 @@ class GlooTransport(ProcessTransport):
         self._carrier(tensor).allreduce([tensor], options).wait()
 
     def broadcast(self, tensor: Tensor) -> None:
-        """As `Transport.broadcast`; as bytes, because gloo does not know every dtype."""
+        """See `Transport.broadcast`. Sends bytes, because gloo does not support every dtype."""
         options = _timed(BroadcastOptions())
         options.rootRank = 0
         self._carrier(tensor).broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """As `Transport.post`; messages meet by tag."""
+        """See `Transport.post`. Messages are matched by tag."""
         receive = None if inbound is None else self._gloo.recv([inbound.data], inbound.peer, tag)
         send = None if outbound is None else self._gloo.send([outbound.data], outbound.peer, tag)
         return receive, send
 
 
 class _Queued(NamedTuple):
-    """Work of NCCL, which is in a stream of its own."""
+    """Work of NCCL, which runs in a stream of its own."""
 
     work: Any
 
@@ -242,24 +243,24 @@ class NcclTransport(GlooTransport):
     """NCCL for tensors on GPUs, and gloo for the rest. Untested with more than one worker, as that needs two GPUs.
 
     [Note: order on the device]
-    NCCL has a stream of its own, where messages begin once all is done that was queued for the device before they were
-    posted. A wait puts their end into the stream that computes, and does not keep the host: it goes on to queue the
-    next tile's messages, which travel while this tile is computed. A buffer is free after that wait, because whatever
-    is queued for it later, on the device or as a message, comes after it there, too. So nothing but agreements, which
-    travel over gloo, keeps workers' hosts in step, and ends their waits where one fails.
+    NCCL has a stream of its own. A message begins there once the device has done all work queued before it was posted.
+    A wait makes the computing stream wait for the message, and does not block the host, which goes on to queue the next
+    tile's messages; these travel while this tile is computed. After the wait a buffer may be used again, because all
+    later work on it, on the device or as a message, is queued behind. So only agreements, which travel over gloo, keep
+    the workers' hosts in step, and end their waits if one fails.
     """
 
     _nccl: Any = None
 
     def _connect(self, generation: int) -> None:
-        """NCCL meets in its first operation, which therefore is one of all workers, and not a message between two."""
+        """Connect gloo and NCCL. NCCL connects in its first operation, so we start with one among all workers."""
         super()._connect(generation)
         self._nccl = new_nccl(dist.PrefixStore(f"sar/{generation}/nccl", self._store), self.rank, self.world_size)
         met = torch.ones(1, dtype=torch.int32, device=self.device)
         self._nccl.allreduce([met], AllreduceOptions()).wait(timedelta(seconds=CONNECT_TIMEOUT))
 
     def _close(self) -> None:
-        """NCCL's kernels wait on the device for ever unless they are aborted, so that comes first."""
+        """Abort NCCL, whose kernels would wait on the device for ever, and then close gloo's connections."""
         try:
             self._nccl.abort()
         except RuntimeError as error:
@@ -286,7 +287,7 @@ class NcclTransport(GlooTransport):
         return super().failure(error)
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """As `Transport.post`, both in one batch, which both ends wait for; as bytes, which meet by order."""
+        """See `Transport.post`. Both messages are bytes, in one batch with a common wait, and are matched by order."""
         given = [message for message in (inbound, outbound) if message is not None]
         if not all(self._carrier(message.data) is self._nccl for message in given):
             return super().post(inbound, outbound, tag)
@@ -299,15 +300,15 @@ class NcclTransport(GlooTransport):
         return (None if inbound is None else both), (None if outbound is None else both)
 
     def wait(self, work: Any, peer: int) -> None:
-        """As `Transport.wait`, but in the stream where the worker computes: see [Note: order on the device]."""
+        """See `Transport.wait`. For NCCL, only the computing stream waits: see [Note: order on the device]."""
         if isinstance(work, _Queued):
-            work.work.wait()  # with a limit it would block the host; the group has one
+            work.work.wait()  # without a limit, which would block the host; the process group has one
         else:
             super().wait(work, peer)
 
 
 def new_nccl(store: dist.Store, rank: int, world_size: int) -> Any:
-    """NCCL's process group; its communicator is made with the first call."""
+    """NCCL's process group. Its first operation creates the communicator."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=Config.timeout)
     return dist.ProcessGroupNCCL(store, rank, world_size, options)
@@ -315,9 +316,9 @@ def new_nccl(store: dist.Store, rank: int, world_size: int) -> Any:
 
 @contextmanager
 def _batch_threads() -> Iterator[None]:
-    """Start threads of the batch class inside, where the system has it: see [Note: gloo's threads].
+    """Context that starts threads in the batch class, if the system has it: see [Note: gloo's threads].
 
-    Not where the user has chosen a class.
+    If the user has chosen a scheduling class, this does nothing.
     """
     usual = hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER
     try:
@@ -332,6 +333,6 @@ def _batch_threads() -> Iterator[None]:
 
 
 def _timed(options: Any) -> Any:
-    """Options of a collective of gloo with the limit of a wait."""
+    """Set the timeout of a collective's options to `Config.timeout`."""
     options.timeout = timedelta(seconds=Config.timeout)
     return options

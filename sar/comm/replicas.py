@@ -1,11 +1,12 @@
-"""A checksum of the model in the agreement after an optimizer's step, which shows whether all workers have the same.
+"""Compares the workers' models by a checksum in the agreement after an optimizer's step.
 
 [Note: replicas]
-Every worker has a copy of the model, and nothing but equal beginnings and equal gradients keeps the copies equal. So
-after a step the next agreement carries a checksum of the bits of the parameters that were stepped. Only those that have
-been in `sync_params` or `gather_grads` count; the others may be a worker's own, such as rows for its nodes. If none has
-been, because both calls were forgotten, all count, as long as every worker has stepped the same shapes. A model on a
-device is summed up there, and only the sums are read: copying the parameters would take longer than the step.
+Every worker has a copy of the model, and the copies stay equal only if they start equal and get equal gradients. So the
+first agreement after a step carries a checksum of the bits of the stepped parameters. Only parameters that have been
+passed to `sync_params` or `gather_grads` count; others may be a worker's own, such as rows for its nodes. If there are
+none, because the user forgot both calls, all parameters count, as long as every worker has stepped the same shapes. We
+sum up parameters on their device and read only the sums, because copying the parameters would take longer than the
+step.
 """
 
 import threading
@@ -25,7 +26,7 @@ from sar.tensor_views import as_bytes, materialize
 
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1  # `Config.check_replicas` is off
-SHARED: Final = 2**62  # in the checksum of parameters that have been in `sync_params` or `gather_grads`
+SHARED: Final = 2**62  # flag of a checksum of parameters that were passed to `sync_params` or `gather_grads`
 
 
 class Replicas:
@@ -33,13 +34,13 @@ class Replicas:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()  # workers of one process are threads
-        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> the calls that it has been in
+        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> calls that it was passed to
         self._stepped: dict[int, Tensor] = {}  # by `id`, in the order of the steps
-        self._seen: set[str] = set()  # the calls that the parameters of the latest checksum have been in
+        self._seen: set[str] = set()  # calls that the parameters of the latest checksum were passed to
         self._hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._note(optimizer))
 
     def close(self) -> None:
-        """Look at no further steps."""
+        """Stop observing optimizers."""
         self._hook.remove()
 
     def share(self, model: Module, call: str) -> bool:
@@ -50,7 +51,7 @@ class Replicas:
         return len(self._shared) > before
 
     def forget_steps(self) -> None:
-        """Do not compare what has been stepped so far, as after an error or before models are averaged."""
+        """Drop the steps so far from the comparison, as after an error or before models are averaged."""
         self._stepped = {}
 
     def take_checksum(self) -> int:
@@ -111,18 +112,18 @@ class Replicas:
 
 
 def _counts(parameter: Tensor) -> bool:
-    """Whether it may be a replica whose bits can be read."""
+    """Whether a parameter may be a replica whose bits can be read."""
     plain = isinstance(parameter, Parameter) and type(parameter.data) is Tensor
     return plain and parameter.layout is torch.strided and not parameter.is_meta
 
 
 def _integers(parameter: Tensor) -> Tensor:
-    """Its bits as integers."""
+    """The bits of a parameter as integers."""
     bits = materialize(parameter.detach()).contiguous()
     kinds = {1: torch.uint8, 2: torch.int16}
     return bits.view(-1).view(kinds.get(bits.element_size(), torch.int32))
 
 
 def described(tensor: Tensor) -> str:
-    """Dtype and shape, for texts."""
+    """Dtype and shape of a tensor, for calls and errors."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

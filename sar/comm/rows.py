@@ -1,12 +1,12 @@
-"""What messages are made of: the format of their rows, and memory for them.
+"""The format of the rows in a message, and the pool of message buffers.
 
 [Note: scaled fields]
-Features and gradients that travel in a half precision are widened on arrival, so that sums are as they were. float16
+Features and gradients that travel in half precision are widened on arrival, so that sums keep their precision. float16
 has a smaller range than float32: gradients of a mean over many nodes would become 0 in it, and features above 65504
-infinite. So a field that is narrowed to a smaller range travels as multiples of a power of two, which is chosen for
-each message so that its greatest finite number comes close to the greatest one of the narrow type, and stands before
-the rows. Such a division is exact. A number x arrives within 2^-11 |x| in float16, or 2^-39 of the message's greatest
-number where that is more; infinities and NaN arrive as they are.
+infinite. So a field that is narrowed to a smaller range is divided by a power of two, its scale. We choose a scale for
+each message so that its greatest finite number comes close to the greatest one of the narrow type. The scale stands in
+front of the rows, and the division is exact. A number x arrives with an error of at most 2^-11 |x| in float16, or 2^-39
+of the message's greatest number if that is more. Infinities and NaN do not change.
 """
 
 import contextlib
@@ -26,27 +26,27 @@ from sar.config import Config
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
 OWN_MAPPING = 2**17
-"""Bytes from which on a buffer has a mapping of its own: for less, to make one takes longer than to use it."""
+"""Size in bytes from which a buffer gets a mapping of its own. For smaller ones, mapping takes longer than using it."""
 HUGE_PAGE = 2**21
-"""Bytes from which on a buffer may have huge pages."""
+"""Size in bytes from which a buffer may have huge pages."""
 
 
 FORMATS, LAYOUTS = 64, 1024
-"""Formats that are kept, and message sizes that each of them knows."""
+"""Number of cached formats, and of cached layouts in each."""
 
 
 class FieldRows(NamedTuple):
-    """The rows of one field inside a message, with which they share memory."""
+    """The rows of one field inside a message, as views of its memory."""
 
     values: Tensor  # (rows, ...), as they travel
-    scale: Tensor | None  # (1,) float64, what they are multiples of; None for 1: see [Note: scaled fields]
+    scale: Tensor | None  # (1,) float64, factor of the values; None for 1: see [Note: scaled fields]
 
     def are_like(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether values of this kind need no conversion on their way in or out."""
+        """Whether values on this device in this dtype can be written and read without a conversion."""
         return (self.values.device, self.values.dtype) == (device, dtype)
 
     def write(self, values: Tensor) -> None:
-        """Take in (rows, ...) values, which are used up; from a device, once what is queued there is done."""
+        """Write (rows, ...) values, which may be overwritten. A copy from a device is only queued there."""
         if self.scale is not None:
             scale = _scale(values, self.values.dtype)
             self.scale.copy_(scale, non_blocking=True)
@@ -54,13 +54,13 @@ class FieldRows(NamedTuple):
         self.values.copy_(values, non_blocking=True)
 
     def read(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The values as they were written, rounded, (rows, ...); the message's memory where that is what they are."""
+        """Read the values, (rows, ...). The result is a view of the message if no conversion is needed."""
         values = to_device(self.values, device).to(dtype)
         return values if self.scale is None else values.mul_(to_device(self.scale, device).to(dtype))
 
 
 class FieldFormat(NamedTuple):
-    """The rows of one field: dtype, the shape of a row, and whether a scale precedes them ([Note: scaled fields])."""
+    """Format of one field: dtype, shape of a row, and whether a scale precedes the rows ([Note: scaled fields])."""
 
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
@@ -71,33 +71,33 @@ class FieldFormat(NamedTuple):
         return cls(tensor.dtype, tuple(tensor.shape[1:]))
 
     def narrowed(self, dtype: torch.dtype) -> "FieldFormat":
-        """The field in `dtype` in place of a wider floating-point type, scaled if the range shrinks."""
+        """The format with `dtype` in place of a wider floating-point type, scaled if the range shrinks."""
         if not self.dtype.is_floating_point or self.dtype.itemsize <= dtype.itemsize:
             return self
         shrinks = torch.finfo(dtype).tiny > torch.finfo(self.dtype).tiny
         return FieldFormat(dtype, self.shape, scaled=shrinks and prod(self.shape) > 0)
 
     def aligned_bytes(self, rows: int) -> int:
-        """Bytes that so many rows take in a message."""
+        """Size in bytes of so many rows in a message, with alignment."""
         values = -(-rows * prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
         return values + ALIGNMENT * self.scaled
 
     def view(self, message: Tensor, begin: int, rows: int) -> Tensor:
-        """The rows that lie in a message (uint8) from byte `begin` on, (rows, ...); they share its memory."""
+        """View of the rows in a message (uint8) from byte `begin` on, (rows, ...)."""
         begin += ALIGNMENT * self.scaled
         size = rows * prod(self.shape) * self.dtype.itemsize
         return message[begin : begin + size].view(self.dtype).view(rows, *self.shape)
 
 
 class MessageLayout(NamedTuple):
-    """Where the fields lie in a message of some rows: bytes of all, and of each field."""
+    """Layout of a message: its size in bytes, and the offset of each field."""
 
     nbytes: int
     begins: tuple[int, ...]
 
 
 class RowFormat:
-    """The fields that travel together, with a row each for every node.
+    """Format of the fields that travel together. Each has a row for every node.
 
     Attributes:
         row_elements: elements of one row.
@@ -120,7 +120,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "RowFormat":
-        """The format of rows of these tensors, (N, ...) each."""
+        """The format of the rows of tensors, (N, ...) each."""
         return _row_format(tuple([(tensor.dtype, tensor.shape[1:]) for tensor in tensors]))
 
     def narrowed(self, dtype: torch.dtype | None) -> "RowFormat":
@@ -151,7 +151,7 @@ class RowFormat:
         return found
 
     def round(self, values: Sequence[Tensor]) -> None:
-        """Round rows of the fields, (rows, ...) each, in place, as they would be if they travelled in this format."""
+        """Round rows of the fields, (rows, ...) each, in place, as if they had travelled in this format."""
         if all(field.dtype == one.dtype for field, one in zip(self.fields, values, strict=True)):
             return
         message = torch.empty(self.message_bytes(len(values[0])), dtype=torch.uint8, device=values[0].device)
@@ -166,9 +166,9 @@ def _row_format(fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...]) -> RowF
 
 
 def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """A power of two, (): divided by it, the greatest finite one of the values is 1/4 to 1 of the greatest of `dtype`.
+    """A power of two, (). Divided by it, the greatest finite value is 1/4 to 1 of the greatest number of `dtype`.
 
-    It and its reciprocal are normal numbers of the values' own type.
+    The power and its reciprocal are normal numbers of the values' own dtype.
     """
     top = 2.0 ** (frexp(torch.finfo(dtype).max)[1] - 1)
     low, high = values.nan_to_num(0, 0, 0).aminmax()
@@ -177,15 +177,16 @@ def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class BufferPool:
-    """Message buffers of one worker.
+    """Pool of one worker's message buffers.
 
-    In CPU memory large ones have mappings of their own: an allocator would keep most of what is freed (docs/memory.md).
+    Large buffers in CPU memory get mappings of their own, because an allocator would keep most of the freed memory
+    (docs/memory.md).
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[Tensor] = []
-        self.bytes_kept = 0  # of buffers that nobody uses now
+        self.bytes_kept = 0  # size of the free buffers
 
     def take(self, size: int) -> Tensor:
         """A buffer of at least `size` bytes (uint8), contents undefined."""
@@ -198,14 +199,14 @@ class BufferPool:
             return self._free.pop(best)
         if self._device.type != "cpu" or size < OWN_MAPPING:
             return torch.empty(size, dtype=torch.uint8, device=self._device)
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # until the tensor goes
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # freed with the tensor
         if size >= HUGE_PAGE:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def give(self, buffer: Tensor | None) -> None:
-        """Take a buffer back; the oldest ones go when the pool outgrows `Config.comm_buffer_bytes`."""
+        """Return a buffer to the pool, which frees its oldest ones if it outgrows `Config.comm_buffer_bytes`."""
         if buffer is None:
             return
         self._free.append(buffer)

@@ -1,4 +1,4 @@
-"""Rows of workers that share a process: read where they lie or copied, without a message.
+"""The exchange of rows between workers that share a process: read in place or copied, without messages.
 
 [Note: rows of the same process]
 The workers of one process (`Transport.local_peers`) have their turns one after the other. All let the others read their
@@ -13,10 +13,10 @@ partitions took 1.3 times the processor time. Otherwise rows are copied tile by 
 the process are, so that results equal those of as many processes.
 
 [Note: reading ahead]
-If memory is left to a file, shared rows are mapped, and the first use of a page that the system has dropped waits for
-the disk. So before a tile is computed the system is asked for the next one, and for its gradients. It does not read
-their neighbours: if memory is short these would take the place of what is needed next. It is no longer asked once some
-turns have passed in which nothing was read from a disk, and again from the next time on.
+Out of core, shared rows are mapped from a file, and the first use of a page that the system has dropped waits for the
+disk. So before a tile is computed, we prefetch the next one and its gradients. We do not prefetch neighbouring rows: if
+memory is short, these would displace the rows of the next tiles. Prefetching stops after some turns without reads from
+a disk, and starts again with the next read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,11 +32,11 @@ from sar.comm.statistics import counters
 from sar.comm.transport import Shared
 
 SharedTile = tuple[HaloSlice, list[Tensor] | None, list[Tensor] | None, Tensor | None]
-"""The contents of a `Tile`."""
+"""The fields of a `Tile`."""
 
 
 class Returns(Protocol):
-    """How gradients are accumulated; see `GradientReturn`."""
+    """The accumulation of returned gradients; see `GradientReturn`."""
 
     @property
     def start(self) -> float: ...
@@ -48,10 +48,11 @@ class SharedRows:
     """The rows that the workers of this process share in one exchange, and the totals of their gradients.
 
     Args:
-        fields: rows that travel, and `in_place` those that only workers of this process read; None to fetch nothing.
-        totals: totals of the gradients of either.
-        keep: whether the caller keeps the rows it fetches, or has kept them.
-        in_place: None if the caller cannot read rows in place.
+        fields: rows that travel; None to fetch nothing.
+        in_place: further rows that only workers of this process read, and the totals of their gradients; None if the
+            caller cannot read rows in place.
+        totals: totals of the gradients of `fields`.
+        keep: whether the caller keeps the rows it fetches, or has kept them in the forward.
         tile_rows: rows of a tile that is copied.
     """
 
@@ -94,7 +95,7 @@ class SharedRows:
         counters.bytes_received += out * read + back * given
 
     def tiles(self) -> Iterator[SharedTile]:
-        """The rows that this worker reads of the others of its process; see [Note: reading ahead]."""
+        """Iterate over the rows that this worker reads of others in its process: see [Note: reading ahead]."""
         slices = self._plan.local_slices(UNLIMITED_ROWS if self._in_place else self._tile_rows)
         found = [(halo, self._plan.rows_of(halo), self._shared[halo.owner]) for halo in slices]
         for i, (halo, index, owner) in enumerate(found):
@@ -120,7 +121,7 @@ class SharedRows:
                 returns.add(index, grad, one.rows)
 
     def close(self) -> None:
-        """Meet once more after gradients have been added; buffers are back in the pool before that."""
+        """Release the shared rows; if gradients return, meet once more, after which all totals are complete."""
         totals = self._shared[self._group.rank].added_to
         self._shared = {}
         self.columns, self.totals = {}, {}

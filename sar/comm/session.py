@@ -29,10 +29,10 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class Communication(NamedTuple):
-    """This worker's end of the group, and its origin."""
+    """This worker's group and buffers, and the backend and address of its process group."""
 
     group: Group
-    pool: BufferPool  # of this worker's exchanges
+    pool: BufferPool  # for this worker's exchanges
     backend: str
     master_ip: str | None
     master_port: int | None
@@ -100,9 +100,9 @@ def connect(
 
 
 def _take_cuda_device(asked: torch.device, local_rank: int | None) -> torch.device:
-    """Make a CUDA device the current one: by the number asked for, else by the local rank, else as it is.
+    """Make a CUDA device current: the index asked for, else the local rank, else the current device.
 
-    Slurm may let each process see one device only, which is number 0 in all of them.
+    Under Slurm each process may see one device only, which has index 0 in all of them.
     """
     there = torch.cuda.device_count()
     number = asked.index if asked.index is not None else local_rank
@@ -126,14 +126,14 @@ def group_of_processes(
 
 
 def set_current(current: Communication) -> None:
-    """Replace this worker's group: workers of one process use theirs in turns."""
+    """Replace this worker's group. Workers of one process do so with their turns."""
     global _current
     _current = current
 
 
 @contextmanager
 def standing_in(group: Group, pool: BufferPool) -> Iterator[None]:
-    """Use another group and its buffers inside, such as a plan's, which sends nothing."""
+    """Context with another group and its buffers, such as a plan's, which sends nothing."""
     global _current
     before, _current = _current, Communication(group, pool, "none", None, None)
     try:
@@ -190,7 +190,7 @@ def current() -> Communication:
 
 
 def _shut_down(started: bool) -> None:
-    """Join gloo's threads while the interpreter is whole; left to its end, the process now and then aborts."""
+    """Join gloo's threads before the interpreter shuts down. During the shutdown, the process would sometimes abort."""
     if _current is not None:
         _current.group.close()
     if started and dist.is_initialized():
@@ -212,7 +212,7 @@ os.register_at_fork(after_in_child=_in_child)
 def _start(
     given_rank: int | None, given_size: int | None, given_master: str | None, backend: str, given_port: int
 ) -> tuple[str, int]:
-    """Start torch's process group, by the arguments or the launcher; return worker 0's address and port."""
+    """Start torch's process group from the arguments or the launcher; return worker 0's address and port."""
     place, met, half_set = find_place(), meeting(), set_in_part()
     rank, size, master = given_rank, given_size, given_master
     if place is not None:
@@ -229,7 +229,7 @@ def _start(
     if given_port == DEFAULT_PORT and launched_port is not None:
         port = launched_port
     elif given_port == DEFAULT_PORT and given_master is None and size == 1:
-        master, port = "127.0.0.1", 0  # nobody has to find the port, so the jobs of a host need not share the default
+        master, port = "127.0.0.1", 0  # no other worker needs the port, so jobs of one host need not share the default
     elif met is not None and met.address == given_master:
         job = job or met.nonce
         if given_port == DEFAULT_PORT:
@@ -264,7 +264,7 @@ def _start(
 
 @contextmanager
 def _joining(rank: int, size: int, store: str) -> Iterator[None]:
-    """Turn errors of a store inside into errors that name it and say what to check."""
+    """Context that turns errors of a store into errors that name it and suggest checks."""
     try:
         yield
     except SarError:
@@ -285,10 +285,10 @@ def _check_same(asked: dict[str, int | str | None], *found: int | str) -> None:
 
 
 def recover(step: int = 0) -> int:
-    """Go on after an error in a distributed call, together with all other workers.
+    """Recover from an error in a distributed call, together with all other workers.
 
-    After such an error every further call raises. All workers call this instead, those that saw no error included, and
-    are then at the same call: they repeat the step that is returned. With one worker there is nothing to do.
+    After such an error every further call raises. All workers must call this, even those that saw no error, and then
+    repeat the step that it returns. With one worker it does nothing.
 
     Args:
         step: the first step that this worker has not finished.

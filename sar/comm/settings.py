@@ -1,4 +1,4 @@
-"""The settings of one distributed call, from `Config`, and the size of tiles that follows from them."""
+"""The settings of one distributed call, from `Config`, and the size of its tiles."""
 
 from typing import NamedTuple
 
@@ -8,13 +8,13 @@ from sar.comm.rows import RowFormat
 from sar.config import Config
 
 UNLIMITED_ROWS = 2**62
-ROWS_PER_TILE = 8  # a worker's rows in a tile's
+ROWS_PER_TILE = 8  # tiles into which a worker's mean rows are cut at least, unless these get small
 SMALL_TILE = 2**20
-"""Bytes from which on larger messages are hardly faster."""
+"""Size in bytes above which larger messages are hardly faster."""
 
 
 class Settings(NamedTuple):
-    """`Config` as it was when a call started; its backward runs under the same settings."""
+    """Snapshot of `Config` at the start of a call. Its backward runs under the same settings."""
 
     depth: int
     buffer_bytes: int
@@ -39,8 +39,8 @@ class Settings(NamedTuple):
     def tile_rows(self, row: RowFormat, mean_rows: int, *, both_ways: bool) -> int:
         """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks.
 
-        Where tiles are not small anyway they are a fraction of a worker's mean rows, so that buffers are a fraction of
-        the memory that features take. `both_ways` says whether one exchange fetches rows and returns gradients.
+        Tiles above `SMALL_TILE` are a fraction of a worker's mean rows, so that buffers are a fraction of the memory of
+        features. `both_ways` is True if one exchange fetches rows and returns gradients.
         """
         limits = [UNLIMITED_ROWS]
         if not self.one_shot and row.row_bytes:

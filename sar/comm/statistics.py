@@ -1,4 +1,4 @@
-"""Counters of what was moved and how long it waited, and who hears of distributed calls: the log and profiles."""
+"""Counters of traffic and waiting times, and the listeners to distributed calls: the log and profiles."""
 
 import logging
 import time
@@ -11,13 +11,13 @@ from sar.logging_setup import logger
 
 @dataclass
 class Statistics:
-    """What this worker moved since the process started.
+    """This worker's traffic and waiting times since the process started.
 
-    bytes_sent, bytes_received: payload of point-to-point messages and collectives, without headers; where workers
-        share a process, also the rows that they read of each other.
-    messages_sent: point-to-point messages.
+    bytes_sent, bytes_received: payload of point-to-point messages and collectives, without headers. If workers share a
+        process, the rows that they read of each other count, too.
+    messages_sent: number of point-to-point messages.
     seconds_waited: time the main thread was blocked on other workers.
-    seconds_late: of which until all workers had come to a call; the rest, until messages had come.
+    seconds_late: the part of it spent waiting for other workers to reach a call; the rest is waiting for messages.
     """
 
     bytes_sent: int = 0
@@ -37,31 +37,31 @@ counters = Statistics()
 
 
 def statistics() -> Statistics:
-    """Return a snapshot of this worker's counters; subtract two snapshots to get what lies between them."""
+    """Return a snapshot of this worker's counters. The difference of two snapshots counts the time between them."""
     return replace(counters)
 
 
 BACKWARD = "backward of "
-"""How the text of a call in a backward begins; that of its forward follows."""
+"""Prefix of the text of a call in a backward; the text of its forward follows."""
 MOST_CHARACTERS = 200
-"""Of a call in the log."""
+"""Characters of a call in the log."""
 
 
 class Listener(Protocol):
-    """Hears of each call of this process; of one inside another, between the beginning and the end of that."""
+    """Callbacks for each call of this process. Calls may be nested."""
 
     def begins(self, call: str) -> None:
-        """A call begins, whose text workers compare."""
+        """Called when a call begins, with the text that workers compare."""
 
     def ends(self, call: str) -> None:
-        """The latest call that has begun is over."""
+        """Called when the latest call that has begun ends."""
 
 
 listeners: list[Listener] = []
 
 
 def followed() -> bool:
-    """Whether anybody wants to hear of calls."""
+    """Whether there are listeners to calls."""
     return bool(listeners) or logger.isEnabledFor(logging.DEBUG)
 
 
@@ -75,7 +75,7 @@ class FollowedCall:
             listener.begins(call)
 
     def end(self) -> None:
-        """Tell everybody that the call is over."""
+        """Tell listeners and the log that the call has ended."""
         for listener in listeners:
             listener.ends(self._call)
         moved, seconds = statistics() - self._before, time.perf_counter() - self._start

@@ -1,10 +1,10 @@
-"""The job's store: questions with a limit, and the notes, calls and signs of life that workers leave there.
+"""The job's store: bounded requests, and the notes, calls and signs of life that workers leave there.
 
 [Note: a store that does not answer]
-torch's store has no limit of its own: asked for anything while the process that hosts it is frozen, or its host gone,
-it waits for ever, and everybody else who asks through the same connection. So each question runs in a thread that is
-left behind if no answer comes. The end of the interpreter waits a little for such threads: one whose answer comes
-during that end would abort the process.
+Requests to torch's store have no timeout. If the process that hosts it is frozen, or its host is gone, a request waits
+for ever, and blocks all others over the same connection. So each request runs in a thread that is left behind if no
+answer comes. At its end the interpreter waits a little for such threads, because an answer that comes during shutdown
+would abort the process.
 """
 
 import atexit
@@ -25,13 +25,13 @@ from sar.logging_setup import logger
 T = TypeVar("T")
 
 STORE_SECONDS = 5.0
-"""How long the store may take to answer."""
+"""Time limit for an answer of the store."""
 EXIT_SECONDS: Final = 2.0
 PATIENCE = 3.0
-"""Seconds to look for what a peer writes at about the same time: before it closes its connections, for example."""
+"""Seconds to wait for a text that a peer writes at about the same time, such as before it closes its connections."""
 POLL_SECONDS: Final = 0.02
 LEFT: Final = "has left"
-"""The last sign of a worker that ends as it should."""
+"""The last sign of a worker that ends without an error."""
 
 
 class SilentStoreError(RuntimeError):
@@ -66,7 +66,7 @@ def _wait_for_threads() -> None:
 
 
 class BoundedStore:
-    """A store that is asked through `ask` only: see [Note: a store that does not answer]."""
+    """A store whose requests are bounded, as all go through `ask`: see [Note: a store that does not answer]."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
@@ -106,7 +106,7 @@ class Note(NamedTuple):
 class StoreNotes(BoundedStore):
     """One worker's view of the job's store, over a connection of its own if torch can make one.
 
-    Methods raise RuntimeError if the store is gone or silent. `name` gives a worker in words.
+    Methods raise RuntimeError if the store is gone or silent. `name` returns the name of a worker, for errors.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, name: Callable[[int], str]) -> None:
@@ -130,7 +130,7 @@ class StoreNotes(BoundedStore):
         return None if text is None else Note(*json.loads(text))
 
     def announce(self, generation: int) -> None:
-        """Say that this worker is about to connect."""
+        """Announce that this worker is ready to connect."""
         self.ask(lambda store: store.set(f"{generation}/ready/{self.rank}", ""))
 
     def absent(self, generation: int) -> list[int]:
@@ -141,7 +141,7 @@ class StoreNotes(BoundedStore):
         return [rank for rank, ready in enumerate(self.read(keys)) if ready is None]
 
     def report(self, generation: int, number: int, call: str) -> None:
-        """Let the others find out which call this worker is in."""
+        """Publish this worker's call for `whereabouts` of others."""
         with contextlib.suppress(RuntimeError):
             self.ask(lambda store: store.set(f"{generation}/at/{number}/{self.rank}", call))
 
@@ -157,11 +157,11 @@ class StoreNotes(BoundedStore):
         return "\n".join(f"  {self.name(rank)}: {there or gone[rank]}" for rank, there in enumerate(calls))
 
     def show(self, sign: str) -> None:
-        """Show a sign of life: what this worker does."""
+        """Show a sign of life, a text about this worker's present call."""
         self.ask(lambda store: store.set(f"sign/{self.rank}", sign))
 
     def show_last(self) -> None:
-        """Show that this worker ends as it should; not by `ask`, as no thread can start at the interpreter's end."""
+        """Show that this worker ends without an error. `ask` cannot start a thread while the interpreter ends."""
         self._store.set(f"sign/{self.rank}", LEFT)
 
     def signs(self, ranks: Sequence[int]) -> list[str | None]:

@@ -1,8 +1,8 @@
-"""What carries bytes between workers: the interface that `Group` speaks to.
+"""The interface of transports, which carry bytes between workers for `Group`.
 
 A transport lasts as long as its group, and its connections for one generation ([Note: recovery] in `group.py`). `Group`
-agrees, guards and counts; nothing above it asks which transport there is. Every wait ends after `Config.timeout` at the
-latest. Between processes: `process_transport.py`.
+agrees, guards and counts; nothing above it asks which transport is in use. Every wait ends after `Config.timeout` at
+the latest. `process_transport.py` has the transports between processes.
 """
 
 import time
@@ -20,32 +20,32 @@ from sar.tensor_views import materialize
 T = TypeVar("T")
 
 HEAD_BYTES: Final = 2**17
-"""What is received of a message before its length is known."""
+"""Bytes of a message that are received before its length is known."""
 LEFT_EARLY: Final = (
     "Has a worker left its loop earlier? A decision must be taken by all workers alike: sar.EarlyStopping, sar.all_sum."
 )
 
 
 class Message(NamedTuple):
-    """To or from one worker: a contiguous tensor, which must live until the message is waited for."""
+    """A contiguous tensor to or from one worker. It must stay alive until the message has been waited for."""
 
     peer: int
     data: Tensor
 
 
 class Wait(NamedTuple):
-    """What a worker waits for."""
+    """A wait of this worker in a distributed call."""
 
     call: str
-    who: str  # the worker or workers that it depends on, in words
-    began: float  # by this process's monotonic clock
+    who: str  # name of the worker or workers that it depends on
+    began: float  # time of this process's monotonic clock
 
     def __str__(self) -> str:
         return f"waiting for {self.who} for {time.monotonic() - self.began:.0f} s in: {self.call}"
 
 
 class Member(Protocol):
-    """What a transport needs of its group; see `Group`."""
+    """The part of `Group` that transports use."""
 
     generation: int
     calls: int
@@ -64,29 +64,29 @@ class Member(Protocol):
 
 
 class SharedTensor:
-    """A tensor of one worker that others of the same process read where it lies, in memory or in a file."""
+    """A tensor of one worker that others of the same process read in place, in memory or in a file."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
 
     def will_need(self, rows: Tensor | None = None) -> None:
-        """Have the system read these rows, ascending, while this process does something else; None for all."""
+        """Prefetch these rows, ascending, or all of them if None. Does nothing for tensors in memory."""
 
     def read(self, rows: Tensor, place: Tensor | None = None) -> Tensor:
-        """The rows that `will_need` has been given first since; in `place`, on the CPU, where that is given."""
+        """A copy of these rows; in `place`, a tensor on the CPU, if it is passed."""
         return torch.index_select(self.rows, 0, rows.to(self.rows.device), out=place)
 
 
 class Spilled(NamedTuple):
-    """What a worker whose memory is left to a file has there, in bytes; what is mapped from the first is not read."""
+    """Counters of a worker's spill file, in bytes. Features and graph structure, which stay mapped, are not counted."""
 
-    left: int  # of its tensors that were out of memory when its turn had passed
+    left: int  # bytes of tensors that left memory when its turn last passed
     written: int
     read: int
 
 
 class Shared(NamedTuple):
-    """What a worker lets others of its process read, and add to."""
+    """Tensors of one worker that others of its process read, and tensors that they add to."""
 
     read: Sequence[SharedTensor]
     added_to: Sequence[SharedTensor]
@@ -95,8 +95,8 @@ class Shared(NamedTuple):
 class Transport(ABC):
     """One worker's connections to all others, over which payloads travel from and to `device`.
 
-    Operations block, but for `post`. They raise RuntimeError, of which `explain` knows more, or CommunicationError.
-    What seems one worker here may be a process of so many: `each`.
+    All operations but `post` block. They raise RuntimeError, which `explain` turns into an error for the user, or
+    CommunicationError. Each rank of a transport may stand for a process with several workers, `each` of them.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
@@ -107,26 +107,26 @@ class Transport(ABC):
 
     @property
     def local_peers(self) -> range:
-        """The workers of the same process, this one among them, whose tensors are read where they lie: see `share`."""
+        """Ranks of the workers in this process, including this one. They `share` tensors without copies."""
         return range(self.rank, self.rank + 1)
 
     @property
     def final(self) -> bool:
-        """Whether no connections can be made any more."""
+        """Whether connections can never be made again."""
         return False
 
     def name(self, rank: int) -> str:
-        """A worker in words."""
+        """Name of a worker, for errors."""
         if self.each == 1:
             return f"worker {rank}"
         return f"process {rank} (workers {rank * self.each} to {(rank + 1) * self.each - 1})"
 
     def clock(self) -> float:
-        """Seconds from some moment on, as far as they are this worker's."""
+        """Time in seconds that counts for this worker, from an arbitrary start."""
         return time.perf_counter()
 
     def spilled(self) -> Spilled | None:
-        """What has left memory so far; None where nothing is to."""
+        """Counters of the spill file; None if tensors stay in memory."""
         return None
 
     # -- connections
@@ -137,32 +137,32 @@ class Transport(ABC):
 
     @abstractmethod
     def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
-        """End the waits of all workers for this one in a generation, from any thread, and leave word why.
+        """End all workers' waits for this one in a generation, and tell them the reason. Any thread may call this.
 
-        The reason is `own` for the workers of this process, and `told` for others; `final` where none can recover.
+        Workers of this process get the reason `own`, others `told`. If `final`, none can recover.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Leave for good."""
+        """Close the transport for good."""
 
     @abstractmethod
     def explain(
         self, error: RuntimeError, group: Member, call: str, who: str
     ) -> tuple[CommunicationError, bool] | None:
-        """The error that a failed wait for `who` means, and whether it is final; None for one of another kind."""
+        """The error to raise for a failed wait for `who`, and whether it is final; None if no wait has failed."""
 
     @abstractmethod
     def whereabouts(self, group: Member, call: str) -> str:
-        """Which call each worker is in, a line for each; called by all of them."""
+        """The call that each worker is in, one line per worker; called by all workers."""
 
     # -- operations
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """One small tensor of equal shape from every worker, by rank, in CPU memory or on `device` as given.
+        """Gather one small tensor of equal shape from every worker, by rank, in CPU memory or on `device`.
 
-        Nobody changes what is returned.
+        Callers must not change the results in place.
         """
 
     @abstractmethod
@@ -171,29 +171,30 @@ class Transport(ABC):
 
     @abstractmethod
     def broadcast(self, tensor: Tensor) -> None:
-        """Give all workers the contiguous tensor of worker 0, in place."""
+        """Copy the contiguous tensor of worker 0 to all workers, in place."""
 
     @abstractmethod
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """Begin to receive one message and to send one; what `wait` takes for each, None where there is none.
+        """Begin to receive one message and to send one; return the work of each for `wait`, None without a message.
 
-        Messages of two workers meet by `tag`, or by the order in which they are posted, which both ends keep. One
-        between CPUs may be shorter than the tensor for it, whose end then stays as it was.
+        The messages of two workers are matched by `tag`, or by the order of posting, which is the same at both ends. A
+        message between CPUs may be shorter than the receiving tensor, whose end then does not change.
         """
 
     @abstractmethod
     def wait(self, work: Any, peer: int) -> None:
-        """Wait for a message that was posted: until it is there, or what it was sent from may be used again."""
+        """Wait for a posted message: until it has arrived, or until the sent tensor may be changed."""
 
     def all_to_all(
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
     ) -> list[Tensor]:
-        """As `Group.exchange`: all messages are posted at once, the k-th from (rank - k) and to (rank + k) mod W."""
+        """See `Group.exchange`. All messages are posted at once, the k-th from (rank - k) and to (rank + k) mod W."""
         buffers = list(map(materialize, buffers))
         if into is not None:
             return self.start_all_to_all(group, call, buffers, into)()
         received = buffers.copy()
-        # Bytes begin with their length. Short ones take one message, as `post` allows.
+        # The first 8 bytes are the length. A short buffer takes one message, as `post` allows messages shorter than
+        # the tensor that receives them.
         heads = [torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu") for _ in buffers]
         self._swap(group, heads[0].device, heads, [one[:HEAD_BYTES] for one in buffers], call)()
         for source, head in enumerate(heads):
@@ -210,7 +211,7 @@ class Transport(ABC):
     def start_all_to_all(
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
     ) -> Callable[[], list[Tensor]]:
-        """As `Group.start_exchange`."""
+        """See `Group.start_exchange`."""
         received = list(into)
         received[self.rank] = materialize(buffers[self.rank])
         finish = self._swap(group, self.device, received, list(map(materialize, buffers)), call)
@@ -224,8 +225,9 @@ class Transport(ABC):
     def _swap(
         self, group: Member, device: torch.device, received: Sequence[Tensor], sent: Sequence[Tensor], call: str
     ) -> Callable[[], None]:
-        """Begin to send `sent[q]` to each other worker q and to receive `received[p]` from p, through memory of
-        `device`; what it returns waits for all of it.
+        """Begin to send `sent[q]` to each other worker q and to receive `received[p]` from each p.
+
+        Messages go through memory of `device`. Returns a function that waits for all of them.
         """
         waits = []
         for k in range(1, self.world_size):
@@ -247,8 +249,8 @@ class Transport(ABC):
         return finish
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
-        """Let the workers of this process read some tensors, and add to others, until all meet here again.
+        """Let the workers of this process read some tensors, and add to others, until all call this again.
 
-        Those to `read` stay as they are. With `in_order` the workers go on in the order of their ranks.
+        Nobody changes the tensors to `read`. If `in_order`, the workers go on in the order of their ranks.
         """
         return [Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))]
