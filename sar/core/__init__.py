@@ -1,6 +1,6 @@
-"""The public import path `sar.core`: the distributed graphs and what makes them, the same objects as in `sar`.
+"""The public import path `sar.core`: distributed graphs and their constructors, the same objects as in `sar`.
 
-A facade over the engine and what stands on it; no other file of sar imports it, except `sar` itself.
+A facade over the engine and the adapter for DGL. No other file of sar imports it, except `sar` itself.
 """
 
 from sar.adapters.dgl.graphs import construct_full_graph, construct_mfgs

@@ -1,4 +1,4 @@
-"""Builds the structure of a distributed graph from `PartitionData`, and checks that on the way.
+"""Checks `PartitionData`, and builds the structure of a distributed graph from it.
 
 The visible edge order of a relation: source partition ascending, then destination, then edge ID.
 """
@@ -22,7 +22,7 @@ from sar.spillable import moved_to_file
 
 
 class Shard(NamedTuple):
-    """The edges of one relation from one partition, in visible order: global node IDs, and features by bare name."""
+    """The edges of one relation from one partition in visible order: global node IDs, and features by bare name."""
 
     src: Tensor  # (E_shard,) int64
     dst: Tensor  # (E_shard,) int64
@@ -63,7 +63,7 @@ def check_partition(data: PartitionData, part: int, world_size: int) -> None:
 
 
 def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionData) -> Shard:
-    """The edges of edge type `number` in visible order; shares the shard's memory if these are all, and sorted."""
+    """The edges of edge type `number` in visible order; a view of the shard if they are all its edges, and sorted."""
     src, dst = shard.edges
     features = dict(shard.edge_features)
     rows, several = None, len(data.edge_type_names) > 1
@@ -91,7 +91,7 @@ def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionDa
 def join_features(shards: list[Shard]) -> dict[str, Tensor]:
     """Edge features of a relation in the visible edge order.
 
-    Readers leave a feature's shards one after the other in memory; then it is not copied.
+    Readers of partition files store a feature's shards contiguously. Then the result is a view.
     """
     joined = {}
     for name in dict.fromkeys(name for shard in shards for name in shard.features):
@@ -114,7 +114,7 @@ def join_features(shards: list[Shard]) -> dict[str, Tensor]:
 
 
 def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
-    """Check, together with all workers, that their edge IDs fit together: the last step of the construction.
+    """Check, together with all workers, that their edge IDs fit together. This is the last step of the construction.
 
     Partitioners number edges consecutively from one worker to the next. If every worker has such a run, the runs must
     join, in any order; other IDs are not checked.
@@ -158,9 +158,9 @@ class AgreedGraph:
     device: torch.device
     data: PartitionData
     nodes: NodeSet  # as sources and as destinations
-    positions: Tensor | None  # of this worker's nodes within their types, int32; None where there is one type
+    positions: Tensor | None  # indices of this worker's nodes within their types, int32; None if there is one type
     shards: dict[CanonicalEtype, list[Shard]]  # this worker's edges, by source partition
-    edges_global: list[int]  # of every type on all workers
+    edges_global: list[int]  # number of edges of every type on all workers
     signature: str  # equal on workers that hold parts of the same graph
 
     @property
@@ -168,7 +168,7 @@ class AgreedGraph:
         return self.group.rank
 
     def index(self, nodes: Tensor) -> Tensor:
-        """Positions within their types, int32, of partition-local node IDs."""
+        """Convert partition-local node IDs to positions within their types, int32."""
         return nodes.to(torch.int32) if self.positions is None else torch.index_select(self.positions, 0, nodes)
 
 
@@ -210,9 +210,9 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
 def build_structure(
     data: PartitionData, group: Group, library: GraphLibrary | None
 ) -> tuple[Structure, list[dict[str, Tensor]]]:
-    """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
+    """Build the structure of a graph; a collective call. The workers agree on the graph and exchange halo lists.
 
-    Returns the structure, and for every relation its edge features in the visible edge order, (E, ...) each.
+    Returns the structure, and the edge features of every relation in the visible edge order, (E, ...) each.
     """
     with group.guard():
         graph = agree_on_graph(data, group)
@@ -228,7 +228,7 @@ def build_structure(
 
 
 def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Global IDs of this worker's nodes by type, and the positions that `AgreedGraph` has."""
+    """Global IDs of this worker's nodes by type, and `AgreedGraph.positions`."""
     (start, end), names = data.node_ranges[part], data.node_type_names
     device = data.all_shard_edges[0].edges[0].device
     nodes = torch.arange(start, end, device=device)
@@ -250,7 +250,7 @@ def _build_relation(
     blocks, halos, offset = [], [], 0
     for p, shard in enumerate(shards):
         first, last = ranges[p]
-        # Destinations first: they are dropped before there are columns, which the graph keeps.
+        # Compress the destinations first, so that they are freed before the columns, which the graph keeps, exist.
         rows, indptr = compress(index(less_first(shard.dst, ranges[part][0])), num_dst)
         if p == part:
             halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
@@ -274,9 +274,9 @@ def connect(
     num_edges_global: int,
     features: dict[str, Tensor],
 ) -> Relation:
-    """The relation of these edges: workers count the degrees together, and compare their halo lists.
+    """Build the relation of these edges; a collective call that counts degrees and exchanges the sizes of halo lists.
 
-    `send_rows` are, by worker, this worker's rows that it reads; for the others see `Relation`.
+    `send_rows` are the rows of this worker that each worker reads. `Relation` documents the other arguments.
     """
     num_src, num_dst = blocks[graph.part].num_src, blocks[graph.part].num_dst
     degrees = [count_ids(block.cols, block.num_src) for block in blocks]
@@ -287,7 +287,7 @@ def connect(
     in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=graph.device)
     for block in blocks:
         in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
-    order = features.get(ORIG_ID)  # the order of DGL on the whole graph; or a field of that name of the user's
+    order = features.get(ORIG_ID)  # DGL's order on the whole graph, unless a user's field has the same name
     if order is None or order.dtype != torch.int64 or order.dim() != 1:
         order = features[EID]
     plan = HaloPlan.agreed(graph.group, send_rows, halos, num_src, f"{etype}")

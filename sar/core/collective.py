@@ -1,21 +1,22 @@
-"""Operations that all workers compute together, as nodes of autograd: the one place that knows how they keep in step.
+"""Operations that all workers compute together, as nodes of autograd: all workers run the same forwards and backwards.
 
 [Note: one worker's gradient is everybody's]
-A backward that communicates must run on all workers or on none. So what needs a gradient is the OR over workers, agreed
-on in the forward, and the autograd node exists on every worker: it is tied to an empty tensor, the anchor, that
-requires a gradient, and its results are marked non-differentiable where nobody needs one. The backward begins with an
-agreement of its own, which names the forward by its number, so that no gradients of two calls that look alike can meet.
+A backward that communicates must run on all workers or on none. So the workers agree in the forward on the inputs that
+need a gradient, the OR over all workers. The autograd node exists on every worker: its input includes an empty tensor,
+the anchor, that requires a gradient. If no worker needs a gradient, the results are marked non-differentiable. The
+backward begins with an agreement of its own, which names the forward by its number, so that gradients of two equal
+calls cannot be mixed up.
 
 [Note: saved tensors]
-What a backward needs is saved through autograd, so that checkpointing and offloading can take it away. The backward
-unpacks it first, before it communicates: there torch notices fields that were changed in place, and runs a
-checkpointed forward again. Unless the graph is retained, the list is then the only owner: what a backward takes out of
-it and lets go of is free.
+Tensors for the backward are saved through autograd, so that checkpointing and offloading work. The backward unpacks
+them first, before it communicates, because then torch notices fields that were changed in place, and runs a
+checkpointed forward again. Unless the graph is retained, the list of saved tensors is then their only owner, so a
+backward frees a tensor by removing it from the list.
 
 [Note: second derivatives]
-There are none, and to ask for one raises. torch's `once_differentiable` is not enough: where the loss is linear in a
-result, or where autograd is asked for the gradients of some inputs only, it leaves out this call's part in silence. So
-a gradient that is made to be differentiated again depends, by a node that raises, on all that the call was given.
+There are none, and asking for one raises. torch's `once_differentiable` is not enough: if the loss is linear in a
+result, or if autograd is asked for the gradients of some inputs only, it silently leaves out this call's part. So a
+gradient that may be differentiated again depends on all inputs of the call through a node whose backward raises.
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +46,7 @@ from sar.spillable import empty_spillable
 
 @dataclass(frozen=True)
 class CallContext:
-    """Where a call takes place: along which relation of which graph, and with which settings, in both directions."""
+    """The graph, relation and settings of a call, for its forward and its backward."""
 
     structure: Structure
     relation: Relation
@@ -56,14 +57,14 @@ class CallContext:
         return self.structure.group
 
     def signature(self, call: str) -> str:
-        """The text by which workers compare a call: what it is, along what, in which graph, with which settings."""
+        """The text by which workers compare a call: its operation, relation, graph and settings."""
         return (
             f"{call}; along {self.relation.etype}, gradients {'on' if torch.is_grad_enabled() else 'off'}, "
             f"graph {self.structure.signature}, {self.settings}"
         )
 
     def layout(self, widest: RowFormat, *, both_ways: bool = True) -> Layout:
-        """The tiles of a call along the relation that sends rows of at most `widest`; see `Layout`."""
+        """The tiles of a call whose rows are at most `widest`; see `Layout`."""
         return Layout.of(self.relation.plan, self.settings, widest, both_ways=both_ways)
 
     def exchange(self, layout: Layout, signature: str) -> Exchange:
@@ -72,16 +73,16 @@ class CallContext:
         return Exchange(self.structure.group, self.relation.plan, self.settings, layout, pool, signature)
 
     def can_hide_wire(self, x: Tensor) -> bool:
-        """Whether work beside a call that sends rows of x, (N_src, ...), hides messages; equal on all workers."""
+        """Whether other work can overlap with the messages of a call on x, (N_src, ...); equal on all workers."""
         few = self.relation.plan.mean_rows * x.itemsize * x.shape[1:].numel() < SMALL_TILE
         on_cpu = x.device.type == self.group.device.type == "cpu"
         return on_cpu and not few and len(self.group.local_peers) == 1
 
     def tiles(self, received: Iterable[Tile] | None) -> Iterable[tuple[EdgeBlock, Tile]]:
-        """All edges of the relation, each block with the tile it reads; the own ones while the first messages travel.
+        """Iterate over all edges of the relation: each block with the tile it reads.
 
-        Edges that read this worker's rows come with `OWN_ROWS`. `received` is the exchange, which has begun; None if
-        nothing travels.
+        Edges that read this worker's rows come with `OWN_ROWS`, while the first messages travel. `received` is an
+        exchange that has begun; None if nothing travels.
         """
         if received is None:
             return [(block, OWN_ROWS) for block in self.relation.blocks]
@@ -104,44 +105,44 @@ class CallContext:
 
 
 class ForwardOutput(NamedTuple):
-    """What a forward has made: what the caller gets, and what the backward needs."""
+    """Results of a forward, for the caller, and tensors to save for the backward."""
 
     results: tuple[Tensor, ...]
     saved: Sequence[Tensor | None] = ()
-    constants: tuple[Tensor, ...] = ()  # those of the results that never take a gradient
+    constants: tuple[Tensor, ...] = ()  # results that are never differentiable
 
 
 def widest_row(fields: Sequence[Tensor]) -> RowFormat:
-    """What may travel of a row: that of the fields, or its gradients in float32 at least."""
+    """Format of the widest rows that travel for fields: their own rows, or gradients in float32 at least."""
     return RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in fields))
 
 
 def zero_total(field: Tensor) -> Tensor:
-    """Where the gradients of a field are added up, in float32 at least; other workers may add to it."""
+    """Zeros for the sum of a field's gradients, in float32 at least. Other workers may add to it."""
     return empty_spillable(field.shape, accumulation_dtype(field.dtype), field.device, zeros=True)
 
 
 class Collective(ABC):
-    """One call of an operation: subclasses say what it computes. Made anew for each call, and applied once."""
+    """Base class of distributed operations. Subclasses define `forward` and `backward`; an instance is applied once."""
 
     def __init__(self, group: Group | None, signature: str, *, distributed: bool = True) -> None:
         self.group = group  # None for an operation of this worker alone
-        self.signature = signature  # by which workers compare the call; see `CallContext.signature`
+        self.signature = signature  # text by which workers compare the call; see `CallContext.signature`
         self.distributed = distributed and group is not None and group.world_size > 1
         self.needs: tuple[bool, ...] = ()  # whether each input needs a gradient on this worker
-        self.all_flags: list[int] = []  # of every worker; see `flags`
-        self.needed = 0  # what needs a gradient on any worker; bit i is input i, unless `flags` says otherwise
-        self.dtypes: list[torch.dtype | None] = []  # of the inputs
-        self.number = 0  # of the forward; see `Group.call_id`
-        self.given: list[Tensor] = []  # empty tensors made of the inputs: see [Note: second derivatives]
+        self.all_flags: list[int] = []  # `flags` of every worker, by rank
+        self.needed = 0  # OR of all workers' flags; by default bit i is set if input i needs a gradient
+        self.dtypes: list[torch.dtype | None] = []  # dtypes of the inputs
+        self.number = 0  # number of the forward; see `Group.call_id`
+        self.given: list[Tensor] = []  # empty tensors that depend on the inputs: see [Note: second derivatives]
 
     @abstractmethod
     def forward(self, *inputs: Any) -> ForwardOutput:
-        """Compute the results from inputs that are tensors or None; `needs` and `needed` are known."""
+        """Compute the results from inputs that are tensors or None. `needs` and `needed` are already set."""
 
     @abstractmethod
     def backward(self, saved: list[Any], *grads: Tensor) -> Sequence[Tensor | None]:
-        """The gradient of each input, or None where it needs none here, from those of the results."""
+        """Compute the gradient of each input, None if this worker needs none, from the gradients of the results."""
 
     @property
     def backward_communicates(self) -> bool:
@@ -149,7 +150,7 @@ class Collective(ABC):
         return self.distributed
 
     def flags(self) -> int:
-        """What this worker adds to the agreement: up to 63 bits, of which the OR over workers is `needed`."""
+        """This worker's bits for the agreement, up to 63. `needed` is their OR over all workers."""
         bits = 0
         for i, need in enumerate(self.needs):
             bits |= need << i
@@ -161,14 +162,14 @@ class Collective(ABC):
         return results
 
     def anchor(self, *inputs: Tensor | None) -> Tensor:
-        """Ties the node to autograd on every worker: see [Note: one worker's gradient is everybody's]."""
+        """An input that ties the node to autograd on all workers: see [Note: one worker's gradient is everybody's]."""
         grad = torch.is_grad_enabled()
         if grad:
             self.given = [(x[:0] if x.dim() else x).clone() for x in inputs if x is not None and x.requires_grad]
         return torch.empty(0, requires_grad=grad and self.distributed, device="cpu")
 
     def begin(self, what: str, flags: int = 0, *, communicates: bool) -> list[int]:
-        """Begin one direction, with an agreement where it communicates; return all workers' flags, or one's own."""
+        """Begin one direction; return all workers' flags if it communicates, which takes an agreement, else the own."""
         if self.group is not None and communicates:
             return self.group.agree(what, flags)
         if self.group is not None:
@@ -176,10 +177,10 @@ class Collective(ABC):
         return [flags]
 
     def guard(self) -> AbstractContextManager[object]:
-        """The group's guard, where there is a group."""
+        """The group's guard; without a group, a context that does nothing."""
         return nullcontext() if self.group is None else self.group.guard()
 
-    # -- what the nodes of autograd have in common
+    # -- steps shared by the nodes of autograd
 
     def begin_forward(self, ctx: Any, inputs: Sequence[Tensor | None]) -> None:
         """Agree on the forward."""
@@ -190,7 +191,7 @@ class Collective(ABC):
         self.number = 0 if self.group is None else self.group.call_id
 
     def end_forward(self, ctx: Any, made: ForwardOutput) -> tuple[Tensor, ...]:
-        """Save what the backward needs; give the results."""
+        """Save tensors for the backward, and return the results."""
         ctx.call = self
         if self.needed:
             ctx.save_for_backward(*made.saved)
@@ -201,21 +202,21 @@ class Collective(ABC):
         return made.results
 
     def begin_backward(self, ctx: Any) -> list[Any]:
-        """Agree on the backward; give what was saved for it."""
+        """Agree on the backward, and return the saved tensors."""
         saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
         ctx.maybe_clear_saved_tensors()
         self.begin(f"{BACKWARD}{self.signature}; call {self.number}", communicates=self.backward_communicates)
         return saved
 
     def end_backward(self, made: Sequence[Tensor | None], *grads: Tensor) -> Any:
-        """The gradients of what a node was given: an anchor, the call, and its inputs."""
+        """The gradients of a node's arguments: the anchor, the call, and the inputs."""
         wanted = zip(made, self.dtypes, self.needs, strict=True)
         found = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)]
         return NotTwice.apply(found, *self.given, *grads) if torch.is_grad_enabled() else tuple(found)
 
 
 class Node(torch.autograd.Function):
-    """See [Note: one worker's gradient is everybody's] and [Note: saved tensors]."""
+    """Autograd node of a call: see [Note: one worker's gradient is everybody's] and [Note: saved tensors]."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> tuple[Tensor, ...]:
@@ -235,7 +236,7 @@ class Node(torch.autograd.Function):
 
 
 class NotTwice(torch.autograd.Function):
-    """Identity of the first argument that depends on all; its backward raises, to forbid double backward."""
+    """Identity of the first argument that depends on all others. Its backward raises, to forbid double backward."""
 
     @staticmethod
     def forward(ctx: Any, made: list[Tensor | None], *others: Tensor | None) -> tuple[Tensor | None, ...]:

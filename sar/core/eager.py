@@ -1,4 +1,4 @@
-"""How distributed calls and layers get along with torch: `torch.compile`, modules, and views of empty tensors."""
+"""Compatibility of distributed calls and layers with `torch.compile`, module hooks, and views of empty tensors."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -16,9 +16,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def uncompiled(function: Function) -> Function:
-    """A function that `torch.compile` leaves alone, with all that it calls.
+    """Decorator that excludes a function, and all functions it calls, from `torch.compile`.
 
-    As `torch.compiler.disable`, which imports torch's compiler; here only those who use that pay for it.
+    `torch.compiler.disable` does the same, but imports torch's compiler. We import it only if the program has done so.
     """
     disabled: Callable[..., Any] | None = None
 
@@ -35,28 +35,28 @@ def uncompiled(function: Function) -> Function:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks, of this module or of all modules, run in a call of a module or in its backward."""
+    """Whether a call of a module or its backward runs hooks, those of all modules included."""
     kinds = [f"{direction}{pre}_hooks" for direction in ("forward", "backward") for pre in ("", "_pre")]
     return any(getattr(module, f"_{kind}") or getattr(hooks_of_all_modules, f"_global_{kind}") for kind in kinds)
 
 
 def is_written_in(function: Any, package: str) -> bool:
-    """Whether a function is a package's own, and not one that a user has put in its place."""
+    """Whether a function is a package's own, and not a replacement by the user."""
     return f"{getattr(function, '__globals__', {}).get('__name__')}.".startswith(f"{package}.")
 
 
 def is_exactly(module: Any, *kinds: type) -> bool:
-    """Whether a call of a module is the `forward` of one of these types and nothing else, so that kernels may do it."""
+    """Whether a call of a module only runs the `forward` of one of these types, so that a kernel may replace it."""
     if type(module) not in kinds or "forward" in vars(module) or has_hooks(module):
         return False
     return is_written_in(module.forward, type(module).__module__)
 
 
 def views_of_nothing(rows: int) -> AbstractContextManager[Any]:
-    """A context for layers on a worker without edges, and maybe without nodes; does nothing unless `rows` is 0.
+    """Context for layers on a worker without edges, and maybe without nodes. Does nothing unless `rows` is 0.
 
-    DGL's layers write `x.view(len(x), -1, D)`, which torch refuses for an x without elements: -1 could be anything
-    there. What they mean is plain from the other dimensions, so inside it is worked out for them.
+    DGL's layers call `x.view(len(x), -1, D)`, which torch refuses for an x without elements, because -1 is ambiguous.
+    The context derives that size from the other dimensions of x.
     """
     return _ResolveViews() if rows == 0 else nullcontext()
 
@@ -66,7 +66,7 @@ class _ResolveViews(TorchFunctionMode):
         if func in (Tensor.view, Tensor.reshape, torch.reshape) and len(args) > 1 and args[0].numel() == 0:
             sizes = args[1] if isinstance(args[1], Iterable) else args[1:]
             if isinstance(sizes, Iterable) and -1 in (sizes := tuple(sizes)):
-                # In the place of -1 what the dimensions other than 0 leave for it.
+                # Replace -1 by the quotient of the dimensions other than 0.
                 had = prod(size for size in args[0].shape if size)
                 given = prod(size for size in sizes if size > 0)
                 if had % given == 0 and sizes.count(0) == args[0].shape.count(0):

@@ -1,11 +1,11 @@
-"""Computes what a layer does beside a call, such as `fc_self` of `SAGEConv`, while the call's messages travel.
+"""Overlaps a layer's own computation, such as `fc_self` of `SAGEConv`, with the messages of a call.
 
 [Note: two halves]
-Such a call is two nodes of autograd, tied by an empty tensor. The first agrees, posts the first messages and pauses;
-the layer's own computation follows; the second goes through the tiles. Autograd runs nodes in the reverse order of
-their making, so in the backward, too, the layer's own computation stands between the halves. The same messages travel
-in the same order as in one node. If the layer's computation fails in the backward, this worker's next agreement runs
-the rest, for which other workers wait.
+Such a call is two nodes of autograd, tied by an empty tensor. The first agrees, posts the first messages and pauses.
+Then the layer's own computation runs, and the second node goes through the tiles. Autograd runs nodes in the reverse
+order of their creation, so in the backward, too, the layer's own computation runs between the halves. The same messages
+travel in the same order as in one node. If the layer's computation fails in the backward, this worker's next agreement
+finishes the call, because other workers wait for it.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -22,7 +22,7 @@ from sar.errors import GraphError
 from sar.per_thread import PerThread
 
 Steps = Generator[None, None, Any]
-"""One direction of a call, which yields where it may pause and returns what the direction makes."""
+"""One direction of a call, as a generator that yields at points where it may pause and returns the results."""
 
 
 class Overlapping(Collective):
@@ -31,7 +31,7 @@ class Overlapping(Collective):
     paused: Paused[Any] | None = None
 
     def can_hide_wire(self, *inputs: Any) -> bool:
-        """Whether other work gains from being computed beside this call; equal on all workers."""
+        """Whether overlapping other work with this call pays; equal on all workers."""
         raise NotImplementedError
 
     def forward_steps(self, *inputs: Any) -> Steps:
@@ -56,7 +56,7 @@ class Overlapping(Collective):
         self.paused = self.group.pause(steps)
 
     def resume(self) -> Any:
-        """Run what is left, and return the result; nothing is kept of it."""
+        """Run the remaining steps, and return the result without keeping a reference to it."""
         paused, self.paused = self.paused, None
         assert paused is not None
         with self.guard():
@@ -90,7 +90,7 @@ def _run(steps: Steps) -> Any:
 
 
 class Meanwhile:
-    """The result of a layer's own work, computed beside a call, or else when it is asked for."""
+    """The result of a layer's own work, computed during a call, or else on first use."""
 
     def __init__(self, work: Callable[[], Tensor]) -> None:
         self._work = work
@@ -107,7 +107,7 @@ _meanwhile = PerThread[Meanwhile | None](None)
 
 @contextmanager
 def meanwhile(work: Callable[[], Tensor]) -> Iterator[Meanwhile]:
-    """Have the first call inside that can hide the wire compute `work` beside it: see [Note: two halves]."""
+    """Context in which the first call that can overlap with other work runs `work`: see [Note: two halves]."""
     made = Meanwhile(work)
     with _meanwhile.set_to(made):
         yield made

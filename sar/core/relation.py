@@ -1,4 +1,4 @@
-"""The structure of a distributed graph on one worker: edges from every partition into this one, and who reads what."""
+"""The structure of a distributed graph on one worker: edges from every partition into this one, and halo lists."""
 
 import hashlib
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from sar.id_slices import to_offsets
 from sar.kernels import EdgeBlock
 
 TILE_SIZES = 4
-"""For so many tile sizes, the latest used, a relation keeps the edges of each tile: one more copy of the edges from
-other workers for each size."""
+"""Number of tile sizes for which a relation caches the edges of each tile. Each size takes one more copy of the edges
+from other workers."""
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; not known of those of inference mode."""
+    """Number of in-place changes of a tensor; 0 for inference tensors, which do not count them."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -31,23 +31,24 @@ class Relation:
     """The edges of one canonical edge type into this worker."""
 
     etype: CanonicalEtype
-    # One per source partition. Sources are numbered within that partition's halo list; those of the own partition are
-    # this worker's rows. Edge IDs are positions in the visible edge order, in which each shard is a slice.
+    # One block per source partition. Sources are numbered within that partition's halo list; in the own partition they
+    # are this worker's rows. Edge IDs are positions in the visible edge order, in which each shard is a slice.
     blocks: list[EdgeBlock]
-    # Of every other partition the nodes that this worker reads: partition-local IDs over all types, ascending.
+    # Halo lists: the nodes of every other partition that this worker reads, as partition-local IDs over all types,
+    # ascending.
     halos: list[Tensor]
     plan: HaloPlan
     num_src: int
     num_dst: int
     num_edges_global: int
     in_degrees: Tensor  # (num_dst,) int64
-    out_degrees: Tensor  # (num_src,) int64; they count the edges into all workers
-    # (E,) integer, ascending in the order in which a node's messages come to Python reduce functions: the edges'
-    # original IDs, or else their IDs. This is a field of the graph, so `unchanged_order` checks that it is as it was.
+    out_degrees: Tensor  # (num_src,) int64; counts edges into all workers
+    # Sort keys of a node's messages for Python reduce functions, (E,) integer: the edges' original IDs, or else their
+    # IDs. The user sees this tensor as a field, so `unchanged_order` checks that it was not changed.
     message_order: Tensor
-    # Caches are no arguments, so that `dataclasses.replace` makes new ones: what is kept here is of this relation.
+    # Caches are no arguments, so that `dataclasses.replace` creates empty ones: they are valid for this relation only.
     _order_version: int = field(init=False)
-    # By size, the latest used last.
+    # By tile size; the latest used is last.
     _tiles: dict[int, dict[HaloSlice, EdgeBlock]] = field(init=False, default_factory=dict)
     _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
     _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
@@ -58,7 +59,7 @@ class Relation:
 
     @property
     def unchanged_order(self) -> Tensor:
-        """`message_order`; a GraphError if it was changed in place since the graph was made."""
+        """`message_order`. Raises a GraphError if it was changed in place since the graph was constructed."""
         if _version(self.message_order) != self._order_version:
             raise GraphError(
                 f"The edge IDs of {self.etype}, in edata['{ORIG_ID}'] or edata['{EID}'], were changed in place, so the "
@@ -72,7 +73,7 @@ class Relation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the structure on this worker, with tiles and what else has been made of it so far."""
+        """Bytes of the structure on this worker, with its caches."""
         tiles = [block for cut in self._tiles.values() for block in cut.values() if block not in self.blocks]
         tensors = [*self.halos, *self.plan.send_rows, self.in_degrees, self.out_degrees]
         tensors += self._inverse_degrees.values()
@@ -80,7 +81,7 @@ class Relation:
         return sum(block.nbytes for block in blocks) + sum(tensor.nbytes for tensor in tensors)
 
     def tile(self, tile: HaloSlice) -> EdgeBlock:
-        """The edges that read a tile, sources renumbered within it; cut out once and kept with those of its size."""
+        """The edges that read a tile, with sources numbered within the tile; cached by tile size."""
         cut = self._tiles[tile.size] = self._tiles.pop(tile.size, {})
         if len(self._tiles) > TILE_SIZES:
             del self._tiles[next(iter(self._tiles))]
@@ -89,13 +90,13 @@ class Relation:
         return cut[tile]
 
     def in_place(self, worker: int, sources: Tensor) -> EdgeBlock:
-        """The edges that read a worker's nodes, of which `sources` are its halo list; made once and kept."""
+        """The edges from a worker, with sources reindexed from its halo list `sources` to its rows; cached."""
         if worker not in self._in_place:
             self._in_place[worker] = self.blocks[worker].within(sources)
         return self._in_place[worker]
 
     def in_edge_order(self, values: list[Tensor]) -> Tensor:
-        """A column of the edges, (E, ...), from values of each block's edges by position, (E_block, ...)."""
+        """An edge field, (E, ...), from the values of each block's edges by position, (E_block, ...)."""
         column = torch.cat(values)
         if all(block.edge_ids is None for block in self.blocks):
             return column
@@ -104,7 +105,7 @@ class Relation:
 
     @cached_property
     def in_edges(self) -> tuple[Tensor, Tensor]:
-        """In-edges by destination: (N_dst + 1,) offsets, and (E,) edge IDs, int64, each node's by `message_order`."""
+        """In-edges by destination: (N_dst + 1,) offsets, and (E,) int64 edge IDs, within nodes by `message_order`."""
         destinations = self.in_edge_order([block.destinations(0, block.num_edges) for block in self.blocks])
         edges = torch.argsort(self.unchanged_order, stable=True)
         edges = edges[torch.argsort(destinations[edges], stable=True)]
@@ -112,16 +113,16 @@ class Relation:
 
     @cached_property
     def nodes_by_degree(self) -> list[tuple[int, Tensor]]:
-        """The in-degrees above 0 that there are, ascending, and of each the nodes that have it, (N_degree,) int64."""
-        with torch.inference_mode(False):  # else no later backward could use them
+        """Nodes grouped by in-degree, in ascending order, (N_degree,) int64 each. Isolated nodes are skipped."""
+        with torch.inference_mode(False):  # so that later backwards can use the cached tensors
             degrees = self.in_degrees[self.in_degrees > 0].unique().tolist()
             return [(degree, (self.in_degrees == degree).nonzero().squeeze(1)) for degree in degrees]
 
     def inverse_degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
-        """1 / in-degree, 1 without in-edges: (N_dst, 1, ...) with `dims` trailing dimensions; made once and kept."""
+        """1 / in-degree, or 1 without in-edges, (N_dst, 1, ...) with `dims` trailing dimensions; cached."""
         key = (dtype, dims)
         if key not in self._inverse_degrees:
-            with torch.inference_mode(False):  # else no later backward could use it
+            with torch.inference_mode(False):  # so that later backwards can use the cached tensor
                 degrees = self.in_degrees.clamp(min=1).to(dtype)
                 self._inverse_degrees[key] = degrees.reciprocal_().view(-1, *[1] * dims)
         return self._inverse_degrees[key]
@@ -147,8 +148,8 @@ class NodeSet:
     """The nodes on one side of a graph, by type; tensors are (N_type,) int64."""
 
     ids: dict[str, Tensor]  # global IDs of this worker's nodes, in the order of its rows
-    rows: dict[str, Tensor]  # which of the partition's nodes of the type these are, counted from 0
-    counts_global: dict[str, int]  # on all workers
+    rows: dict[str, Tensor]  # their indices among the partition's nodes of the type
+    counts_global: dict[str, int]  # number of nodes on all workers
 
     @property
     def counts(self) -> dict[str, int]:
@@ -164,15 +165,15 @@ class NodeSet:
 
 
 class GraphLibrary(NamedTuple):
-    """The library whose graphs a distributed graph stands in for, such as DGL; the engine imports none."""
+    """The library whose graphs a distributed graph replaces, such as DGL. The engine imports none itself."""
 
-    sampling_graph: "Callable[[Structure], Any]"  # makes a graph of the library from a worker's edges and their ends
+    sampling_graph: "Callable[[Structure], Any]"  # builds a graph of the library from a worker's edges and their ends
     missing_method: Callable[[str], MissingMethodError]  # the error for a method that only the library's graphs have
 
 
 @dataclass(frozen=True)
 class Structure:
-    """All relations of a graph, and how its nodes are spread."""
+    """All relations of a graph, and the distribution of its nodes over the partitions."""
 
     group: Group
     device: torch.device
@@ -182,7 +183,7 @@ class Structure:
     relations: list[Relation]
     signature: str  # equal on workers that hold parts of the same graph
     library: "GraphLibrary | None" = None
-    original_ids: Tensor | None = None  # of this worker's nodes, in the input graph, counted within types, (N_i,)
+    original_ids: Tensor | None = None  # this worker's nodes' IDs in the input graph, counted within types, (N_i,)
 
     @property
     def is_block(self) -> bool:
@@ -190,18 +191,18 @@ class Structure:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the structure on this worker, with what has been made of it so far."""
+        """Bytes of the structure on this worker, with the caches of its relations."""
         nodes = self.src.nbytes + (self.dst.nbytes if self.is_block else 0)
         return nodes + sum(relation.nbytes for relation in self.relations)
 
     @property
     def part(self) -> int:
-        """The partition that this worker owns: worker r owns partition r."""
+        """The index of this worker's partition, which is its rank."""
         return self.group.rank
 
     @cached_property
     def sampling_graph(self) -> Any:
-        """This worker's edges and their ends as a graph of `library`, made once."""
+        """This worker's edges and their ends as a graph of `library`; cached."""
         if self.library is None or self.is_block or self.device.type == "meta":
             raise GraphError(
                 "Message flow graphs and plans have no sampling_graph; take that of `construct_full_graph(data)`."
@@ -209,7 +210,7 @@ class Structure:
         return self.library.sampling_graph(self)
 
     def with_relations(self, relations: list[Relation], how: str) -> "Structure":
-        """The structure with other edges; `how` they came about makes the signature another one."""
+        """The structure with other edges. `how` describes the change, and becomes part of the signature."""
         counts = [relation.num_edges_global for relation in relations]
         return replace(self, relations=relations, signature=digest(f"{self.signature} {how} {counts}"))
 
@@ -221,5 +222,5 @@ class Structure:
 
 
 def digest(text: str) -> str:
-    """A short name for what the text describes."""
+    """A short hash of a text."""
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

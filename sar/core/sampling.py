@@ -1,6 +1,6 @@
-"""The public import path `sar.core.sampling`, which scripts written for SAR use; the room is `sar/sampling/`.
+"""The public import path `sar.core.sampling`, for scripts written for SAR. The code is in `sar/sampling/`.
 
-A facade, as `sar/core/__init__.py`, which alone imports it.
+A facade like `sar/core/__init__.py`, which alone imports it.
 """
 
 from sar.sampling import DataLoader, DistNeighborSampler

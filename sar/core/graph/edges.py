@@ -1,4 +1,4 @@
-"""This worker's edges one by one: in-edges with global IDs, and relations with other self-loops."""
+"""Edge lists of this worker with global IDs, and adding and removing self-loops."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,14 +15,14 @@ from sar.id_slices import count_ids, to_offsets
 from sar.kernels import EdgeBlock
 
 NEW = -1
-"""The position of an edge that was not there before."""
+"""Position of an added edge."""
 
 Columns = dict[str, Tensor]
 """Edge fields, (E, ...) each."""
 
 
 class InEdges(NamedTuple):
-    """The edges of one type into this worker, by destination; those of one node in the visible order."""
+    """The edges of one type into this worker, by destination. Those of one node are in the visible order."""
 
     etype: CanonicalEtype
     indptr: Tensor  # (N_dst + 1,) int64
@@ -35,7 +35,7 @@ class InEdges(NamedTuple):
 
 
 def in_edges(graph: GraphQueries) -> list[InEdges]:
-    """The in-edges of every edge type, in CPU memory. Each call makes them anew; raises for message flow graphs."""
+    """The in-edges of every edge type, in CPU memory. They are not cached. Raises for message flow graphs."""
     if graph.is_block:
         raise GraphError("Neighbors are sampled from whole graphs, not from message flow graphs; pass the full graph.")
     found = []
@@ -50,9 +50,9 @@ def in_edges(graph: GraphQueries) -> list[InEdges]:
 
 
 def edges_into(graph: GraphQueries, nodes: Tensor, etype: CanonicalEtype | str | None = None) -> tuple[Tensor, Tensor]:
-    """The edges into some of this worker's nodes, given by their rows, (K,) integer, distinct.
+    """The edges into some of this worker's nodes, which are distinct rows, (K,) integer.
 
-    Returns global IDs of the sources and rows of the destinations, (E,) int64 each; by source partition, then by row.
+    Returns global IDs of the sources and rows of the destinations, (E,) int64 each, by source partition, then by row.
     """
     relation = graph._relation(etype)
     chosen = torch.zeros(relation.num_dst, dtype=torch.bool, device=graph.device)
@@ -67,7 +67,7 @@ def edges_into(graph: GraphQueries, nodes: Tensor, etype: CanonicalEtype | str |
 
 
 def expand_runs(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """The positions `begin[i]` to `end[i]` - 1 of all runs i, one run after the other, and i for each position."""
+    """Concatenate the positions `begin[i]` to `end[i]` - 1 of all runs i; return them, and i for each position."""
     counts = end - begin
     run = torch.repeat_interleave(counts)
     offset = (begin - (counts.cumsum(0) - counts))[run]
@@ -75,7 +75,7 @@ def expand_runs(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def source_ids(structure: Structure, relation: Relation) -> list[Tensor]:
-    """Global IDs of the nodes that a relation reads, (N_read,) int64 for each source partition; of the own one, all."""
+    """Global IDs of the nodes that a relation reads in each source partition, (N_read,) int64; all of the own one."""
     starts = [start for start, _ in structure.node_ranges]
     ids = [halo.long() + start for halo, start in zip(relation.halos, starts, strict=True)]
     ids[structure.part] = structure.src.ids[relation.etype[0]]
@@ -85,10 +85,10 @@ def source_ids(structure: Structure, relation: Relation) -> list[Tensor]:
 def change_self_loops(
     relation: Relation, columns: Columns, group: Group, part: int, first_node: int | None = None
 ) -> tuple[Relation, Columns]:
-    """The relation and its edge fields without edges from a node to itself; with `first_node`, one more for each node.
+    """Remove self-loops from a relation and its edge fields or, with `first_node`, add one to each node.
 
-    A new edge is the last of its node's edges within this worker. As in DGL it gets 1 in every field, except for its
-    ID (`_ID`): these go on from the old ones by global node ID, of which `first_node` is this worker's first. The
+    A new edge is the last of its node's edges within this worker. As in DGL, its fields are 1, except for its ID
+    (`_ID`): new IDs follow the old ones in the order of global node IDs, and `first_node` is this worker's first. The
     relation's source type is its destination type.
     """
     old = relation.blocks[part]
@@ -117,14 +117,14 @@ def change_self_loops(
         num_edges_global=relation.num_edges_global + total_growth,
         in_degrees=relation.in_degrees + count_ids(dst, num_dst) - count_ids(old_dst, num_dst),
         out_degrees=relation.out_degrees + count_ids(cols, num_src) - count_ids(old.cols, num_src),
-        message_order=_moved(order, positions, torch.iinfo(order.dtype).max),  # new ones come last
+        message_order=_moved(order, positions, torch.iinfo(order.dtype).max),  # puts new edges last
     )
     return changed, {name: _moved(column, positions, new_ids if name == EID else 1) for name, column in columns.items()}
 
 
 def _moved(column: Tensor, positions: Tensor, new: Tensor | int) -> Tensor:
-    """The rows of the column at `positions`; those that are `NEW` get the values `new`."""
-    # An empty column has no row to take for the new edges.
+    """The rows of the column at `positions`, with the values `new` at positions `NEW`."""
+    # Indexing an empty column would fail.
     moved = column[positions.clamp(min=0)] if len(column) else column.new_empty(len(positions), *column.shape[1:])
     moved[positions == NEW] = new
     return moved

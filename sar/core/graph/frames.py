@@ -1,4 +1,4 @@
-"""Node and edge fields: frames of named columns, and the views through which users see them."""
+"""Node and edge fields: frames of named columns, and the views that users access."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -15,9 +15,9 @@ from sar.errors import FieldError, GraphError
 class Fields(MutableMapping[str, Tensor]):
     """Fields by name: the type of `ndata`, `srcdata`, `dstdata` and `edata`.
 
-    A field is a tensor, (N, ...) or (E, ...). On a graph with several types it is a dictionary from type to tensor
-    instead, both where it is set and where it is read. Type checkers take what is read for a tensor; there, write
-    `g.nodes["paper"].data["h"]`, which is one, or `cast("dict[str, Tensor]", g.ndata["h"])["paper"]`.
+    A field is a tensor, (N, ...) or (E, ...). On a graph with several types, users set and read a dictionary from type
+    to tensor instead. Its static type is a tensor all the same: for type checkers, write
+    `g.nodes["paper"].data["h"]`, or `cast("dict[str, Tensor]", g.ndata["h"])["paper"]`.
     """
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Frame(Fields):
     def __init__(self, rows: int, device: torch.device, what: str, columns: dict[str, Tensor] | None = None) -> None:
         self.rows = rows
         self.device = device
-        self.what = what  # rows are, in error messages, such as "source nodes of type 'paper'"
+        self.what = what  # description of the rows for errors, such as "source nodes of type 'paper'"
         self._columns: dict[str, Tensor] = dict(columns or {})
 
     def __getitem__(self, key: str) -> Tensor:
@@ -68,7 +68,7 @@ class Frame(Fields):
         return repr(self._columns)
 
     def clone(self) -> "Frame":
-        """The same columns under a mapping of its own."""
+        """A frame with the same columns. Setting fields on it does not change this one."""
         return Frame(self.rows, self.device, self.what, self._columns)
 
     def to(self, device: torch.device) -> "Frame":
@@ -76,7 +76,7 @@ class Frame(Fields):
 
 
 class FieldsByType(Fields):
-    """Fields of several types: what is set and read under a name is a dictionary from type to column."""
+    """Fields of several types. The value of a name is a dictionary from type to column."""
 
     def __init__(self, frames: dict[Any, Frame]) -> None:
         self._frames = frames
@@ -122,7 +122,7 @@ class Frames:
         return Frames(src, dst, {etype: self.edge[etype]})
 
     def clone(self) -> "Frames":
-        """The same columns under mappings of their own."""
+        """Frames with the same columns. Setting fields on them does not change these."""
         return self._each(Frame.clone)
 
     def to(self, device: torch.device) -> "Frames":
@@ -140,9 +140,9 @@ def fields_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Fields:
 
 
 class TypeView:
-    """`g.nodes`: `g.nodes[ntype].data` is a frame, `g.nodes(ntype)` are local IDs.
+    """The type of `g.nodes`: `g.nodes[ntype].data` is a frame, and `g.nodes(ntype)` are local IDs.
 
-    `resolve` maps a name, or None, to types; it raises a `FieldError` for an unknown one.
+    `resolve` maps a name, or None, to types, and raises a `FieldError` for an unknown name.
     """
 
     def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]]) -> None:
@@ -163,6 +163,6 @@ class TypeView:
 
 @dataclass(frozen=True)
 class DataOfType:
-    """`g.nodes[ntype]` or `g.edges[etype]`, of which `data` is the frame."""
+    """The type of `g.nodes[ntype]` and `g.edges[etype]`; `data` is the frame."""
 
     data: Frame

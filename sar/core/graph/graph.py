@@ -1,4 +1,4 @@
-"""The drop-in graph: what a DGL layer calls, over the parts of a graph that all workers hold together."""
+"""The distributed graph, a drop-in replacement for a `DGLGraph` in layers."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -25,14 +25,14 @@ Self = TypeVar("Self", bound="GraphShardManager")
 
 
 class GraphShardManager(GraphQueries):
-    """This worker's view of a graph that spans all workers; takes the place of a `DGLGraph` in layers.
+    """This worker's view of a graph that spans all workers. It replaces a `DGLGraph` in layers.
 
     `update_all` and `apply_edges` fetch the other partitions one tile at a time, and again in the backward (sequential
     aggregation and rematerialisation, Mostafa 2022, "Sequential Aggregation and Rematerialization"). They are
-    collective: all workers make the same calls in the same order. Nodes are this worker's own, in partition order;
-    edges are those into them, by source partition, destination and edge ID.
+    collective: all workers make the same calls in the same order. Nodes are this worker's own, in partition order.
+    Edges are those into these nodes, by source partition, destination and edge ID.
 
-    Made by `construct_full_graph`.
+    `construct_full_graph` creates it.
     """
 
     one_shot = False
@@ -51,16 +51,17 @@ class GraphShardManager(GraphQueries):
                 again in the backward; it must not keep state.
             reduce_func: sum, mean, max or min of `dgl.function`, or a Python function of a `NodeBatch` that returns a
                 dictionary of new fields; with the latter the worker holds the messages of all its edges. Nodes without
-                messages get 0. Infinite maxima and minima become 0 and NaN is ignored by both, as in DGL; of equal
-                messages the last in the visible order gets the gradient.
+                messages get 0. As in DGL, infinite maxima and minima become 0, and both ignore NaN. If messages are
+                equal, the last in the visible order gets the gradient.
             apply_node_func: a Python function of a `NodeBatch` of all destinations. It sees the result, with infinite
-                maxima and minima, and its own are set instead; infinities become 0 in the first, as in DGL.
-            etype: edge type; may be left out where there is one.
+                maxima and minima, and its own results are set instead. As in DGL, infinities become 0 in the first of
+                these.
+            etype: edge type; may be left out if there is one.
 
         Raises:
             FieldError: for an unknown field or edge type.
             GraphError: for functions or operands that cannot be used.
-            CommunicationError: where another worker failed or makes another call.
+            CommunicationError: if another worker failed or makes another call.
         """
         with self._structure.group.guard():
             context = self.call_context(etype)
@@ -81,13 +82,14 @@ class GraphShardManager(GraphQueries):
     ) -> None:
         """`update_all` along several edge types, and a reduction across those that share a destination type.
 
-        It raises what `update_all` raises. As in DGL, relations are combined before maxima and minima of no messages
-        become 0, and infinities become 0 only if the reducer of the last edge type is max or min.
+        It raises the errors of `update_all`. As in DGL, relations are combined before maxima and minima without
+        messages become 0, and infinities become 0 only if the reducer of the last edge type is max or min.
 
         Args:
             etype_dict: (message function, reduce function[, apply function]) for every edge type to use.
             cross_reducer: sum, mean, max, min, stack, or a function of a list of tensors.
-            apply_node_func: called once for every destination type, when the results are set; its own are set, too.
+            apply_node_func: called once for every destination type, after its results have been set. Its own results
+                are set, too.
         """
         with self._structure.group.guard():
             made: dict[CanonicalEtype, dict[str, Tensor]] = {}
@@ -101,22 +103,22 @@ class GraphShardManager(GraphQueries):
             ordered = [etype for etype in self._relations if etype in made] if cross_reducer == "stack" else list(made)
             for ntype in dict.fromkeys(etype[2] for etype in made):
                 results = reduce_across([made[etype] for etype in ordered if etype[2] == ntype], cross_reducer)
-                frame = self._frames.dst[ntype]  # and the reducer is that of the last edge type, as in DGL
+                frame = self._frames.dst[ntype]  # `reduce_func` is that of the last edge type, as in DGL
                 frame.update({name: fill_infinities(column, reduce_func) for name, column in results.items()})
                 if apply_node_func is not None:
                     frame.update(apply_nodes(apply_node_func, {}, frame, ntype))
 
     @uncompiled
     def apply_edges(self, func: Any, edges: Any = ALL, etype: AnyEtype = None, inplace: bool = False) -> None:
-        """Compute fields of the edges from those of their sources, destinations and their own, and set them in `edata`.
+        """Compute edge fields from fields of sources, destinations and edges, and set them in `edata`.
 
-        It raises what `update_all` raises.
+        It raises the errors of `update_all`.
 
         Args:
             func: a message function of `dgl.function` or a Python function, as in `update_all`.
-            edges: local IDs of the edges to set, (K,) integer; the others keep what they have, or get 0. Default all.
-            etype: edge type; may be left out where there is one.
-            inplace: accepted as DGL does, without effect.
+            edges: local IDs of the edges to set, (K,) integer; the others keep their values, or get 0. Default all.
+            etype: edge type; may be left out if there is one.
+            inplace: accepted for compatibility with DGL, without effect.
         """
         with self._structure.group.guard():
             context = self.call_context(etype)
@@ -135,7 +137,7 @@ class GraphShardManager(GraphQueries):
                 frame[name] = values
 
     def call_context(self, etype: AnyEtype = None) -> CallContext:
-        """Where calls along one edge type take place; for layers that need more than `update_all`."""
+        """The context of a call along one edge type, for layers that need more than `update_all`."""
         return CallContext(self._structure, self._relation(etype), Settings.current(one_shot=self.one_shot))
 
     def _edge_fields(self, context: CallContext) -> EdgeFields:
@@ -150,16 +152,16 @@ class GraphShardManager(GraphQueries):
         return self._with(relations=[relation], frames=self._frames.of(relation.etype))
 
     def local_var(self: Self) -> Self:
-        """The same graph with frames of its own, so that what is set on either is not seen on the other."""
+        """The same graph with frames of its own. Fields that are set on either are not visible on the other."""
         return self._with(frames=self._frames.clone())
 
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
-        """The same structure with copies of the fields, as for a copy of a model that holds its graph."""
+        """The same structure with copies of the fields, such as for a copy of a model that holds its graph."""
         return self._with(frames=deepcopy(self._frames, memo))
 
     def to(self: Self, device: torch.device | str) -> Self:
         """The graph with structure and fields on another device."""
-        device = torch.empty(0, device=device).device  # as torch resolves it: "cuda" is "cuda:0", "cpu:0" is "cpu"
+        device = torch.empty(0, device=device).device  # lets torch resolve "cuda" to "cuda:0" and "cpu:0" to "cpu"
         if device == self.device:
             return self
         structure = self._structure.to(device)
@@ -168,7 +170,7 @@ class GraphShardManager(GraphQueries):
 
     @uncompiled
     def remove_self_loop(self: Self) -> Self:
-        """A homogeneous graph without edges from a node to itself; fields are kept. A collective call."""
+        """A homogeneous graph without edges from a node to itself, with the same fields. A collective call."""
         return self._with_edges("without self-loops", change_self_loops)
 
     @uncompiled
@@ -178,7 +180,7 @@ class GraphShardManager(GraphQueries):
         return self._with_edges("with self-loops", partial(change_self_loops, first_node=first_node))
 
     def _with_edges(self: Self, how: str, change: Callable[..., tuple[Relation, dict[str, Tensor]]]) -> Self:
-        """The graph with other edges, as `change` makes them; `how` they came about goes into the signature."""
+        """The graph with the edges that `change` returns. `how` describes the change, for the signature."""
         if not self.is_homogeneous:
             raise GraphError("Self-loops are changed on homogeneous graphs only.")
         group, part = self._structure.group, self._structure.part
@@ -195,10 +197,10 @@ class GraphShardManager(GraphQueries):
     def sampling_graph(self) -> Any:
         """A `dgl.DGLGraph` of this worker's nodes, all edges into them and the edges' sources, to sample from.
 
-        The nodes of each type are this worker's, with the IDs that they have here, then the remote ones that it reads;
-        `ndata["_ID"]` are global IDs and `ndata["inner_node"]` tells own nodes, as in DGL's partitions. The edges are
-        those of this graph in the same order, with their fields as they are now. The structure is built at the first
-        access and kept; each access gives frames of its own. It is on the CPU, where DGL samples.
+        The nodes of each type are this worker's, with the same local IDs, and then the remote nodes that it reads.
+        `ndata["_ID"]` are global IDs, and `ndata["inner_node"]` is true for own nodes, as in DGL's partitions. The
+        edges are those of this graph in the same order, with their present fields. The structure is cached; the frames
+        are new at each access. The graph is on the CPU, because DGL samples there.
 
         Raises:
             GraphError: on message flow graphs.
@@ -215,7 +217,7 @@ class GraphShardManager(GraphQueries):
         return graph
 
     def get_full_partition_graph(self, delete_shard_data: bool = True) -> "DistributedBlock":
-        """The same graph in one-shot mode (3): every call fetches all that it needs at once and keeps it.
+        """The same graph in one-shot mode (3): every call fetches all rows that it reads at once and keeps them.
 
         Args:
             delete_shard_data: accepted for scripts written for SAR. The structure is shared between both graphs, so
@@ -230,7 +232,7 @@ class GraphShardManager(GraphQueries):
         relations: list[Relation] | None = None,
         frames: Frames | None = None,
     ) -> Self:
-        """This graph with other parts; those that are not given stay."""
+        """This graph with some parts replaced; None keeps a part."""
         relations = relations or list(self._relations.values())
         return type(self)(structure or self._structure, relations, frames or self._frames, self.partition_book)
 
@@ -243,7 +245,7 @@ class GraphShardManager(GraphQueries):
 
 
 class DistributedBlock(GraphShardManager):
-    """A `GraphShardManager` that exchanges in one shot: fastest where the whole halo fits into memory."""
+    """A `GraphShardManager` that exchanges in one shot, which is fastest if the whole halo fits into memory."""
 
     one_shot = True
 

@@ -1,10 +1,11 @@
 """Message flow graphs: for each layer only the edges that its output at the seed nodes depends on.
 
 [Note: from seeds to inputs]
-Layers are made from the last to the first. The last layer's destinations are the seeds. Its edges are found in the
-partition's shards, which are sorted by destination. Each worker tells the others which of their nodes these edges read.
-All nodes of a worker that anybody reads, after its own destinations, are its sources, and these are the destinations of
-the layer before. So a layer costs what it contains, and a mask over the nodes; the full graph is not indexed.
+We build layers from the last to the first. The last layer's destinations are the seeds. We look up its edges in the
+partition's shards, which are sorted by destination. Each worker sends the others the IDs of their nodes that these
+edges read. The sources of a worker are its own destinations, followed by all other nodes that any worker reads; they
+are the destinations of the layer before. So the cost of a layer is its own size and a mask over the nodes. The full
+graph is not indexed.
 """
 
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ def build_mfgs(
 
 
 def _find_rows(graph: AgreedGraph, seed_nodes: Seeds) -> Rows:
-    """The rows of the seeds within their types, in the order given."""
+    """The rows of the seeds within their types, in the seeds' order."""
     device = graph.device
     if isinstance(seed_nodes, Mapping):
         counts = graph.nodes.counts
@@ -85,9 +86,12 @@ def checked_nodes(
     device: torch.device,
     whole: str = "this worker's partition",
 ) -> Tensor:
-    """A copy of the nodes as int64, after a check that they are distinct integers, (S,), in the range `allowed`.
+    """Check that nodes are distinct integers, (S,), in the range `allowed`; return a copy as int64.
 
-    For errors: `what` argument they are, which `kind` of numbers, such as "global IDs", and of which `whole`.
+    Args:
+        what: name of the argument, for errors.
+        kind: kind of the numbers for errors, such as "global IDs".
+        whole: set that the nodes belong to, for errors.
     """
     nodes = torch.as_tensor(nodes, device=device)
     if nodes.dim() != 1 or (nodes.numel() and nodes.dtype not in (torch.int64, torch.int32)):
@@ -110,10 +114,10 @@ def checked_nodes(
 class _LayerEdges(NamedTuple):
     """The edges of one relation in a layer; lists are by source partition."""
 
-    cols: list[Tensor]  # the nodes that the edges read: rows of this partition's nodes, or columns of `halos`
+    cols: list[Tensor]  # the edges' sources: rows of this partition's nodes, or positions in `halos`
     dst: list[Tensor]  # positions of the edges' destinations among the layer's
-    features: dict[str, Tensor]  # of the edges, (E, ...) each
-    halos: list[Tensor]  # the nodes that are read, partition-local over all types, ascending; empty for the own
+    features: dict[str, Tensor]  # edge features, (E, ...) each
+    halos: list[Tensor]  # nodes that the edges read, partition-local over all types, ascending; empty for the own
     read_rows: list[Tensor]  # this worker's rows that the other one reads
 
     @property
@@ -124,7 +128,7 @@ class _LayerEdges(NamedTuple):
 def _make_layer(
     graph: AgreedGraph, rows: Rows, keep_seeds: bool, depth: int, library: GraphLibrary | None
 ) -> tuple[Structure, list[dict[str, Tensor]], Rows]:
-    """One layer with destinations `rows`: its structure, its edge features, and the rows of its sources."""
+    """Build a layer with destinations `rows`; return its structure, its edge features, and the rows of its sources."""
     edges = {
         etype: _find_edges(graph, shards, graph.nodes.ids[etype[2]][rows[etype[2]]])
         for etype, shards in graph.shards.items()
@@ -160,7 +164,7 @@ def _node_set(graph: AgreedGraph, rows: Rows, totals: list[int]) -> NodeSet:
 
 
 def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -> _LayerEdges:
-    """The edges into `destinations`, (N_dst,) global IDs; all workers tell each other what they read."""
+    """Look up the edges into `destinations`, (N_dst,) global IDs, and exchange halo lists with all workers."""
     cols, dst, layer_shards, halos = [], [], [], []
     for part, shard in enumerate(shards):
         begin = torch.searchsorted(shard.dst, destinations)
@@ -183,7 +187,7 @@ def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -
 def _make_relation(
     graph: AgreedGraph, etype: CanonicalEtype, edges: _LayerEdges, sources: Tensor, num_dst: int, num_edges_global: int
 ) -> Relation:
-    """The relation of a layer; `sources` are the rows of the source type's nodes that the layer has."""
+    """Build the relation of a layer. `sources` are the rows of the layer's source nodes within their type."""
     number = torch.full((graph.nodes.counts[etype[0]],), -1, dtype=torch.int32, device=graph.device)
     number[sources] = torch.arange(len(sources), dtype=torch.int32, device=graph.device)
     blocks = []

@@ -1,4 +1,4 @@
-"""Types, counts, degrees, IDs and fields of a graph, under the names that DGL gives them."""
+"""Types, counts, degrees, IDs and fields of a graph, under DGL's names."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ ALL = "__ALL__"
 
 
 class EdgeTypeView(TypeView):
-    """`g.edges`, of which `g.edges[etype].data` is a frame."""
+    """The type of `g.edges`: `g.edges[etype].data` is a frame."""
 
     def __init__(
         self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]], missing: Callable[[str], Exception]
@@ -26,15 +26,15 @@ class EdgeTypeView(TypeView):
         self._missing = missing
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """DGL's `g.edges()`, the ends of all edges, which no worker has."""
+        """Raise for DGL's `g.edges()`, the ends of all edges, which no worker has."""
         raise self._missing("edges")
 
 
 class GraphQueries:
     """Types, counts, degrees and fields of this worker's part of a graph, or of some of its relations.
 
-    Counts are local: nodes of this worker, edges into it. Those that end in `_global` are of the whole graph. Tensors
-    and lists are copies, which the caller may change; only fields are the graph's own.
+    Counts are local: nodes of this worker, edges into it. Names that end in `_global` count the whole graph. Returned
+    tensors and lists are copies, which the caller may change, except for fields.
     """
 
     batch_size = 1
@@ -47,13 +47,13 @@ class GraphQueries:
         self._frames = frames
         self.partition_book = partition_book
 
-    if not TYPE_CHECKING:  # for type checkers, what is not here stays an error
+    if not TYPE_CHECKING:  # type checkers should report unknown attributes
 
         def __getattr__(self, name: str) -> NoReturn:
             raise self._missing(name)
 
     def _missing(self, name: str) -> MissingMethodError:
-        structure: Structure | None = vars(self).get("_structure")  # none yet in a copy that is being made
+        structure: Structure | None = vars(self).get("_structure")  # None while a copy is under construction
         if structure is None or structure.library is None:
             return MissingMethodError(f"A distributed graph has no attribute {name!r}.")
         return structure.library.missing_method(name)
@@ -77,12 +77,12 @@ class GraphQueries:
 
     @property
     def srctypes(self) -> list[str]:
-        """Node types on the source side: as in DGL all, or if no type is on both sides, those that have no in-edges."""
+        """Node types on the source side, as in DGL: all, or if no type is on both sides, those without in-edges."""
         return [ntype for ntype in self._frames.src if ntype not in self._only_targets]
 
     @property
     def dsttypes(self) -> list[str]:
-        """Node types on the destination side: as in DGL all, or if no type is on both sides, those with in-edges."""
+        """Node types on the destination side, as in DGL: all, or if no type is on both sides, those with in-edges."""
         return [ntype for ntype in self._frames.dst if not self._only_targets or ntype in self._only_targets]
 
     @property
@@ -97,15 +97,15 @@ class GraphQueries:
 
     @property
     def _only_targets(self) -> set[str]:
-        """Destination types, if none of them is a source type too; else, and on message flow graphs, none."""
+        """Destination types if none of them is a source type; otherwise, and on message flow graphs, empty."""
         targets = {etype[2] for etype in self._relations}
         return set() if self.is_block or any(etype[0] in targets for etype in self._relations) else targets
 
     def to_canonical_etype(self, etype: AnyEtype) -> CanonicalEtype:
-        """The canonical edge type that a relation name, or a canonical type, stands for; None for the only one.
+        """The canonical edge type of a relation name or canonical type. `etype` may be None if there is only one.
 
         Raises:
-            FieldError: if there is none, or several relations have the name.
+            FieldError: if no relation or several relations have the name.
         """
         if isinstance(etype, tuple) and etype in self._relations:
             return etype
@@ -123,7 +123,7 @@ class GraphQueries:
         return self._relations[self.to_canonical_etype(etype)]
 
     def _ntypes_of(self, ntype: str | None, known: list[str]) -> list[str]:
-        """The type that is named, or all that are known."""
+        """The named type in a list, or all `known` ones if `ntype` is None."""
         if ntype is None:
             return known
         if ntype not in known:
@@ -133,39 +133,39 @@ class GraphQueries:
     # -- counts
 
     def num_nodes(self, ntype: str | None = None) -> int:
-        """Nodes of this worker, of one type or of all; on a message flow graph, sources and destinations together."""
+        """Number of this worker's nodes, of one type or all; on a message flow graph, sources plus destinations."""
         return sum(nodes.counts[t] for nodes, t in self._nodes_of(ntype))
 
     def num_src_nodes(self, ntype: str | None = None) -> int:
-        """Source nodes of this worker, of one type or of all."""
+        """Number of this worker's source nodes, of one type or all."""
         return sum(self._structure.src.counts[t] for t in self._ntypes_of(ntype, self.srctypes))
 
     def num_dst_nodes(self, ntype: str | None = None) -> int:
-        """Destination nodes of this worker, of one type or of all."""
+        """Number of this worker's destination nodes, of one type or all."""
         return sum(self._structure.dst.counts[t] for t in self._ntypes_of(ntype, self.dsttypes))
 
     def num_edges(self, etype: AnyEtype = None) -> int:
-        """Edges into this worker, of one type or of all."""
+        """Number of edges into this worker, of one type or all."""
         return sum(relation.num_edges for relation in self._relations_of(etype))
 
     def num_nodes_global(self, ntype: str | None = None) -> int:
-        """As `num_nodes`, of all workers together."""
+        """Number of nodes of the whole graph; otherwise like `num_nodes`."""
         return sum(nodes.counts_global[t] for nodes, t in self._nodes_of(ntype))
 
     def num_src_nodes_global(self, ntype: str | None = None) -> int:
-        """Source nodes of the whole graph, of one type or of all."""
+        """Number of source nodes of the whole graph, of one type or all."""
         return sum(self._structure.src.counts_global[t] for t in self._ntypes_of(ntype, self.srctypes))
 
     def num_dst_nodes_global(self, ntype: str | None = None) -> int:
-        """Destination nodes of the whole graph, of one type or of all."""
+        """Number of destination nodes of the whole graph, of one type or all."""
         return sum(self._structure.dst.counts_global[t] for t in self._ntypes_of(ntype, self.dsttypes))
 
     def num_edges_global(self, etype: AnyEtype = None) -> int:
-        """Edges of the whole graph, of one type or of all."""
+        """Number of edges of the whole graph, of one type or all."""
         return sum(relation.num_edges_global for relation in self._relations_of(etype))
 
     def _nodes_of(self, ntype: str | None) -> list[tuple[NodeSet, str]]:
-        """Pairs of a node set and one of its types: the named one, or all."""
+        """Pairs of a node set and a node type, for the named type or all."""
         sides = [(self._structure.src, self._frames.src)] if self.is_block else []
         sides.append((self._structure.dst, self._frames.dst))
         types = self._ntypes_of(ntype, self.ntypes)
@@ -185,20 +185,20 @@ class GraphQueries:
     number_of_edges_global = num_edges_global
 
     def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
-        """This worker's nodes as the one graph of a batch, (1,) int64."""
+        """Number of this worker's nodes, (1,) int64, as if they were a batch of one graph."""
         return torch.tensor([self.num_nodes(ntype)], device=self.device)
 
     # -- degrees
 
     def in_degrees(self, v: Any = ALL, etype: AnyEtype = None) -> Tensor:
-        """In-degrees of this worker's nodes, (N_dst,) int64; with `v`, of those local IDs only."""
+        """In-degrees of this worker's nodes, (N_dst,) int64, or of the local IDs `v` only."""
         return _rows(self._relation(etype).in_degrees, v)
 
     def out_degrees(self, u: Any = ALL, etype: AnyEtype = None) -> Tensor:
-        """Out-degrees of this worker's nodes, counting edges into all workers, (N_src,) int64; with `u`, of those."""
+        """Out-degrees of this worker's nodes, (N_src,) int64, or of the local IDs `u`, with edges into all workers."""
         return _rows(self._relation(etype).out_degrees, u)
 
-    # -- nodes, and where they are
+    # -- node IDs and devices
 
     @property
     def device(self) -> torch.device:
@@ -215,8 +215,9 @@ class GraphQueries:
         """The destinations, in the order of their rows.
 
         Returns:
-            Global IDs, (N_dst,) int64. With several node types a dictionary as of `input_nodes`, from each destination
-            type to rows of the partition's nodes: `data.node_features["paper/label"][g.seeds["paper"]]` are labels.
+            Global IDs, (N_dst,) int64. With several node types, a dictionary like that of `input_nodes`, from each
+            destination type to rows of the partition's nodes: `data.node_features["paper/label"][g.seeds["paper"]]`
+            are labels.
         """
         dst = self._structure.dst
         if len(dst.ids) > 1:
@@ -225,10 +226,10 @@ class GraphQueries:
 
     @property
     def input_nodes(self) -> Any:
-        """The sources, in the order of their rows, by which their features are found.
+        """The sources, in the order of their rows, as indices of their features.
 
         Returns:
-            Rows of this partition's nodes, (N_src,) int64. With several node types a dictionary from each source type
+            Rows of this partition's nodes, (N_src,) int64. With several node types, a dictionary from each source type
             to rows of that type's nodes: `data.node_features["paper/feat"][g.input_nodes["paper"]]` are features.
         """
         src = self._structure.src
@@ -237,7 +238,7 @@ class GraphQueries:
         return next(iter(src.rows.values())).clone()
 
     def node_ids(self, ntype: str | None = None) -> Tensor:
-        """Global IDs of this worker's nodes, (N_i,) int64, in the order of their rows; of a flow graph's `seeds`.
+        """Global IDs of this worker's nodes, (N_i,) int64, in the order of their rows; on a flow graph, of its `seeds`.
 
         Args:
             ntype: node type; may be left out if there is one.
@@ -264,7 +265,7 @@ class GraphQueries:
 
     @property
     def srcdata(self) -> Fields:
-        """Fields of the source nodes; the same frame as `dstdata` where sources are destinations."""
+        """Fields of the source nodes; the same frame as `dstdata`, except on message flow graphs."""
         return fields_of(self._frames.src, self.srctypes)
 
     @property
@@ -286,10 +287,10 @@ class GraphQueries:
         """Fields of the edges in the visible order; at first the partition's edge features and edge IDs.
 
         `_ID` (`dgl.EID`) are the partitioning's edge IDs, on message flow graphs and sampling graphs too. `orig_id` are
-        those of the input graph, counted within each edge type, where the data has them; otherwise the maps that
-        `dgl.distributed.partition_graph(..., return_mapping=True)` returns give them, at
-        `partition_book.map_to_per_etype(ids)[1]`. The same goes for nodes, with `_ID` and `orig_id` in
-        `PartitionData.node_features` and `map_to_per_ntype`.
+        the IDs of the input graph, counted within each edge type, if the data has them. If not, use the maps that
+        `dgl.distributed.partition_graph(..., return_mapping=True)` returns, at
+        `partition_book.map_to_per_etype(ids)[1]`. The same holds for nodes, with `_ID` and `orig_id` in
+        `PartitionData.node_features`, and `map_to_per_ntype`.
         """
         return fields_of(self._frames.edge, self.canonical_etypes)
 
@@ -300,12 +301,12 @@ class GraphQueries:
 
     @property
     def srcnodes(self) -> TypeView:
-        """As `nodes`, of source types."""
+        """Like `nodes`, for source types."""
         return TypeView(self._frames.src, lambda ntype: self._ntypes_of(ntype, self.srctypes))
 
     @property
     def dstnodes(self) -> TypeView:
-        """As `nodes`, of destination types."""
+        """Like `nodes`, for destination types."""
         return TypeView(self._frames.dst, lambda ntype: self._ntypes_of(ntype, self.dsttypes))
 
     @property
@@ -315,7 +316,7 @@ class GraphQueries:
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:
-        """Context in which fields are set temporarily; they are restored at the end, also after an exception.
+        """Context in which fields are set temporarily. They are restored at the end, even after an exception.
 
         An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
         """

@@ -1,10 +1,10 @@
 """One-pass attention across workers: softmax over a node's in-edges, and the weighted sum of their sources' features.
 
 [Note: one pass over shards]
-A destination's in-edges are in all shards, so their softmax is made as the shards come by: relative to the greatest
-score so far, as in `sar.kernels.attention`. What travels is the sources' features; a reader makes their scores itself,
-unless it reads them in place. The backward fetches the features again (or has kept them), makes each weight anew from
-the greatest score and the sum of exponentials of its destination, and returns one gradient.
+A destination's in-edges are in all shards, so the softmax is computed incrementally: relative to the greatest score so
+far, as in `sar.kernels.attention`. Only the sources' features travel. A reader computes their scores itself, unless it
+reads them in place. The backward fetches the features again (or has kept them), computes each weight again from the
+greatest score and the sum of exponentials of its destination, and returns one gradient.
 """
 
 from collections.abc import Callable
@@ -35,19 +35,19 @@ from sar.kernels.attention_operands import Attention, AttentionOperands, Gradien
 from sar.spillable import spills
 
 SEED_STEP = 0xD1342543DE82EF95
-"""Between the dropout seeds of workers, whose edge IDs are the same numbers. Not the generator's own step from one
-number to the next: that would drop the same edges on two workers, shifted by one."""
+"""Difference between the dropout seeds of workers, whose edge IDs overlap. It is not the generator's own increment,
+which would drop the same edges on two workers, shifted by one."""
 
 
 class Recompute(NamedTuple):
-    """x = function(*tensors) once more, from tensors that autograd keeps anyway, such as the input of a projection."""
+    """Computes x = function(*tensors) again, from tensors that autograd keeps anyway, such as a projection's input."""
 
     function: Callable[..., Tensor]
     tensors: tuple[Tensor | None, ...]
 
 
 def recompute_linear(project: Any, source: Tensor, shape: tuple[int, int]) -> Recompute | None:
-    """How to project `source` to (N, *shape) once more; None if that might differ from what `project` returned."""
+    """Recompute a projection of `source` to (N, *shape). None if it might differ from the result of `project`."""
     autocast = source.device.type != "meta" and torch.is_autocast_enabled(source.device.type)
     if autocast or not is_exactly(project, nn.Linear):
         return None
@@ -55,7 +55,7 @@ def recompute_linear(project: Any, source: Tensor, shape: tuple[int, int]) -> Re
 
 
 class Inputs(NamedTuple):
-    """What a result depends on, or the gradients of that; see `attention`. y is None where it is x."""
+    """Inputs of `attention`, or their gradients. y is None if it is x."""
 
     x: Tensor
     y: Tensor | None
@@ -81,15 +81,15 @@ def attention(
     """Sum the features of each node's sources, weighted by softmax(score) over its in-edges; a collective call.
 
     Args:
-        score: how scores are made of x and y; see `Score`.
+        score: formula of the scores of x and y; see `Score`.
         x: features of the sources, (N_src, H, D).
         y: features of the destinations, (N_dst, H, D); may be x itself.
         attn: (H, D) parameters of ADDITIVE (for sources) and DYNAMIC scores.
         attn_dst: (H, D) parameters of ADDITIVE scores for destinations.
-        factor: slope of the leaky ReLU below 0, at least 0; for DOT, what products are multiplied with.
+        factor: slope of the leaky ReLU below 0, at least 0; for DOT, scale of the products.
         dropout: probability with which a weight is dropped; the seed comes from torch's default generator.
-        edge_weight: (E,) what each softmax is multiplied with, after dropout. Default 1.
-        recompute: how to make x again in the backward, so that it is not kept in memory until then.
+        edge_weight: (E,) factors of the softmax weights, after dropout. Default 1.
+        recompute: computes x again in the backward, so that it need not stay in memory until then.
 
     Returns:
         (N_dst, H, D), 0 for nodes without in-edges; in the widest dtype of the operands.
@@ -117,7 +117,7 @@ def attention(
     how = Attention(score, factor, dropout, seed % 2**64)
     signature = context.signature(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
     if spills(x.device):
-        recompute = None  # x waits in a file, for nothing
+        recompute = None  # x leaves memory for a file anyway
     call = _AttentionCall(context, how, None if recompute is None else recompute.function, signature)
     inputs = Inputs(x, None if y is x else y, attn, attn_dst, edge_weight)
     return call.apply(*inputs, *(() if recompute is None else recompute.tensors))[0]
@@ -126,7 +126,7 @@ def attention(
 def _of_heads(
     context: CallContext, score: Score, factor: float, x: Tensor, y: Tensor | None, *others: Tensor | None
 ) -> Tensor:
-    """`attention` of some heads, whose parameters are (1, h, D)."""
+    """`attention` on some of the heads, with parameters (1, h, D)."""
     attn, attn_dst, edge_weight = others
     attn, attn_dst = (p if p is None else p[0] for p in (attn, attn_dst))
     ends = x, x if y is None else y
@@ -134,7 +134,7 @@ def _of_heads(
 
 
 class _AttentionCall(Collective):
-    """See [Note: one pass over shards]. After the inputs come the tensors that x is recomputed from."""
+    """One call of `attention`: see [Note: one pass over shards]. Tensors of `Recompute` follow the inputs."""
 
     def __init__(
         self, context: CallContext, how: Attention, recompute: Callable[..., Tensor] | None, signature: str
@@ -157,10 +157,10 @@ class _AttentionCall(Collective):
         return ForwardOutput((result,), [out, normaliser, x, *given[1:], *made_of, *kept.values()])
 
     def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[HaloSlice | None, Tensor]]:
-        """The result, (N_dst, H, D), what makes scores weights (`OnlineSoftmaxState.finish`), and rows to keep."""
+        """Compute the result, (N_dst, H, D), the normaliser (`OnlineSoftmaxState.finish`), and rows to keep."""
         x, received, scores = inputs.x, None, self._scores(inputs)
         if self.distributed:
-            # The first tiles travel while all of the own nodes' part is computed.
+            # Begin the exchange first, so that the first tiles travel during all of the own nodes' computation.
             exchange = self.context.exchange(self.context.layout(widest_row([x])), self.signature)
             received = exchange.exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
         ends, kept = _ends(inputs, *scores), {}
@@ -172,7 +172,7 @@ class _AttentionCall(Collective):
         return *running.finish(self.relation.in_degrees), kept
 
     def _scores(self, inputs: Inputs) -> list[Tensor]:
-        """The own nodes' share of ADDITIVE scores, (N_src, H); none of others."""
+        """The sources' share of ADDITIVE scores, (N_src, H); empty for other scores."""
         if self.how.score is not Score.ADDITIVE or inputs.attn is None:
             return []
         dtype = accumulation_dtype(inputs.x.dtype)
@@ -182,7 +182,7 @@ class _AttentionCall(Collective):
         out, normaliser = saved[:2]
         grad = grads[0].to(out.dtype).contiguous()
         stats = destination_statistics(self.how, normaliser, grad, out)
-        # The result has served: its memory is free for what comes, unless the graph is retained.
+        # Free the result, which is no longer needed, unless the graph is retained.
         del saved[:2], out, normaliser
         inputs, made_of = Inputs(*saved[:5]), saved[5 : len(saved) - len(self.kept)]
         kept = dict(zip(self.kept, saved[len(saved) - len(self.kept) :], strict=True))
@@ -211,7 +211,7 @@ class _AttentionCall(Collective):
 
 
 def _replaced(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands:
-    """The operands with rows of other sources, and their scores if these have come, too."""
+    """The operands with other sources' rows, and their scores if `rows` has them, too."""
     return ends._replace(x=rows[0].to(ends.x.dtype), x_score=rows[1] if rows[1:] else None)
 
 
@@ -230,7 +230,7 @@ def _ends(inputs: Inputs, x_score: Tensor | None = None) -> AttentionOperands:
 def _zero_gradients(
     inputs: Inputs, ends: AttentionOperands, x_grad: Tensor, x_score_grad: Tensor | None = None
 ) -> Gradients:
-    """Where the gradients of the kernels' operands go; where sources are destinations, both to one tensor."""
+    """Zeros for the gradients of the kernels' operands. Sources and destinations share one if they are the same."""
     shared = inputs.attn_dst is None and inputs.y is None
     y_grad = x_grad if shared else torch.zeros_like(ends.y)
     attn = None if ends.attn is None else torch.zeros_like(ends.attn)
@@ -239,7 +239,7 @@ def _zero_gradients(
 
 
 def _input_gradients(inputs: Inputs, ends: AttentionOperands, grads: Gradients) -> Inputs:
-    """The gradients of the inputs, from those of the kernels' operands."""
+    """Compute the gradients of the inputs from those of the kernels' operands."""
     if inputs.attn_dst is None:
         return Inputs(grads.x, None if inputs.y is None else grads.y, grads.attn, None, grads.weight)
     features, features_grad = ends.x, grads.x

@@ -1,7 +1,7 @@
-"""Python functions of edges and nodes: the batches that they are given, as in DGL, and what they give back.
+"""Batches of edges and nodes for Python functions, as in DGL, and checks of the functions' results.
 
-A reduce function takes a node's messages side by side, of nodes of equal in-degree together. This is the memory-hungry
-path: the worker holds the messages of all its edges.
+A reduce function takes the messages of all nodes of one in-degree as one tensor, (nodes, degree, ...). This needs much
+memory: the worker holds the messages of all its edges.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ Fields = Mapping[str, Tensor]
 
 
 class EdgeFields(NamedTuple):
-    """Fields of the sources, of the destinations and of the edges of a relation, as they are when a call is made."""
+    """Fields of the sources, destinations and edges of a relation at the time of a call."""
 
     src: Frame
     dst: Frame
@@ -30,7 +30,7 @@ class EdgeFields(NamedTuple):
 
 
 class RowView(Mapping[str, Tensor]):
-    """Fields of some rows, gathered when they are looked up, and remembered; `read` collects the names looked up."""
+    """Mapping of fields to some of their rows, gathered on first lookup. `read` collects the names looked up."""
 
     def __init__(self, fields: Fields, gather: Callable[[Tensor], Tensor], read: set[str] | None = None) -> None:
         self._fields = fields
@@ -56,8 +56,8 @@ class RowView(Mapping[str, Tensor]):
 class EdgeBatch:
     """The edges that a message function is called with.
 
-    `src`, `dst` and `data` map field names to rows, (E_batch, ...), of the edges' sources, destinations and of
-    themselves. `exponentials` is for layers that weigh their messages: see [Note: softmax in a message].
+    `src`, `dst` and `data` map field names to rows, (E_batch, ...), of the edges' sources, of their destinations and of
+    the edges. `exponentials` is for layers that weight their messages: see [Note: softmax in a message].
     """
 
     src: Fields
@@ -65,7 +65,7 @@ class EdgeBatch:
     data: Fields
     canonical_etype: CanonicalEtype
     _size: int
-    # Gives the global IDs of sources and destinations, and edge IDs (`_ID`), (E_batch,) int64 each.
+    # Returns the global IDs of sources and destinations, and edge IDs (`_ID`), (E_batch,) int64 each.
     edges: Callable[[], tuple[Tensor, Tensor, Tensor]]
     exponentials: Callable[[Tensor], Tensor] = Tensor.exp
 
@@ -81,7 +81,7 @@ class NodeBatch:
     """The destination nodes that a reduce or apply function is called with."""
 
     _nodes: Tensor
-    data: Fields  # of the nodes, (N_batch, ...)
+    data: Fields  # fields of the nodes, (N_batch, ...)
     # Messages of each node's in-edges, (N_batch, degree, ...), in the order of `Relation.message_order`.
     mailbox: Fields | None
     ntype: str
@@ -98,12 +98,12 @@ class NodeBatch:
 
 
 def function_name(function: object) -> str:
-    """What errors call a Python function."""
+    """Name of a Python function, for errors."""
     return getattr(function, "__qualname__", repr(function))
 
 
 def checked_results(function: Callable[..., object], results: object, rows: int) -> Mapping[str, Tensor]:
-    """The results of a Python function, if they are a dictionary of tensors with `rows` rows; a GraphError if not."""
+    """Return the results of a Python function. Raise a GraphError unless they map names to tensors of `rows` rows."""
     name = function_name(function)
     if not isinstance(results, Mapping):
         raise GraphError(
@@ -119,9 +119,9 @@ def checked_results(function: Callable[..., object], results: object, rows: int)
 def results_on_nothing(
     function: Callable[..., object], call: Callable[[int], Mapping[str, Tensor]]
 ) -> Mapping[str, Tensor]:
-    """What a Python function makes of no rows, (0, ...) each; one that cannot take them is shown a row.
+    """Empty results of a Python function, (0, ...) each. If it fails on an empty batch, it runs on one row.
 
-    `call` calls it with so many rows; the function itself is for the log.
+    `call` runs the function on so many rows; `function` is for the log.
     """
     try:
         return call(0)
@@ -146,10 +146,14 @@ NodeFunction = Callable[[NodeBatch], Fields]
 def reduce_mailboxes(
     relation: Relation, function: NodeFunction, messages: dict[str, Tensor], nodes: Fields
 ) -> dict[str, Tensor]:
-    """Call `function` once for every in-degree, as DGL does, and put the results together.
+    """Call `function` once for every in-degree, as DGL does, and join the results.
 
-    The messages are (E, ...) each, in the visible edge order; `nodes` are fields of the destinations, (N_dst, ...)
-    each, and so are the results, 0 for nodes without messages.
+    Args:
+        messages: (E, ...) each, in the visible edge order.
+        nodes: fields of the destinations, (N_dst, ...) each.
+
+    Returns:
+        (N_dst, ...) each, 0 for nodes without messages.
     """
     indptr, edge_ids = relation.in_edges
     pieces: list[Fields] = []
@@ -177,10 +181,10 @@ def reduce_mailboxes(
 def _reduce_nothing(
     relation: Relation, function: NodeFunction, messages: dict[str, Tensor], nodes: Fields
 ) -> Mapping[str, Tensor]:
-    """What the function makes where no node has a message: no rows, but of the right fields and shapes."""
+    """Results of the function if no node has messages: fields of the right names and shapes without rows."""
 
     def call(rows: int) -> Mapping[str, Tensor]:
-        # Made of the messages, so that the backward reaches the other workers from here too.
+        # The mailbox depends on the messages, so that this worker's backward reaches the other workers, too.
         mailbox = {
             name: torch.cat([m[:0], m.new_zeros(rows, *m.shape[1:])]).unsqueeze(1) for name, m in messages.items()
         }
@@ -192,7 +196,7 @@ def _reduce_nothing(
 
 
 def apply_nodes(function: NodeFunction, new: Mapping[str, Tensor], frame: Frame, ntype: str) -> dict[str, Tensor]:
-    """What `function` makes of all nodes of a frame, whose fields it sees with the `new` ones, (N, ...) each."""
+    """Call an apply function on all nodes of a frame. It sees the frame's fields with the `new` ones, (N, ...) each."""
     nodes = torch.arange(frame.rows, device=frame.device)
     made = function(NodeBatch(nodes, {**frame, **new}, None, ntype))
     return dict(checked_results(function, made, frame.rows))

@@ -1,11 +1,11 @@
-"""Built-in message functions: what they say, and how a call of one is computed.
+"""Built-in message functions: reading DGL's, and their forward and backward.
 
 [Note: forward and backward]
 The forward posts the first tiles, computes the own shard while they travel, and then takes the other partitions tile by
-tile: what is fetched is consumed at once and its buffer used again. The backward is the transposed aggregation. It
-fetches rows again exactly when the derivative of an operand that needs a gradient reads values of the sources
-(`operand_values_needed`), and returns each tile's gradients as they are made. Modes 2 and 3 keep the fetched rows
-instead.
+tile: each tile is consumed at once and its buffer used again. The backward is the transposed aggregation. It fetches
+rows again if and only if the derivative of an operand that needs a gradient reads values of the sources
+(`operand_values_needed`). It returns the gradients of each tile as soon as they are computed. Modes 2 and 3 keep the
+fetched rows instead.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ from sar.spillable import empty_spillable, tensor_file
 SIDES = ("lhs", "rhs")
 
 Values = Sequence[Tensor | None]
-"""Operands or their gradients: of the left one, and of the right one where there is one."""
+"""The left operand and the right one, if there is one; or their gradients."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -90,7 +90,7 @@ def parse_message(function: Any) -> Message:
         lhs = Operand(TARGETS[function.lhs], function.lhs_field)
         rhs, op = Operand(TARGETS[function.rhs], function.rhs_field), OPERATORS[function.binary_op]
         if op is Op.MUL and (lhs.target, rhs.target) == (Target.E, Target.U):
-            lhs, rhs = rhs, lhs  # the order that kernels are made for
+            lhs, rhs = rhs, lhs  # the order that kernels are compiled for
         return Message(op, lhs, rhs, function.out_field)
     if hasattr(function, "in_field") and hasattr(function, "target"):
         return Message(Op.COPY, Operand(TARGETS[function.target], function.in_field), None, function.out_field)
@@ -99,7 +99,7 @@ def parse_message(function: Any) -> Message:
 
 
 def parse_reduction(function: Any, made: str | None) -> tuple[str, str]:
-    """Read a built-in reducer: its name, and the field that it makes; `made` is what the message function makes."""
+    """Read a built-in reducer: its name and its output field. `made` is the output field of the message function."""
     if not hasattr(function, "msg_field") or function.name not in REDUCERS:
         name = repr(getattr(function, "name", function))
         raise GraphError(f"{name} is not a reducer; expected {', '.join(REDUCERS)} of dgl.function, or a function.")
@@ -111,13 +111,13 @@ def parse_reduction(function: Any, made: str | None) -> tuple[str, str]:
 
 
 def message_has_parameters(param_fn: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Accept SAR's declaration of the parameters that a message function uses; autograd finds them by itself.
+    """Accept SAR's declaration of a message function's parameters, which sar does not need.
 
     Args:
         param_fn: ignored.
 
     Returns:
-        A decorator that gives its function back as it is.
+        A decorator that returns its function unchanged.
     """
     return lambda function: function
 
@@ -126,7 +126,7 @@ def message_has_parameters(param_fn: Callable[..., Any]) -> Callable[[Function],
 def aggregate(
     context: CallContext, message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None = None
 ) -> Tensor:
-    """Call a built-in message function; a collective call where it reads sources.
+    """Call a built-in message function. This is a collective call if the function reads sources.
 
     Args:
         reducer: sum, mean, max or min; None to write messages to the edges.
@@ -155,29 +155,29 @@ def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
 
 
 OPERATIONS = 32
-"""Operations that a relation keeps, the latest used."""
+"""Number of operations that a relation caches."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
     """A message function and its reducer, compiled for one graph, settings, shapes and dtypes of operands.
 
-    Kept with the relation: it has no reference to it, so that a graph is free once nobody uses it.
+    The relation caches it. It has no reference to the relation, so that unused graphs are freed.
     """
 
     message: EdgeMessage  # without values
     reducer: str | None
-    source: int | None  # the operand that has rows of sources
+    source: int | None  # index of the operand with rows of sources
     dtype: torch.dtype
     sum_dtype: torch.dtype
     signature: str
-    layouts: tuple[Layout, Layout] | None  # of exchanges that go one way, and both ways; None without sources
-    # By the operands whose gradients are needed, as bits: whether the backward reads the values of each operand.
+    layouts: tuple[Layout, Layout] | None  # layouts of exchanges one way, and both ways; None without sources
+    # Whether the backward reads the values of each operand, by the operands whose gradients are needed, as bits.
     values_read: tuple[tuple[bool, ...], ...]
 
     @classmethod
     def of(cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> "Operation":
-        """The operation that the relation keeps, or a new one."""
+        """The relation's cached operation, or a new one."""
         kept = context.relation.operations
         shapes = tuple([(x.dtype, x.shape[1:]) for x in operands])
         key = (message, reducer, shapes, context.settings, context.structure.signature, torch.is_grad_enabled())
@@ -192,7 +192,7 @@ class Operation:
     def compiled(
         cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]
     ) -> "Operation":
-        """Check the operands, and make the operation."""
+        """Check the operands, and compile the operation."""
         _check(message, reducer, operands)
         sides = [message.lhs] if message.rhs is None else [message.lhs, message.rhs]
         lhs, *rhs = (
@@ -253,7 +253,7 @@ class BuiltinCall(Overlapping):
     def exchange(
         self, device: torch.device, fields: list[Tensor] | None = None, *, returns: GradientReturn | None = None
     ) -> Iterator[Tile]:
-        """Begin an exchange; see `Exchange.exchange_tiles`. Forward and backward have the same layout."""
+        """Begin an exchange; see `Exchange.exchange_tiles`. Forward and backward use the same layout."""
         assert self.source is not None
         assert self.operation.layouts is not None
         rows_needed = self.values_needed()[self.source]
@@ -272,7 +272,7 @@ class BuiltinCall(Overlapping):
             received = self.exchange(operands[source].device, [operands[source]])
             yield
             kept = {} if values_needed[source] and self.context.settings.keep else None
-        combined = self.reduction.start()  # not before the turn of this worker may pass
+        combined = self.reduction.start()  # allocated only after this worker's turn may have passed
         for block, tile in self.context.tiles(received):
             values = operands
             if tile.rows is not None and source is not None:
@@ -299,8 +299,8 @@ class BuiltinCall(Overlapping):
         kept = dict(zip(self.kept, rows, strict=True))
         grad, message, relation = grads[0], self.message, self.context.relation
         if self.reducer == "mean" and message.op is Op.COPY:
-            # As the sum of copies times 1 / in-degree, without a copy of the gradient. Only the backward: sum and
-            # division in the forward make the mean of equal rows that row, exactly.
+            # Compute the backward of a sum of copies times 1 / in-degree, which needs no copy of the gradient. The
+            # forward divides the sum instead, so that the mean of equal rows is exactly that row.
             weights = relation.inverse_degrees(sum_dtype, len(message.lhs.shape))
             message, values = EdgeMessage(Op.MUL, message.lhs, EdgeOperand.of(weights, Target.V)), [None, weights]
         elif self.reducer == "mean":
@@ -318,10 +318,14 @@ class BuiltinCall(Overlapping):
         argmax: Tensor | None = None,
         kept: Mapping[HaloSlice | None, Tensor] | None = None,
     ) -> Steps:
-        """Gradients of the operands on this worker, for those that are `needed` somewhere, from that of the sums.
+        """Compute the gradients of this worker's operands, after the agreement on the backward.
 
-        The backward is agreed on. `values` are operands, where the derivatives read their values; `argmax` are edges of
-        maxima or minima, and `kept` source rows of the forward.
+        Args:
+            values: the operands whose values the derivatives read; None for the others.
+            grad: gradient of the result, before the division of means.
+            needed: operands that need a gradient on any worker, as bits.
+            argmax: edges of the maxima or minima.
+            kept: source rows that the forward has kept.
         """
         gradient = EdgeOperand.of(grad, Target.E if self.reducer is None else Target.V)
         grads = [
@@ -337,7 +341,7 @@ class BuiltinCall(Overlapping):
         for block, tile in self.context.tiles(received):
             here, here_grads = list(values), list(grads)
             if tile.halo is None:
-                yield  # while the first messages travel
+                yield  # other work may run while the first messages travel
             if tile.halo is not None and self.source is not None:
                 here[self.source] = (kept or {}).get(tile.halo) if tile.rows is None else tile.rows[0]
                 here_grads[self.source] = None if tile.grads is None else tile.grads[0]
@@ -347,7 +351,7 @@ class BuiltinCall(Overlapping):
         return grads
 
     def _zeros(self, spec: EdgeOperand, device: torch.device, *, leaves: bool) -> Tensor:
-        """For a gradient; of what `leaves`, turns of other workers of the process pass before it is complete."""
+        """Zeros for a gradient. If it `leaves` memory, other workers of the process may add to it in their turns."""
         relation, dtype = self.context.relation, self.operation.sum_dtype
         rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}[spec.target]
         if leaves:
@@ -356,7 +360,7 @@ class BuiltinCall(Overlapping):
 
 
 def _promoted(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
-    """Both operands in the wider of their floating-point dtypes under autocast, which mixes them; else as given."""
+    """Convert operands to the wider of their floating-point dtypes under autocast, which mixes dtypes."""
     mixed = lhs.dtype != rhs.dtype and lhs.is_floating_point() and rhs.is_floating_point()
     if not mixed or not torch.is_autocast_enabled(lhs.device.type):
         return lhs, rhs

@@ -1,20 +1,21 @@
 """Inputs of a Python message function besides its arguments: captured tensors, random numbers, autocast and modules.
 
 [Note: captured tensors]
-A message function may use tensors that it is not given: parameters of a layer, or variables around a lambda. Autograd
-has to see them as inputs of the call, and to save them. So we look for them when the function is recorded: a tensor
-that enters a torch operation and was not made in the run is captured. In the runs that count, every torch operation
-gets a leaf with the values that autograd has saved instead. So a tensor that has changed since is an error, a tile's
-gradients end there, and the tensor's own hooks run once for the call and not once for each tile. Code that torch cannot
-look into, such as TorchScript or the user's own `torch.autograd.Function`, gets the captured tensor itself:
-`StandIns.reached` finds those, whose gradients are asked for too. Between its runs a function keeps no tensor that is a
-variable around it, so that checkpointing can free it; an attribute of another object stays.
+A message function may use tensors that are not its arguments: parameters of a layer, or variables around a lambda.
+Autograd has to see them as inputs of the call, and to save them. So we look for them when we record the function: a
+tensor that enters a torch operation and was not created in the run is captured. In the actual runs, every torch
+operation gets a leaf with the values that autograd has saved instead. So autograd raises if a captured tensor has
+changed, gradients of a tile stop at the leaf, and the tensor's own hooks run once for the call and not once for each
+tile. Code that torch cannot look into, such as TorchScript or the user's own `torch.autograd.Function`, gets the
+captured tensor itself. `StandIns.reached` finds these tensors, and we ask for their gradients, too. Between its runs we
+remove captured tensors from a function's closure, so that checkpointing can free them. Attributes of other objects
+remain.
 
 [Note: fingerprints]
-A function may also depend on what cannot be restored, such as a `torch.Generator` of its own or an attribute that has
-changed: the backward would differentiate another function. So each run adds up its messages with weights by edge, and
-the sums are compared, with a tolerance for operations that round differently each time. Messages that are relative to
-a peak ([Note: softmax in a message]) have weights by destination, because only their sums are equal in both runs.
+A function may also depend on state that we cannot restore, such as a `torch.Generator` of its own or an attribute that
+has changed. Then the backward would differentiate another function. So each run adds up its messages with weights by
+edge, and we compare the sums, with a tolerance for operations that round differently each time. Messages relative to a
+peak ([Note: softmax in a message]) have weights by destination, because only their sums are equal in both runs.
 """
 
 import random
@@ -36,10 +37,10 @@ from sar.kernels import accumulation_dtype
 
 
 class _SeeTensors(TorchFunctionMode):
-    """Shows every tensor that enters a torch operation to `see`, and passes on the tensor that it returns.
+    """Mode that replaces every tensor that enters a torch operation by `see(tensor)`.
 
-    `known` are tensors that are not captured, by ID: also leaves that the function makes for itself and, to find
-    `constants`, all results of operations. They stay alive, so that no other tensor gets their IDs.
+    `known` are tensors that are not captured, by ID. Leaves that the function creates are added, and, if `constants`,
+    all results of operations. They stay alive, so that no other tensor gets their IDs.
     """
 
     constants = False
@@ -71,7 +72,7 @@ class _SeeTensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__" and not isinstance(attribute := func(*args), Tensor):
-            return attribute  # such as a shape, which is no use of values
+            return attribute  # reading a shape, for example, does not use a tensor's values
         result = func(*self._see_all(args), **self._see_all(kwargs or {}))
         self._know(result)
         return result
@@ -85,9 +86,9 @@ _HIDDEN = (
 
 
 def _first_reached(results: Iterable[Tensor], computed: Iterable[Tensor], start: int) -> list[Tensor]:
-    """The leaves, and those of the `computed` tensors, that autograd reaches first from the results.
+    """The leaves and `computed` tensors that autograd reaches first from the results.
 
-    Raises if it comes to a node from before `start` otherwise.
+    Raises if it reaches a node from before `start` on another path.
     """
     ends = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
     found: list[Tensor] = []
@@ -109,7 +110,7 @@ def _first_reached(results: Iterable[Tensor], computed: Iterable[Tensor], start:
 
 
 class FindCaptured(_SeeTensors):
-    """Finds the tensors that a function captures in a run, of which none is `given`."""
+    """Mode that finds the tensors that a function captures in a run; `given` are its arguments."""
 
     constants = True
 
@@ -117,20 +118,20 @@ class FindCaptured(_SeeTensors):
         super().__init__(given)
         self._found: list[tuple[Tensor, int]] = []
         with torch.inference_mode(False), torch.enable_grad():
-            # Autograd numbers its nodes: those of tensors that are there already have lower numbers than this one.
+            # Autograd numbers its nodes, so those of existing tensors have lower numbers than this one.
             self._start = torch.zeros(0, requires_grad=True, device="cpu").view(-1).grad_fn._sequence_nr()  # type: ignore[union-attr]
 
     def see(self, tensor: Tensor) -> Tensor:
         is_old = tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < self._start
-        if is_old and id(tensor) not in self.known and not tensor.is_inference():  # which autograd could not save
+        if is_old and id(tensor) not in self.known and not tensor.is_inference():  # autograd cannot save these
             self.known[id(tensor)] = tensor
             self._found.append((tensor, tensor._version))
         return tensor
 
     def captured(self, results: Iterable[Tensor]) -> list[Tensor]:
-        """All captured tensors, also those that only autograd knows, as in TorchScript.
+        """All captured tensors, including those that only autograd sees, as in TorchScript.
 
-        Constants that the run itself has changed, such as a counter, are left out.
+        Constants that the run itself has changed, such as a counter, are excluded.
         """
         for tensor in _first_reached(results, [tensor for tensor, _ in self._found], self._start):
             self.see(tensor)
@@ -138,15 +139,15 @@ class FindCaptured(_SeeTensors):
 
 
 class Captured:
-    """The captured tensors of a function, and a copy of the function; neither keeps the tensors between its runs.
+    """The captured tensors of a function, and a copy of the function. Neither keeps the tensors alive between runs.
 
-    The copy has variables of its own, because those around the function may change before the backward, as in a loop.
+    The copy has closure variables of its own, because the original ones may change before the backward, as in a loop.
     """
 
     def __init__(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> None:
         self.tensors = [TensorWeakRef(tensor) for tensor in tensors]
         self.function = function
-        self.cells: list[tuple[CellType, int]] = []  # variables that are captured tensors, by number; empty until a run
+        self.cells: list[tuple[CellType, int]] = []  # closure cells of captured tensors, and their numbers
         if not isinstance(function, FunctionType) or not function.__closure__:
             return
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
@@ -164,19 +165,19 @@ class Captured:
 
 
 def _is_bound(cell: CellType) -> bool:
-    return cell != CellType()  # else the variable around the function has no value yet
+    return cell != CellType()  # an empty cell means that the variable has no value yet
 
 
 class StandIns(_SeeTensors):
-    """Replaces captured tensors inside by what is saved of them: those that need a gradient are leaves.
+    """Mode that replaces captured tensors by their saved values, as leaves if they need a gradient.
 
-    `used` are the numbers of the tensors that the function has used so far, except variables around it.
+    `used` are the numbers of the tensors that the function has used so far, except closure variables.
     """
 
     def __init__(self, captured: Captured, saved: Sequence[Tensor]) -> None:
         self.leaves = [each.detach().requires_grad_() if each.requires_grad else each for each in saved]
         super().__init__(self.leaves)
-        self.captured = [tensor() for tensor in captured.tensors]  # None if only autograd has it still
+        self.captured = [tensor() for tensor in captured.tensors]  # None if only autograd still has the tensor
         self.used: set[int] = set()
         self._number_of = {id(tensor): number for number, tensor in enumerate(self.captured)}
         self._cells = captured.cells
@@ -200,9 +201,9 @@ class StandIns(_SeeTensors):
         return self.leaves[number]
 
     def reached(self, results: Iterable[Tensor], given: Iterable[Tensor]) -> list[int]:
-        """The numbers of captured tensors that autograd reaches themselves; `given` are the run's other leaves."""
+        """Numbers of captured tensors that autograd reaches instead of a leaf. `given` are the run's other leaves."""
         known = self.known.keys() | map(id, given)
-        self.known = {id(leaf): leaf for leaf in self.leaves}  # the function's own leaves may be freed
+        self.known = {id(leaf): leaf for leaf in self.leaves}  # frees the leaves that the function has created
         computed = [tensor for tensor in self.captured if tensor is not None and tensor.grad_fn is not None]
         hidden = [tensor for tensor in _first_reached(results, computed, 0) if id(tensor) not in known]
         for tensor in hidden:
@@ -213,13 +214,13 @@ class StandIns(_SeeTensors):
                     "torch.func.functional_call. Let it use the same tensors whenever it is called, from variables "
                     "around it, or set them as fields."
                 )
-            if tensor.grad_fn is not None or tensor._backward_hooks:  # which would run for each tile
+            if tensor.grad_fn is not None or tensor._backward_hooks:  # its backward or hooks would run for each tile
                 raise GraphError(_HIDDEN)
         return sorted(self._number_of[id(tensor)] for tensor in hidden)
 
 
 class AmbientState:
-    """Random generators, autocast and the modes of a function's modules as they are when this is made."""
+    """Snapshot of the random generators, of autocast and of the training modes of a function's modules."""
 
     def __init__(self, device: torch.device, function: Callable[..., Any]) -> None:
         self._switches: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
@@ -230,7 +231,7 @@ class AmbientState:
         if device.type == "cuda":
             get, put = torch.cuda.get_rng_state, torch.cuda.set_rng_state
             self._switches.append((partial(get, device), partial(put, device=device)))
-        # Modules that the function is or reaches: by its object, variables around it, and globals that it names.
+        # Modules that the function is or uses: its object, closure variables, and the globals that it names.
         inner = getattr(function, "__func__", function)
         reached = [getattr(function, "__self__", function)]
         reached += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_bound(cell)]
@@ -247,7 +248,7 @@ class AmbientState:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Autocast as it was, without its cache: that would keep what was cast without gradients."""
+        """Context that restores autocast, without its cache, which would keep casts made without gradients."""
         with ExitStack() as stack:
             for as_it_was in self._autocast:
                 stack.enter_context(as_it_was(cache_enabled=False))
@@ -255,7 +256,7 @@ class AmbientState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restores everything inside; afterwards it goes on as before."""
+        """Context with the saved state. The present state returns at the end."""
         with self.autocast(), ExitStack() as stack:
             for (get, put), state in zip(self._switches, self._states, strict=True):
                 stack.callback(put, get())
@@ -264,23 +265,23 @@ class AmbientState:
 
 
 class Fingerprint:
-    """Sums of a run's messages, weighted by their places: see [Note: fingerprints]."""
+    """Weighted sums of a run's messages, with weights by place: see [Note: fingerprints]."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(4, dtype=torch.complex128, device=device)
         self._squares = torch.zeros(4, dtype=torch.float64, device=device)
-        self._share = 0.0  # by which they may differ
+        self._share = 0.0  # relative tolerance of a comparison
 
     def add(self, values: Tensor, places: Tensor, *, relative: bool = False) -> None:
-        """Add (n, ...) messages, or sums of those that are `relative` to a peak, and their places, (n,) integer."""
-        if not values.is_floating_point() and not values.is_complex():  # which take no gradient
+        """Add (n, ...) messages, or sums of messages `relative` to a peak, with their places, (n,) integer."""
+        if not values.is_floating_point() and not values.is_complex():  # these have no gradient
             return
         eps = torch.finfo(values.dtype).eps
-        # Of those relative to a peak many are added up before, and halves are rounded at another peak.
+        # Messages relative to a peak are sums already, and half precisions are rounded at another peak in each run.
         share = max(4 * eps, min(eps ** (1 / 2), 4e-4)) if relative else max(eps, min(eps ** (2 / 3), 4e-4))
         self._share = max(self._share, share)
         rows = by_head(values.to(accumulation_dtype(values.dtype)))
-        rows = rows if relative else rows.nan_to_num(1, 1, 1)  # a maximum may be of some that are infinite
+        rows = rows if relative else rows.nan_to_num(1, 1, 1)  # messages to a maximum may be infinite
         weights = _weights(torch.arange(rows.shape[1], device=rows.device)).to(rows.dtype)
         with torch.autocast("cpu" if rows.is_meta else rows.device.type, enabled=False):
             weighted = (rows @ weights) * _weights(places)
@@ -288,7 +289,7 @@ class Fingerprint:
         self._squares += weighted.abs().square().sum(0)
 
     def equals(self, first: "Fingerprint") -> bool:
-        """Whether this may be of the same messages as the first run's."""
+        """Whether both runs' messages are equal up to the tolerance."""
         size = torch.maximum(self._squares, first._squares).sqrt() + first._sums.abs()
         same = (self._sums - first._sums).abs() <= self._share * size
         return same.is_meta or bool((same | ~first._sums.isfinite()).all())

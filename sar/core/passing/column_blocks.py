@@ -1,13 +1,13 @@
-"""Calls in blocks of columns, where partitions take turns and the rows of all are more than the page cache holds.
+"""Splits calls out of core into blocks of columns, if the rows of all partitions exceed the page cache.
 
 [Note: column blocks]
-Partitions that take turns read each other's rows in a file, each nearly all of them where the cut is large. What one
-has read is at hand for the next if the rows of all fit the page cache. Otherwise the disk reads a layer once for each
-partition. Columns are summed each for itself. So such a call becomes several, one after the other, each with as many
-columns as fit: then the disk reads a row once. What that costs is to write the result, too, and to read it and the
-columns once more; so calls that would read rows less often than `WORTH` times stay whole.
+Out of core, each partition reads rows of the others from a file, and with a large cut nearly all of them. If the rows
+of all partitions fit the page cache, each is read from the disk once. Otherwise the disk reads a layer once for each
+partition. Sums of different columns are independent. So we split such a call into several, each with as many columns as
+fit, and the disk reads each row once. This costs a write of the result, and a second read of it and of the columns. So
+calls that would read rows less often than `WORTH` times are not split.
 
-Only without gradients.
+Calls with gradients are never split.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,18 +20,18 @@ from sar.core.collective import CallContext
 from sar.spillable import at_hand
 
 WORTH = 6
-"""Times that the disk reads a row, from which on two writes and as many reads of it cost less."""
+"""Number of reads of a row from which two writes and two reads of it cost less."""
 READ_TOGETHER = 2**17
-"""Bytes that the disk reads for one row of them."""
+"""Bytes that the disk reads together, even for a single row."""
 
 Given = Tensor | None
 
 
 def column_blocks(context: CallContext, rows: Tensor, operands: Sequence[Given]) -> list[Sequence[Given]]:
-    """The operands of calls that each make some of a result's columns, of all in the order of their columns.
+    """Split the operands of a call into those of several calls, one for each block of the result's columns, in order.
 
-    There are equally many on all workers. Operands with a column for each of the rows', (n, C, ...) beside (N_src, C,
-    ...), are divided; the others are the same in all calls.
+    All workers get the same number of calls. Operands (n, C, ...) with as many columns as `rows`, (N_src, C, ...), are
+    split; the others are the same in all calls.
     """
     plan, columns = context.relation.plan, rows.shape[1] if rows.dim() > 1 else 1
     row_bytes = rows.itemsize * rows.shape[1:].numel()
@@ -49,7 +49,7 @@ def column_blocks(context: CallContext, rows: Tensor, operands: Sequence[Given])
 
 
 def in_blocks(call: Callable[..., Tensor], blocks: list[Sequence[Any]]) -> Tensor:
-    """The results of a call on the operands of each block, side by side; operands are free once they are used."""
+    """Call a function on the operands of each block, and concatenate the results. Frees operands after their use."""
     if len(blocks) == 1:
         return call(*blocks[0])
     return torch.cat([call(*blocks.pop(0)) for _ in range(len(blocks))], 1)

@@ -1,7 +1,7 @@
 """Message passing along one relation, and against it.
 
-With the edges: built-in or Python functions on either side, and what each combination runs. Against them: sums and
-maxima of edge values at their sources, on whatever worker these are.
+Along the edges, `send_and_reduce` combines built-in or Python message and reduce functions. Against them, this computes
+sums and maxima of edge values at their sources, which may be on any worker.
 """
 
 from collections.abc import Callable
@@ -35,10 +35,10 @@ from sar.spillable import empty_spillable
 def send_and_reduce(
     context: CallContext, fields: EdgeFields, message_func: Any, reduce_func: Any, *, fill: bool = True
 ) -> dict[str, Tensor]:
-    """New fields of the destinations, (N_dst, ...) each: `update_all` along one relation.
+    """Compute new fields of the destinations, (N_dst, ...) each: `update_all` along one relation.
 
-    Without `fill` it is as in DGL between relations: maxima and minima of no messages are infinite if the relation has
-    any edge, and a Python reduce function is not called if it has none.
+    Without `fill`, results are those that DGL combines across relations: maxima and minima without messages are
+    infinite if the relation has any edge, and a Python reduce function is not called if it has none.
     """
     if is_python(reduce_func):
         if not fill and not context.relation.num_edges_global:
@@ -56,13 +56,13 @@ def send_and_reduce(
 
 
 def fill_infinities(column: Tensor, reduce_func: Any) -> Tensor:
-    """The column with 0 in the place of infinities if the reducer is the built-in max or min, else as it is."""
+    """The column with infinities replaced by 0 if the reducer is the built-in max or min; otherwise unchanged."""
     extreme = not is_python(reduce_func) and reduce_func.name in ("max", "min")
     return column.masked_fill(column.isinf(), 0) if extreme else column
 
 
 def compute_on_edges(context: CallContext, fields: EdgeFields, function: Any) -> dict[str, Tensor]:
-    """New fields of the edges, (E, ...) each: `apply_edges` along one relation."""
+    """Compute new fields of the edges, (E, ...) each: `apply_edges` along one relation."""
     if is_python(function):
         return run_python(context, function, fields, None, None)
     message = parse_message(function)
@@ -84,9 +84,10 @@ CROSS_REDUCERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def reduce_across(results: list[dict[str, Tensor]], cross_reducer: Any) -> dict[str, Tensor]:
-    """Combine what several relations made for one node type, field by field; as DGL does, nothing if there is one.
+    """Combine the results of several relations for one node type, field by field.
 
-    The cross reducer is sum, mean, max, min, stack (to (N, relations, ...)), or a function of a list of tensors.
+    As in DGL, the results of a single relation do not change. The cross reducer is sum, mean, max, min, stack (to
+    (N, relations, ...)), or a function of a list of tensors.
     """
     if isinstance(cross_reducer, str) and cross_reducer not in CROSS_REDUCERS:
         raise GraphError(
@@ -114,7 +115,7 @@ def sum_at_sources(context: CallContext, values: Tensor) -> Tensor:
 
 
 class _AtSources(BuiltinCall):
-    """Values of edges travel as gradients of "copy the source's row to the edge" do."""
+    """Sends edge values to their sources, as the backward of a copy from sources to edges does."""
 
     def __init__(self, what: str, context: CallContext, values: Tensor) -> None:
         super().__init__(context, Operation.of(context, COPY_SOURCE, None, [values]))
@@ -122,7 +123,7 @@ class _AtSources(BuiltinCall):
 
 
 class _SumAtSources(_AtSources):
-    """The backward of these copies, with them as its own backward."""
+    """The backward of a copy from sources to edges. Its own backward is that copy."""
 
     def forward_steps(self, *operands: Any) -> Steps:
         (values,) = operands
@@ -137,9 +138,9 @@ class _SumAtSources(_AtSources):
 @uncompiled
 @torch.no_grad()
 def max_at_sources(context: CallContext, values: Tensor) -> Tensor:
-    """The greatest of the values of each node's out-edges into all workers, (N_src, ...); -inf where there is none.
+    """The greatest value of each node's out-edges into all workers, (N_src, ...); -inf for nodes without any.
 
-    A collective call. The values are as of `sum_at_sources`. No gradient flows.
+    A collective call without gradients. `sum_at_sources` describes the values.
     """
     return _MaxAtSources("maximum", context, values).apply(values)[0]
 

@@ -1,13 +1,13 @@
-"""Python message functions: run tile by tile, and again in the backward.
+"""Python message functions, which run tile by tile, and again in the backward.
 
 [Note: replay]
-Nothing that a message function computes outlives its tile, or the part of it that is computed at once. So the call is
-one node of autograd, whose backward goes through the tiles in the order of the forward: it fetches a tile's rows again
-(or has kept them), runs the function on leaves with these rows, asks autograd for the gradients of the leaves, and
-returns those of the sources. The exchange goes on to its end whichever gradients the user asks for. A second run finds
-what the first did: the tensors as they were at the call, because a frame may change; random numbers, autocast and the
-modes of modules; parameters and captured tensors, which are inputs of the node ([Note: captured tensors]). That it made
-the same messages is checked ([Note: fingerprints]).
+Messages and intermediate results are freed with their tile, or with the part of it that is computed at once. So the
+call is one node of autograd, whose backward goes through the tiles in the order of the forward: it fetches a tile's
+rows again (or has kept them), runs the function on leaves with these rows, asks autograd for the gradients of the
+leaves, and returns those of the sources. The exchange always runs to its end, even if the user asks for few gradients.
+The second run has the inputs of the first: the tensors of the time of the call, as a frame may change; the state of
+random generators, autocast and modules; and parameters and captured tensors, which are inputs of the node ([Note:
+captured tensors]). We check that it computes the same messages ([Note: fingerprints]).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,22 +40,22 @@ from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Reduction, add_to
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, OnlineSoftmax, Target, accumulation_dtype, add_rows
 
-ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
+ANY, SOURCES = 1, 2  # flags in the agreement: this worker needs gradients of any input, or of a field of the sources
 
 
 def run_python(
     context: CallContext, function: MessageFunction, fields: EdgeFields, reducer: str | None, reduced: str | None
 ) -> dict[str, Tensor]:
-    """Call a Python message function on all edges and combine what it makes; a collective call.
+    """Call a Python message function on all edges and combine its messages; a collective call.
 
     Args:
         function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
         reducer: sum, mean, max or min, or one of `TORCH_REDUCERS`; None to return the messages of all edges.
-        reduced: name of the message to reduce; None for all that the function makes.
+        reduced: name of the message to reduce; None for all messages.
 
     Returns:
-        (N_dst, ...) for each reduced field, or (E, ...) for each field that the function makes; where it asks for
-        exponentials, `PEAKS` as well.
+        (N_dst, ...) for each reduced message, or (E, ...) for each message. If the function asks for exponentials,
+        `PEAKS` as well.
     """
     recording = record(context, function, fields)
     made = recording.made
@@ -78,15 +78,15 @@ def run_python(
     return dict(zip([*made, PEAKS], call.apply(*recording.columns, *recording.captured), strict=False))
 
 
-# -- what the function does
+# -- recording the function
 
 
 class Recording(NamedTuple):
-    """What a message function does, as it showed when it was called on no edges."""
+    """Inputs and outputs of a message function, recorded in a call on an empty batch."""
 
-    read: list[dict[str, Tensor]]  # fields of sources, of destinations and of edges
-    captured: list[Tensor]  # that it was not given; none without gradient mode
-    made: dict[str, Tensor]  # (0, ...) each
+    read: list[dict[str, Tensor]]  # the fields of sources, destinations and edges that it reads
+    captured: list[Tensor]  # tensors that it uses but are not fields; empty without gradient mode
+    made: dict[str, Tensor]  # its messages, (0, ...) each
     state: AmbientState
 
     @property
@@ -95,7 +95,7 @@ class Recording(NamedTuple):
 
 
 class _Sample(dict[str, Tensor]):
-    """A few rows of each of a frame's fields, cut off from autograd's graph."""
+    """The first rows of each of a frame's fields, detached from autograd's graph."""
 
     def __init__(self, fields: Fields, rows: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _Sample(dict[str, Tensor]):
 
 
 def record(context: CallContext, function: MessageFunction, fields: EdgeFields) -> Recording:
-    """Find out what the function reads, captures and makes, on no edges where it can do without."""
+    """Record the inputs and outputs of a function in a call on an empty batch, or on one edge if that fails."""
     device, reads = context.structure.device, (set[str](), set[str](), set[str]())
     captured: dict[int, Tensor] = {}
     state = AmbientState(device, function)
@@ -136,7 +136,7 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
 
 
 class _Recorded(dict[str, Tensor]):
-    """Fields that the recording found; another one is an error, because nobody sends it."""
+    """The recorded fields. Reading any other one raises, because no worker sends it."""
 
     def __missing__(self, key: str) -> Tensor:
         raise FieldError(
@@ -148,7 +148,10 @@ class _Recorded(dict[str, Tensor]):
 
 
 class PythonCall(Collective):
-    """See [Note: replay]. Its inputs are the fields of sources, destinations and edges, then the captured tensors."""
+    """One call of a Python message function: see [Note: replay].
+
+    Its inputs are the fields of sources, destinations and edges, followed by the captured tensors.
+    """
 
     def __init__(
         self,
@@ -170,16 +173,16 @@ class PythonCall(Collective):
         self.names = [list(fields) for fields in recording.read]
         self.num_src, self.num_fields = len(reads), len(recording.columns)
         self.first_edge_field = self.num_src + len(recording.read[1])
-        # No other frame is kept: it may come to hold results of the call, whose autograd node would hold itself.
+        # We keep no other frame, because the user may set results of the call on it: the node would refer to itself.
         self.edge_ids = Frame(edge.rows, edge.device, edge.what, {EID: edge[EID]} if EID in edge else None)
-        self.reductions = reductions  # what becomes of the messages, by name
+        self.reductions = reductions  # by name of the message
         self.differentiable = any(made.requires_grad for made in makes.values())
         read = RowFormat.of([*recording.columns, *recording.made.values()])
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
         self.captured = Captured(function, recording.captured)
         self.state = recording.state
         self.kept: list[HaloSlice | None] = []
-        self.used: set[int] = set()  # of the captured tensors, by the forward
+        self.used: set[int] = set()  # numbers of the captured tensors that the forward has used
 
     def flags(self) -> int:
         if not self.differentiable:
@@ -212,7 +215,7 @@ class PythonCall(Collective):
                     reduction.add(combined[name], made[name].detach(), part)
                     if self.needed and softmax.peak is None:
                         self.fingerprint.add(made[name].detach(), part.ids(0, part.num_edges))
-                del made  # before more are made
+                del made  # free the messages before the next ones
         if self.needed and softmax.peak is not None:
             nodes = torch.arange(self.context.relation.num_dst, device=softmax.peak.device)
             for each in combined.values():
@@ -225,12 +228,12 @@ class PythonCall(Collective):
         return ForwardOutput((*results, *constants), saved, constants)
 
     def parts(self, block: EdgeBlock) -> list[EdgeBlock]:
-        """The block with so few edges at a time that these take what the exchange may, or about what the nodes do."""
+        """Split a block so that messages of a part take no more memory than exchange buffers, or than its nodes."""
         size = max(self.edges_at_once, block.num_src + block.num_dst, 1)
         return list(block.pieces(1 << (size.bit_length() - 1)))
 
     def rows(self, block: EdgeBlock, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
-        """What there is to read on the edges of a block: rows of its sources, of all destinations, and of its edges."""
+        """The fields that the function may read on a block: rows of its sources, all destinations, and its edges."""
         src = fields[: self.num_src] if tile.rows is None else tile.rows
         edge = (edge_rows(column, block) for column in fields[self.first_edge_field :])
         return [*src, *fields[self.num_src : self.first_edge_field], *edge]
@@ -238,7 +241,7 @@ class PythonCall(Collective):
     def run(
         self, block: EdgeBlock, tile: Tile, rows: Sequence[Tensor], exponentials: Callable[..., Tensor]
     ) -> Mapping[str, Tensor]:
-        """What the function makes on the edges of a block, where it reads `rows`."""
+        """Call the function on the edges of a block, with fields `rows`; return its messages."""
         given = iter(rows)
         src, dst, edge = (_Recorded((name, next(given)) for name in names) for names in self.names)
         batch = EdgeBatch(
@@ -259,7 +262,7 @@ class PythonCall(Collective):
         return made
 
     def _find_edges(self, block: EdgeBlock, halo: HaloSlice | None) -> tuple[Tensor, Tensor, Tensor]:
-        """See `EdgeBatch.edges`."""
+        """The IDs that `EdgeBatch.edges` returns."""
         structure, relation = self.context.structure, self.context.relation
         source, _, destination = relation.etype
         cols = block.cols.long()
@@ -290,7 +293,7 @@ class PythonCall(Collective):
             exchange = self.context.exchange(self.context.layout(widest_row(src)), self.signature)
             fetch = not self.context.settings.keep
             device = self.context.structure.device
-            # In the order of the forward, in which the function drew its random numbers.
+            # Keep the order of the forward, because the function draws random numbers.
             received = exchange.exchange_tiles(device, src if fetch else None, returns=returns, own_first=True)
         given = iter(saved[first_kept:])
         kept = {halo: [next(given) for _ in range(self.num_src)] for halo in self.kept}
@@ -317,10 +320,10 @@ class PythonCall(Collective):
 
 @dataclass(eq=False)
 class _GradientSums:
-    """Gradients of a call's inputs, added up block by block, from those of its results.
+    """Adds up the gradients of a call's inputs block by block.
 
     totals: gradients of the fields; None for those that need none.
-    captured: gradients of the captured tensors; None where there is none so far.
+    captured: gradients of the captured tensors; None before the first one.
     """
 
     call: PythonCall
@@ -344,7 +347,7 @@ class _GradientSums:
         self.fingerprint = Fingerprint(call.context.structure.device)
 
     def add(self, block: EdgeBlock, tile: Tile) -> None:
-        """Run the function on a block once more, and add the gradients of what it used."""
+        """Run the function on a block again, and add the gradients of its inputs."""
         call, leaves = self.call, self.leaves
         rows = [
             each.detach() if total is None else each.detach().requires_grad_()

@@ -1,12 +1,12 @@
-"""Rows of nodes to edges, and messages of edges to nodes block by block, without saving anything of edge size.
+"""Gathers rows of nodes for the edges of a block, and reduces messages block by block, without tensors of edge size.
 
 [Note: softmax in a message]
-The softmax of scores over a node's in-edges is known only once all tiles are in. But where messages are proportional to
-it, their sum is S / T: T is the sum of the exponentials, and S that of the messages with the exponentials in the place
-of the softmax. So a message function asks for exponentials (`EdgeBatch.exponentials`) and makes both; S and T are
-reduced alike. In the forward they are relative to the greatest score of the destination so far
-(`sar.kernels.OnlineSoftmax`): if a tile raises it, the sums shrink. In the backward the greatest score of all is known,
-and a constant, because it cancels in S / T.
+The softmax of scores over a node's in-edges is known only after the last tile. But if messages are proportional to it,
+their sum is S / T: T is the sum of the exponentials, and S the sum of messages that use exponentials instead of the
+softmax. So a message function asks for exponentials (`EdgeBatch.exponentials`) and returns the terms of both sums,
+which are reduced in the same way. In the forward, exponentials are relative to the greatest score of the destination so
+far (`sar.kernels.OnlineSoftmax`), and a tile that raises it scales the sums down. In the backward the greatest score is
+known, and it is a constant, because it cancels in S / T.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def gather_rows(column: Tensor, block: EdgeBlock, target: Target) -> Tensor:
 
 
 def edge_rows(column: Tensor, block: EdgeBlock) -> Tensor:
-    """The rows of a block's edges, (E_block, ...), of an (E, ...) column; a view where they lie together."""
+    """The rows of a block's edges, (E_block, ...), in an (E, ...) column; a view if they are contiguous."""
     if block.edge_ids is None:
         return column[block.edge_offset : block.edge_offset + block.num_edges]
     return column.index_select(0, block.edge_ids)
@@ -75,30 +75,30 @@ class _Gather(torch.autograd.Function):
 
 
 UNFILLED = "unfilled "
-"""Before "max" or "min": results without messages, and others that are infinite, stay so."""
+"""Prefix of "max" or "min" that keeps infinite results, such as those without messages."""
 
 
 @dataclass
 class Combined:
-    """The messages so far: their reduction, and of maxima and minima the edges that they come from, -1 for none."""
+    """Partial result of a reduction."""
 
     total: Tensor
-    argmax: Any  # a tensor, or None
+    argmax: Any  # edges of the maxima or minima, -1 for none; None for other reducers
 
 
 class Reduction:
-    """Takes the messages of one block after the other into one result, and gives each its gradient back."""
+    """Reduces the messages of one block after the other, and computes their gradients."""
 
     def __init__(self, relation: Relation, reducer: str | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.relation = relation
         # sum, mean, max or min; None to collect the messages in the visible edge order
         self.reducer = reducer and reducer.removeprefix(UNFILLED)
         self.fills = reducer == self.reducer
-        self.dtype = dtype  # of the messages; half precisions accumulate in float32
-        self.shape = shape  # of a message
+        self.dtype = dtype  # dtype of the messages; half precisions accumulate in float32
+        self.shape = shape  # shape of a message
 
     def start(self) -> Combined:
-        """The result without any message."""
+        """The initial result, without messages."""
         relation, device = self.relation, self.relation.in_degrees.device
         if self.reducer is None:
             return Combined(torch.empty(relation.num_edges, *self.shape, dtype=self.dtype, device=device), None)
@@ -110,7 +110,7 @@ class Reduction:
         return Combined(total, argmax)
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
-        """Take in the messages of a block, (E_block, ...)."""
+        """Add the messages of a block, (E_block, ...)."""
         if self.reducer is None:
             combined.total.index_copy_(0, block.ids(0, block.num_edges), message)
         elif combined.argmax is None:
@@ -119,12 +119,12 @@ class Reduction:
             self._take_better(message.to(combined.total.dtype), combined.total, combined.argmax, block)
 
     def _take_better(self, message: Tensor, total: Tensor, argmax: Tensor, block: EdgeBlock) -> None:
-        """Update the extremes and their edges; of equal messages the greatest edge ID wins."""
+        """Update the extremes and their edges. If messages are equal, the greatest edge ID wins."""
         largest = self.reducer == "max"
         best = torch.full_like(total, -torch.inf if largest else torch.inf)
         position = torch.full_like(argmax, -1)
         aggregate_cmp(block.renumbered, _copies(message, Target.E), best, position, largest)
-        ids = torch.cat([block.ids(0, block.num_edges), block.cols.new_full((1,), -1)])  # position -1: no message
+        ids = torch.cat([block.ids(0, block.num_edges), block.cols.new_full((1,), -1)])  # for position -1, no message
         edges = ids[position.long()].to(position.dtype)
         better = (best > total) if largest else (best < total)
         better |= (best == total) & (edges > argmax)
@@ -132,26 +132,26 @@ class Reduction:
         torch.where(better, edges, argmax, out=argmax)
 
     def finish(self, combined: Combined) -> Tensor:
-        """The result once all messages are in."""
+        """The final result, after all messages have been added."""
         total = combined.total
         if self.reducer == "mean":
             total.div_(self.relation.degrees_like(total))
         elif combined.argmax is not None and self.fills:
-            # As DGL does, whether infinite for want of messages or by value.
+            # DGL does the same, whether there are no messages or a message is infinite.
             infinite = total.isinf()
             total.masked_fill_(infinite, 0)
             combined.argmax.masked_fill_(infinite, -1)
         return total.to(self.dtype)
 
     def total_grad(self, grad: Tensor) -> Tensor:
-        """The gradient of `Combined.total`, from that of the result."""
+        """Compute the gradient of `Combined.total` from that of the result."""
         if self.reducer is None:
             return grad
         grad = grad.to(accumulation_dtype(self.dtype))
         return grad / self.relation.degrees_like(grad) if self.reducer == "mean" else grad
 
     def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
-        """The gradient of a block's messages, (E_block, ...), from that of the total."""
+        """Compute the gradient of a block's messages, (E_block, ...), from that of the total."""
         if self.reducer is None:
             return grad.index_select(0, block.ids(0, block.num_edges))
         made = torch.zeros(block.num_edges, *self.shape, dtype=grad.dtype, device=grad.device)
@@ -169,7 +169,7 @@ def _copies(values: Tensor, target: Target) -> EdgeMessage:
 
 
 def _positions(argmax: Tensor, block: EdgeBlock) -> Tensor:
-    """Edge IDs as positions in the block, -1 for edges of other blocks."""
+    """Convert edge IDs to positions in the block, -1 for edges of other blocks."""
     ids = block.ids(0, block.num_edges)
     if not len(ids):
         return torch.full_like(argmax, -1)
@@ -179,7 +179,7 @@ def _positions(argmax: Tensor, block: EdgeBlock) -> Tensor:
 
 
 def places(block: EdgeBlock, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that have messages, (R,), and which of them each message goes to, in the shape of the messages."""
+    """The rows that have messages, (R,), and each message's index among them, in the shape of the messages."""
     place = torch.repeat_interleave(block.indptr.long().diff())
     return block.rows.long(), place.view(-1, *[1] * (like.dim() - 1)).expand_as(like)
 
@@ -187,8 +187,8 @@ def places(block: EdgeBlock, like: Tensor) -> tuple[Tensor, Tensor]:
 class _LikeTorch(Reduction):
     """Maxima, minima and products with the gradients of `torch.scatter_reduce`, which differ from DGL's.
 
-    Equal maxima share the gradient evenly, infinities and NaN stay, and nodes without messages get 0, or 1 for a
-    product. `Combined.argmax` is what the backward needs.
+    Equal maxima share the gradient evenly, infinities and NaN do not change, and nodes without messages get 0, or 1 for
+    a product. `Combined.argmax` holds data for the backward.
     """
 
     def start(self) -> Combined:
@@ -197,7 +197,7 @@ class _LikeTorch(Reduction):
 
 
 class Extreme(_LikeTorch):
-    """Maxima or minima. Of `Combined.argmax`, the number of messages equal to the result, the backward makes shares."""
+    """Maxima or minima. `Combined.argmax` counts the messages equal to the result, which share its gradient."""
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         rows, place = places(block, message)
@@ -209,9 +209,9 @@ class Extreme(_LikeTorch):
         combined.total[rows] = best
 
     def finish(self, combined: Combined) -> Tensor:
-        # NaN equals no message, and makes shares of the gradient NaN, as torch's.
+        # NaN equals no message, so the shares of its gradient are NaN, as in torch.
         total = combined.total.masked_fill_((combined.argmax == 0) & ~combined.total.isnan(), 0)
-        # torch counts the 0 that the result starts from, wherever it equals the result, but gives it no share.
+        # If the result is 0, torch counts its initial 0 as a message, too, though that gets no gradient.
         combined.argmax = torch.stack([total, combined.argmax + (total == 0)])
         return total.to(self.dtype)
 
@@ -248,10 +248,10 @@ TORCH_REDUCERS: dict[str, type[Reduction]] = {"amax": Extreme, "amin": Extreme, 
 
 
 PEAKS = "peaks"
-"""The name under which the greatest scores are returned."""
+"""Name of the result with the greatest scores."""
 
 
 def by_head(rows: Tensor, heads: int | None = None) -> Tensor:
-    """(N, ...) rows as (N, H, elements of a head); as (N, elements) where there is no number of heads."""
+    """Reshape (N, ...) rows to (N, heads, elements of a head), or to (N, elements) if `heads` is None."""
     size = prod(rows.shape[1:])
     return rows.reshape(len(rows), size) if heads is None else rows.reshape(len(rows), heads, size // heads)
