@@ -10,10 +10,10 @@ time, or twice as many if one exchange both fetches rows and returns gradients. 
 which they fit `Config.comm_buffer_bytes`. After the last step we return their memory to the system, because the layers'
 own tensors are largest between exchanges.
 
-The own edges are computed while the first messages travel: rows, or, in an exchange without rows, the gradients of the
-first tiles. At the start, more tiles of rows are in flight, because they may use the buffers of gradients and of the
-tile that is computed, too. For the same reason we wait for gradients only when their buffers are needed, after posting
-more rows.
+A worker computes its own edges while the first messages travel: rows, or, in an exchange without rows, the gradients of
+the first tiles. At the start, more tiles of rows are in flight, because they may use the buffers of gradients and of
+the tile that is computed, too. For the same reason we wait for gradients only when their buffers are needed, after
+posting more rows.
 
 [Note: rows of a device]
 If rows are on a device and travel through CPU memory, each message has pinned memory of its own, from torch, which uses
@@ -52,7 +52,7 @@ class Tile(NamedTuple):
 
     halo: HaloSlice | None  # position in the sender's halo list; None for this worker's own rows
     rows: list[Tensor] | None  # the fetched fields, (tile rows, ...) each; None in an exchange that fetches nothing
-    # Gradients of the rows are added here, `GradientReturn.start` at first; None in an exchange that returns nothing.
+    # Sums of the rows' gradients, `GradientReturn.start` at first; None in an exchange that returns nothing.
     grads: list[Tensor] | None
     # If `rows` and `grads` have a row for each node of the sender: indices of the tile's rows, (tile rows,) ascending.
     sources: Tensor | None = None
@@ -192,7 +192,7 @@ class Exchange:
         return self._walk(shared, own_first or fields is not None)
 
     def _walk(self, shared: SharedRows | None, own_first: bool) -> Iterator[Tile]:
-        """Yield the own edges, tiles of this process's other workers, and tiles of other processes as they arrive."""
+        """Yield `OWN_ROWS`, tiles of this process's other workers, and tiles of other processes as they arrive."""
         steps, depth, returns = self.layout.steps, self.layout.depth, self.returns
         own_after = -1 if own_first else depth + 1
         if own_first:

@@ -70,7 +70,7 @@ class Signature(NamedTuple):
 def wait_for(look: Callable[[], T], who: str, what: Callable[[], str], seconds: float) -> T:
     """Call `look` until it returns anything but None and raises no OSError. Warns of long waits.
 
-    After so many seconds this returns None, or raises the latest OSError. If the store does not answer for
+    After `seconds` this returns None, or raises the latest OSError. If the store does not answer for
     `liveness.SILENCE_SECONDS`, this raises CommunicationTimeout.
     """
     began, stall, silence = time.monotonic(), Stall(), 0.0

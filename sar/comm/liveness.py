@@ -71,7 +71,7 @@ class Answers:
         self.offer(ANSWERS)
 
     def offer(self, count: int) -> None:
-        """Post so many more answers to questions of the watcher."""
+        """Post `count` more answers to questions of the watcher."""
         for _ in range(count):
             answer = torch.ones(1, dtype=torch.uint8, device="cpu")
             self._posted.append((answer, self._transport.post(None, Message(self._watcher, answer), ANSWER_TAG)))

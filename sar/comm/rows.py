@@ -78,7 +78,7 @@ class FieldFormat(NamedTuple):
         return FieldFormat(dtype, self.shape, scaled=shrinks and prod(self.shape) > 0)
 
     def aligned_bytes(self, rows: int) -> int:
-        """Size in bytes of so many rows in a message, with alignment."""
+        """Size in bytes of a number of rows in a message, with alignment."""
         values = -(-rows * prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
         return values + ALIGNMENT * self.scaled
 

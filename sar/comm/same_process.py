@@ -121,7 +121,7 @@ class SharedRows:
                 returns.add(index, grad, one.rows)
 
     def close(self) -> None:
-        """Release the shared rows; if gradients return, meet once more, after which all totals are complete."""
+        """Release the shared rows. If gradients return, meet again, after which all totals are complete."""
         totals = self._shared[self._group.rank].added_to
         self._shared = {}
         self.columns, self.totals = {}, {}

@@ -84,7 +84,7 @@ class BoundedStore:
         return asking.result()
 
     def read(self, keys: Sequence[str], patience: float = 0.0) -> list[str | None]:
-        """The values of these keys; waits up to `patience` seconds until all are there."""
+        """The values of these keys; waits up to `patience` seconds until all exist."""
 
         def values(store: dist.Store) -> list[str | None]:
             return [store.get(key).decode() if store.check([key]) else None for key in keys]
@@ -117,7 +117,7 @@ class StoreNotes(BoundedStore):
         super().__init__(dist.PrefixStore("sar", own))
 
     def leave_note(self, generation: int, reason: str, *, final: bool) -> None:
-        """Write down why this worker gives up; the first note of a generation stays."""
+        """Write the reason why this worker gives up, unless the generation already has a note."""
         note = json.dumps(Note(self.rank, reason, final))
         try:
             self.ask(lambda store: store.compare_set(f"{generation}/note", "", note))
@@ -125,7 +125,7 @@ class StoreNotes(BoundedStore):
             logger.warning("the store is gone; other workers will see only closed connections")
 
     def read_note(self, generation: int, patience: float = 0.0) -> Note | None:
-        """The first note of a generation, if one appears within so many seconds."""
+        """The first note of a generation, if one appears within `patience` seconds."""
         [text] = self.read([f"{generation}/note"], patience)
         return None if text is None else Note(*json.loads(text))
 

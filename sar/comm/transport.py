@@ -112,7 +112,7 @@ class Transport(ABC):
 
     @property
     def final(self) -> bool:
-        """Whether connections can never be made again."""
+        """Whether the transport can never connect again."""
         return False
 
     def name(self, rank: int) -> str:

@@ -169,7 +169,7 @@ class Collective(ABC):
         return torch.empty(0, requires_grad=grad and self.distributed, device="cpu")
 
     def begin(self, what: str, flags: int = 0, *, communicates: bool) -> list[int]:
-        """Begin one direction; return all workers' flags if it communicates, which takes an agreement, else the own."""
+        """Begin one direction; return the flags of all workers if it communicates, else of this worker only."""
         if self.group is not None and communicates:
             return self.group.agree(what, flags)
         if self.group is not None:

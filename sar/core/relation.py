@@ -31,8 +31,8 @@ class Relation:
     """The edges of one canonical edge type into this worker."""
 
     etype: CanonicalEtype
-    # One block per source partition. Sources are numbered within that partition's halo list; in the own partition they
-    # are this worker's rows. Edge IDs are positions in the visible edge order, in which each shard is a slice.
+    # One block per source partition. Sources are numbered within that partition's halo list; in this worker's own
+    # partition they are its rows. Edge IDs are positions in the visible edge order, in which each shard is a slice.
     blocks: list[EdgeBlock]
     # Halo lists: the nodes of every other partition that this worker reads, as partition-local IDs over all types,
     # ascending.

@@ -93,7 +93,7 @@ class Residency(TorchDispatchMode):
         self.file = file
         self.at_hand = at_hand
         self.left = 0
-        self._reads = 0  # reads of this process from disks, as of this worker's last turn
+        self._reads = 0  # reads of this process from disks up to this worker's last turn
         self._storages: dict[int, _Known] = {}  # by `_cdata`, which identifies a storage
         self._purge_at = FIRST_PURGE
         self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address

@@ -80,7 +80,7 @@ class SpillFile:
         os.unlink(name)
 
     def slot(self, nbytes: int) -> "Slot":
-        """A slot of at least so many bytes, contents undefined. Raises a SpillError if the disk is full."""
+        """A slot of at least `nbytes` bytes, contents undefined. Raises a SpillError if the disk is full."""
         # Round up to one of eight sizes between powers of two, in whole pages, so that slots can be used again. One
         # page more leaves room for the shift.
         step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))

@@ -1,1 +1,1 @@
-"""The graph object: relations, fields, queries, and graphs made of graphs."""
+"""The graph object: relations, fields, queries, and graphs derived from graphs."""

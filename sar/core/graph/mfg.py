@@ -117,7 +117,7 @@ class _LayerEdges(NamedTuple):
     cols: list[Tensor]  # the edges' sources: rows of this partition's nodes, or positions in `halos`
     dst: list[Tensor]  # positions of the edges' destinations among the layer's
     features: dict[str, Tensor]  # edge features, (E, ...) each
-    halos: list[Tensor]  # nodes that the edges read, partition-local over all types, ascending; empty for the own
+    halos: list[Tensor]  # nodes that the edges read, partition-local over all types, ascending; empty for its own
     read_rows: list[Tensor]  # this worker's rows that the other one reads
 
     @property

@@ -160,7 +160,7 @@ class _AttentionCall(Collective):
         """Compute the result, (N_dst, H, D), the normaliser (`OnlineSoftmaxState.finish`), and rows to keep."""
         x, received, scores = inputs.x, None, self._scores(inputs)
         if self.distributed:
-            # Begin the exchange first, so that the first tiles travel during all of the own nodes' computation.
+            # Begin the exchange first, so that the first tiles travel while this worker's own nodes are computed.
             exchange = self.context.exchange(self.context.layout(widest_row([x])), self.signature)
             received = exchange.exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
         ends, kept = _ends(inputs, *scores), {}

@@ -121,7 +121,7 @@ def results_on_nothing(
 ) -> Mapping[str, Tensor]:
     """Empty results of a Python function, (0, ...) each. If it fails on an empty batch, it runs on one row.
 
-    `call` runs the function on so many rows; `function` is for the log.
+    `call(n)` runs the function on n rows; `function` is for the log.
     """
     try:
         return call(0)

@@ -1,11 +1,11 @@
 """Built-in message functions: reading DGL's, and their forward and backward.
 
 [Note: forward and backward]
-The forward posts the first tiles, computes the own shard while they travel, and then takes the other partitions tile by
-tile: each tile is consumed at once and its buffer used again. The backward is the transposed aggregation. It fetches
-rows again if and only if the derivative of an operand that needs a gradient reads values of the sources
-(`operand_values_needed`). It returns the gradients of each tile as soon as they are computed. Modes 2 and 3 keep the
-fetched rows instead.
+The forward posts the first tiles, computes the worker's own shard while they travel, and then takes the other
+partitions tile by tile: each tile is consumed at once and its buffer used again. The backward is the transposed
+aggregation. It fetches rows again if and only if the derivative of an operand that needs a gradient reads values of the
+sources (`operand_values_needed`). It returns the gradients of each tile as soon as they are computed. Modes 2 and 3
+keep the fetched rows instead.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
