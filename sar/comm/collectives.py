@@ -59,11 +59,11 @@ def _combine(group: Group, tensor: Tensor, op: Any, device: torch.device) -> Non
         raise ConfigError(f"{call} is not possible: workers combine {names}. Convert the tensor.")
     group.agree(call)
     if group.world_size > 1:
-        given = tensor.detach()
-        travelling = materialize(given).to(device, accumulation_dtype(given.dtype)).contiguous()
+        data = tensor.detach()
+        travelling = materialize(data).to(device, accumulation_dtype(data.dtype)).contiguous()
         group.all_reduce(travelling, op, call)
-        if travelling is not given:
-            given.copy_(to_device(travelling, given.device))
+        if travelling is not data:
+            data.copy_(to_device(travelling, data.device))
 
 
 def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_comm_device: bool = False) -> None:
@@ -87,8 +87,8 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
         for tensor in (*recv_tensors, *send_tensors):
             _check_device(group, tensor, move_to_comm_device)
         arrived = exchange_tensors(send_tensors, [len(tensor) for tensor in recv_tensors])
-        for tensor, theirs in zip(recv_tensors, arrived, strict=True):
-            tensor.detach().copy_(theirs)
+        for tensor, received in zip(recv_tensors, arrived, strict=True):
+            tensor.detach().copy_(received)
 
 
 def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None = None) -> list[Tensor]:
@@ -113,7 +113,7 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
         _check_alike(tensors)
         call = f"exchange_tensors of {described(sample[:0])} rows"
         group.agree(call)
-        arriving = [theirs[group.rank] for theirs in group.gather_numbers([len(t) for t in tensors], call)]
+        arriving = [lengths[group.rank] for lengths in group.gather_numbers([len(t) for t in tensors], call)]
         if recv_sizes is not None and list(recv_sizes) != arriving:
             raise ConfigError(f"exchange_tensors expected lengths {list(recv_sizes)}, but {arriving} arrive.")
         sent = [tensor.detach() for tensor in tensors]
@@ -174,8 +174,8 @@ def sync_params(model: Module) -> None:
         for bucket in _buckets([tensor.detach() for _, tensor in named]) if group.world_size > 1 else []:
             travelling = torch.cat([tensor.flatten().to(group.device) for tensor in bucket])
             group.broadcast(travelling, call)
-            for tensor, given in zip(bucket, travelling.split([tensor.numel() for tensor in bucket]), strict=True):
-                tensor.copy_(given.view_as(tensor))
+            for tensor, values in zip(bucket, travelling.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(values.view_as(tensor))
 
 
 def gather_grads(model: Module) -> None:
@@ -257,7 +257,9 @@ def all_gather_json(gather: Callable[[Tensor], list[Tensor]], value: Any) -> lis
     own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device="cpu")
     lengths = [int(length) for length in gather(torch.tensor([len(own)], device="cpu"))]
     padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
-    return [json.loads(bytes(one[:length].tolist())) for one, length in zip(gather(padded), lengths, strict=True)]
+    return [
+        json.loads(bytes(encoded[:length].tolist())) for encoded, length in zip(gather(padded), lengths, strict=True)
+    ]
 
 
 def _warn_of_own_statistics(call: str, model: Module) -> None:

@@ -198,12 +198,12 @@ class Exchange:
         if own_first:
             yield OWN_ROWS
         if shared is not None:
-            for found in shared.tiles():
-                yield Tile(*found)
+            for shared_tile in shared.tiles():
+                yield Tile(*shared_tile)
         for i, step in enumerate(steps):
             if i == own_after:
                 yield OWN_ROWS
-            rows = grads = made = None
+            rows = grads = returned = None
             if self.fields is not None:
                 if self._posted < len(steps):
                     self._post_rows(i + depth + 1)
@@ -216,12 +216,12 @@ class Exchange:
                 self._add_returned(depth)
                 grads = []
                 if step.receive is not None:
-                    made = self._buffer(step.receive, self.back)
-                    grads = self._zero_gradients(made, returns)
+                    returned = self._buffer(step.receive, self.back)
+                    grads = self._zero_gradients(returned, returns)
             if step.receive is not None:
                 yield Tile(step.receive, rows, grads)
             if returns is not None:
-                self._return_gradients(step, made, grads or [])
+                self._return_gradients(step, returned, grads or [])
             if self.fields is not None:
                 inbound, outbound = self._rows_in_flight.popleft()
                 self._wait(outbound)
@@ -259,22 +259,22 @@ class Exchange:
 
     # -- gradients
 
-    def _zero_gradients(self, made: _InFlight, returns: GradientReturn) -> list[Tensor]:
+    def _zero_gradients(self, parcel: _InFlight, returns: GradientReturn) -> list[Tensor]:
         """Zero gradients of a received tile, as views of the message if it needs no conversion."""
         return [
             place.values.fill_(returns.start)
             if place.are_like(self.device, total.dtype)
             else torch.full(place.values.shape, returns.start, dtype=total.dtype, device=self.device)
-            for place, total in zip(made.fields, returns.totals, strict=True)
+            for place, total in zip(parcel.fields, returns.totals, strict=True)
         ]
 
-    def _return_gradients(self, step: Step, made: _InFlight | None, grads: list[Tensor]) -> None:
+    def _return_gradients(self, step: Step, outbound: _InFlight | None, grads: list[Tensor]) -> None:
         """Send the gradients of the step's received tile, and post the receive for those of the tile that was sent."""
-        for grad, place in zip(grads, made.fields if made is not None else (), strict=True):
+        for grad, place in zip(grads, outbound.fields if outbound is not None else (), strict=True):
             if not place.are_like(grad.device, grad.dtype):
                 place.write(grad)
         inbound = None if step.send is None else self._buffer(step.send, self.back)
-        self._grads_in_flight.append(self._post(step.place, BACK, inbound, made))
+        self._grads_in_flight.append(self._post(step.place, BACK, inbound, outbound))
 
     def _add_returned(self, in_flight: int) -> None:
         """Add returned gradients to the totals until at most `in_flight` transfers are left."""

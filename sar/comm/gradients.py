@@ -106,9 +106,9 @@ def begin_sum(parameters: Sequence[Parameter], rank: int) -> None:
             "gather_grads got parameters of a model in DistributedDataParallel, which combines the gradients of all "
             f"workers in the backward; summing them again would multiply them. Leave them out, with {REGISTER}."
         )
-    given = [p for p in parameters if p.grad is not None]
-    sums = [p for p in given if _is_sum(p)]
-    if given and len(sums) == len(given):
+    present = [p for p in parameters if p.grad is not None]
+    sums = [p for p in present if _is_sum(p)]
+    if present and len(sums) == len(present):
         raise ConfigError(
             "gather_grads: the gradients are sums over the workers already, and would be added up once more. Call it "
             "once for each step, after the last backward; then optimizer.step() and optimizer.zero_grad()."

@@ -186,12 +186,12 @@ class Group:
 
     def _stop_error(self) -> CommunicationError:
         """The error that a call after the stop raises."""
-        known, self._known = self._known, True
+        raised, self._known = self._known, True
         if self.stopped is FORKED:
             return CommunicationError(FORKED)
         if self.final:
             return PeerError(f"{self.stopped}\nThis is final: restart all workers.")
-        if not known:
+        if not raised:
             return PeerError(f"{self.stopped}")
         return CommunicationError(
             f"An earlier error has stopped distributed calls on all workers: {self.stopped}\n"
@@ -284,7 +284,7 @@ class Group:
 
     def gather_numbers(self, own: int | Sequence[int], call: str) -> list[Any]:
         """Gather each worker's number, or equally many numbers, by rank; otherwise like `all_gather`."""
-        return [theirs.tolist() for theirs in self.all_gather(torch.tensor(own, device="cpu"), call)]
+        return [numbers.tolist() for numbers in self.all_gather(torch.tensor(own, device="cpu"), call)]
 
     def all_reduce(self, tensor: Tensor, op: Any, call: str) -> None:
         """Combine a contiguous tensor over all workers, in place; only inside an agreed call."""
@@ -305,10 +305,10 @@ class Group:
         if self._alone and outbound is not None:
             counters.bytes_sent += outbound.data.nbytes
             counters.messages_sent += 1
-        given = inbound or outbound
-        if given is None:
+        message = inbound or outbound
+        if message is None:
             return None, None
-        return self.wait_for(self.transport.post, call, inbound, outbound, tag, peer=given.peer)
+        return self.wait_for(self.transport.post, call, inbound, outbound, tag, peer=message.peer)
 
     def wait(self, work: Any, peer: int, call: str) -> None:
         """Wait for the work that `post` has returned for a message from or to `peer`."""
@@ -374,14 +374,14 @@ class Group:
     def _explain(self, error: RuntimeError, call: str, who: str) -> NoReturn:
         """Close this worker's connections and raise the error for a failed wait."""
         if self.stopped is not None:  # by another thread
-            known = self._stop_error()
-            raise type(known)(f"{known}\n({self.name.capitalize()} was waiting for {who} in: {call})") from error
+            stopping = self._stop_error()
+            raise type(stopping)(f"{stopping}\n({self.name.capitalize()} was waiting for {who} in: {call})") from error
         explained = self._transport.explain(error, self, call, who)
         if explained is None:
             raise error
-        found, final = explained
-        self.abort(found, final=final)
-        raise found from error
+        cause, final = explained
+        self.abort(cause, final=final)
+        raise cause from error
 
 
 class Guard:

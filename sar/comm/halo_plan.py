@@ -79,7 +79,7 @@ class HaloPlan:
         if len(group.local_peers) > 1:
             send_rows = [rows.cpu() for rows in send_rows]
             shared = group.share([torch.cat(send_rows)], [], f"halo lists of {what}")
-            local_rows = [one.read[0].rows for one in shared.values()]
+            local_rows = [peer.read[0].rows for peer in shared.values()]
         return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size, local_rows)
 
     @property

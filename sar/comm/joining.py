@@ -77,9 +77,9 @@ def wait_for(look: Callable[[], T], who: str, what: Callable[[], str], seconds: 
     while True:
         waited = time.monotonic() - began
         try:
-            found = look()
-            if found is not None or waited > seconds:
-                return found
+            result = look()
+            if result is not None or waited > seconds:
+                return result
             silence = 0.0
         except SarError:  # some of which are OSErrors
             raise
@@ -230,8 +230,8 @@ def _workers_of_job(log: Sequence[Signature], own: Signature, number: int) -> li
 
 def versions() -> dict[str, str]:
     """Versions of the imported packages, without their local build labels."""
-    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in COMPARED}
-    return {name: str(version).partition("+")[0] for name, version in found.items() if version is not None}
+    imported = {name: getattr(sys.modules.get(name), "__version__", None) for name in COMPARED}
+    return {name: str(version).partition("+")[0] for name, version in imported.items() if version is not None}
 
 
 class Meeting(NamedTuple):

@@ -170,14 +170,14 @@ class Liveness:
 
     def _give_up(self, group: Member) -> None:
         if self._store_silent:
-            found = (
+            reason = (
                 f"The job's store has not answered {self._notes.name(self._notes.rank)} for {SILENCE_SECONDS:g} s: the "
                 "process that hosts it, usually worker 0, is frozen, or its host has vanished."
             )
         else:
             silent = self._notes.name(self._neighbour).capitalize()
-            found = (
+            reason = (
                 f"{silent} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen or dead, or its "
                 f"host has vanished. When last heard of, it was {(self._sign or '').partition(' ')[2]}"
             )
-        group.stop(group.generation, found, final=True)
+        group.stop(group.generation, reason, final=True)

@@ -100,9 +100,9 @@ class ProcessTransport(Transport):
             try:
                 note = self.notes.read_note(group.generation)
                 if note is not None:
-                    found = PeerError(note.reason)
-                    group.abort(found, final=note.final)
-                    raise found
+                    failure = PeerError(note.reason)
+                    group.abort(failure, final=note.final)
+                    raise failure
                 absent = self.notes.absent(group.generation)
                 if not absent:
                     return
@@ -288,8 +288,8 @@ class NcclTransport(GlooTransport):
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
         """See `Transport.post`. Both messages are bytes, in one batch with a common wait, and are matched by order."""
-        given = [message for message in (inbound, outbound) if message is not None]
-        if not all(self._carrier(message.data) is self._nccl for message in given):
+        messages = [message for message in (inbound, outbound) if message is not None]
+        if not all(self._carrier(message.data) is self._nccl for message in messages):
             return super().post(inbound, outbound, tag)
         self._nccl._start_coalescing()
         if inbound is not None:

@@ -79,7 +79,7 @@ class Replicas:
         if NOT_CHECKED in checksums:
             off = [rank for rank, checksum in enumerate(checksums) if checksum == NOT_CHECKED]
             raise DisagreementError(f"Config.check_replicas is False on workers {off} only; set it alike on all.")
-        if not any(checksum & SHARED for checksum in checksums) and len({one >> 32 for one in checksums}) > 1:
+        if not any(checksum & SHARED for checksum in checksums) and len({value >> 32 for value in checksums}) > 1:
             return  # parameters of each worker's own
         idle = [rank for rank, checksum in enumerate(checksums) if checksum == NOT_STEPPED]
         if idle:

@@ -129,13 +129,13 @@ class RowFormat:
 
     def layout(self, rows: int) -> MessageLayout:
         """The layout of a message of that many rows: field after field, each aligned."""
-        found = self._layouts.get(rows)
-        if found is None:
+        layout = self._layouts.get(rows)
+        if layout is None:
             if len(self._layouts) == LAYOUTS:
                 self._layouts.clear()
             ends = [0, *accumulate(field.aligned_bytes(rows) for field in self.fields)]
-            found = self._layouts[rows] = MessageLayout(ends[-1], tuple(ends[:-1]))
-        return found
+            layout = self._layouts[rows] = MessageLayout(ends[-1], tuple(ends[:-1]))
+        return layout
 
     def message_bytes(self, rows: int) -> int:
         """Bytes of a message of that many rows."""
@@ -143,21 +143,21 @@ class RowFormat:
 
     def rows(self, message: Tensor, rows: int) -> list[FieldRows]:
         """The fields inside a message (uint8) of that many rows."""
-        found = []
+        fields = []
         layout = self._layouts.get(rows) or self.layout(rows)
         for field, begin in zip(self.fields, layout.begins, strict=True):
             scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if field.scaled else None
-            found.append(FieldRows(field.view(message, begin, rows), scale))
-        return found
+            fields.append(FieldRows(field.view(message, begin, rows), scale))
+        return fields
 
     def round(self, values: Sequence[Tensor]) -> None:
         """Round rows of the fields, (rows, ...) each, in place, as if they had travelled in this format."""
-        if all(field.dtype == one.dtype for field, one in zip(self.fields, values, strict=True)):
+        if all(field.dtype == column.dtype for field, column in zip(self.fields, values, strict=True)):
             return
         message = torch.empty(self.message_bytes(len(values[0])), dtype=torch.uint8, device=values[0].device)
-        for rows, one in zip(self.rows(message, len(values[0])), values, strict=True):
-            rows.write(one)
-            one.copy_(rows.read(one.device, one.dtype))
+        for rows, column in zip(self.rows(message, len(values[0])), values, strict=True):
+            rows.write(column)
+            column.copy_(rows.read(column.device, column.dtype))
 
 
 @lru_cache(FORMATS)

@@ -83,42 +83,44 @@ class SharedRows:
             rows += in_place[0] if self._fetches else ()
             totals += (total.detach() for total in in_place[1])
         self._shared = group.share(rows, totals, signature, in_order=returns is not None)
-        self.columns = {owner: [one.rows for one in shared.read] for owner, shared in self._shared.items()}
-        self.totals = {owner: [one.rows for one in shared.added_to] for owner, shared in self._shared.items()}
+        self.columns = {owner: [tensor.rows for tensor in shared.read] for owner, shared in self._shared.items()}
+        self.totals = {owner: [tensor.rows for tensor in shared.added_to] for owner, shared in self._shared.items()}
 
     def _count(self) -> None:
         """Count the bytes that would travel between processes: rows this worker reads, and its own that others read."""
         counts, me = self._plan.halo_counts, self._group.rank
-        read, given = sum(of_owner[me] for of_owner in counts) - counts[me][me], sum(counts[me]) - counts[me][me]
+        received, sent = sum(of_owner[me] for of_owner in counts) - counts[me][me], sum(counts[me]) - counts[me][me]
         out, back = self._out.row_bytes, self._back.row_bytes
-        counters.bytes_sent += out * given + back * read
-        counters.bytes_received += out * read + back * given
+        counters.bytes_sent += out * sent + back * received
+        counters.bytes_received += out * received + back * sent
 
     def tiles(self) -> Iterator[SharedTile]:
         """Iterate over the rows that this worker reads of others in its process: see [Note: reading ahead]."""
         slices = self._plan.local_slices(UNLIMITED_ROWS if self._in_place else self._tile_rows)
-        found = [(halo, self._plan.rows_of(halo), self._shared[halo.owner]) for halo in slices]
-        for i, (halo, index, owner) in enumerate(found):
-            for _, next_index, next_owner in found[0:2] if i == 0 else found[i + 1 : i + 2]:
-                for one in (*next_owner.read, *next_owner.added_to):
-                    one.will_need(next_index)
+        tiles = [(halo, self._plan.rows_of(halo), self._shared[halo.owner]) for halo in slices]
+        for i, (halo, index, owner) in enumerate(tiles):
+            for _, next_index, next_owner in tiles[0:2] if i == 0 else tiles[i + 1 : i + 2]:
+                for tensor in (*next_owner.read, *next_owner.added_to):
+                    tensor.will_need(next_index)
             if self._in_place:
-                rows, totals = ([one.rows for one in shared] for shared in owner)
+                rows, totals = ([tensor.rows for tensor in shared] for shared in owner)
                 yield halo, rows if self._fetches else None, totals or None, index
             else:
                 yield from self._copied(halo, index, owner)
 
     def _copied(self, halo: HaloSlice, index: Tensor, owner: Shared) -> Iterator[SharedTile]:
-        rows = [one.read(index) for one in owner.read]
+        rows = [column.read(index) for column in owner.read]
         self._out.round(rows)
         grads, returns = None, self._returns
         if returns is not None:
-            grads = [one.rows.new_full((len(index), *one.rows.shape[1:]), returns.start) for one in owner.added_to]
+            grads = [
+                column.rows.new_full((len(index), *column.rows.shape[1:]), returns.start) for column in owner.added_to
+            ]
         yield halo, rows if self._fetches else None, grads, None
         if returns is not None and grads is not None:
             self._back.round(grads)
-            for one, grad in zip(owner.added_to, grads, strict=True):
-                returns.add(index, grad, one.rows)
+            for column, grad in zip(owner.added_to, grads, strict=True):
+                returns.add(index, grad, column.rows)
 
     def close(self) -> None:
         """Release the shared rows. If gradients return, meet again, after which all totals are complete."""

@@ -104,13 +104,13 @@ def _take_cuda_device(asked: torch.device, local_rank: int | None) -> torch.devi
 
     Under Slurm each process may see one device only, which has index 0 in all of them.
     """
-    there = torch.cuda.device_count()
+    count = torch.cuda.device_count()
     number = asked.index if asked.index is not None else local_rank
-    if number is not None and asked.index is None and there == 1:
+    if number is not None and asked.index is None and count == 1:
         number = 0
-    if there == 0 or (number is not None and number >= there):
+    if count == 0 or (number is not None and number >= count):
         raise ConfigError(
-            f"nccl needs a CUDA device for each worker, but this process sees {there} of them and is to take number "
+            f"nccl needs a CUDA device for each worker, but this process sees {count} of them and is to take number "
             f"{number or 0}. Start as many workers on a host as it has GPUs, or take gloo: there workers may share one."
         )
     device = torch.device("cuda", torch.cuda.current_device() if number is None else number)

@@ -80,5 +80,5 @@ class FollowedCall:
             listener.ends(self._call)
         moved, seconds = statistics() - self._before, time.perf_counter() - self._start
         name = self._call.partition(", graph ")[0][:MOST_CHARACTERS]
-        told = name, seconds, moved.seconds_waited, moved.bytes_sent, moved.bytes_received
-        logger.debug("%s: %.4f s, of which %.4f waiting; %d bytes sent, %d received", *told)
+        entry = name, seconds, moved.seconds_waited, moved.bytes_sent, moved.bytes_received
+        logger.debug("%s: %.4f s, of which %.4f waiting; %d bytes sent, %d received", *entry)

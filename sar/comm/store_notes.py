@@ -90,9 +90,9 @@ class BoundedStore:
             return [store.get(key).decode() if store.check([key]) else None for key in keys]
 
         deadline = time.monotonic() + patience
-        while None in (found := self.ask(values)) and time.monotonic() < deadline:
+        while None in (texts := self.ask(values)) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        return found
+        return texts
 
 
 class Note(NamedTuple):
@@ -154,7 +154,7 @@ class StoreNotes(BoundedStore):
             gone = ["has ended" if sign == LEFT else "no answer" for sign in self.signs(everybody)]
         except RuntimeError:
             return "  the store cannot be reached: the process that hosts it, usually worker 0, has ended or is frozen"
-        return "\n".join(f"  {self.name(rank)}: {there or gone[rank]}" for rank, there in enumerate(calls))
+        return "\n".join(f"  {self.name(rank)}: {current or gone[rank]}" for rank, current in enumerate(calls))
 
     def show(self, sign: str) -> None:
         """Show a sign of life, a text about this worker's present call."""

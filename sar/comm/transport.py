@@ -196,7 +196,7 @@ class Transport(ABC):
         # The first 8 bytes are the length. A short buffer takes one message, as `post` allows messages shorter than
         # the tensor that receives them.
         heads = [torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu") for _ in buffers]
-        self._swap(group, heads[0].device, heads, [one[:HEAD_BYTES] for one in buffers], call)()
+        self._swap(group, heads[0].device, heads, [buffer[:HEAD_BYTES] for buffer in buffers], call)()
         for source, head in enumerate(heads):
             if source != self.rank:
                 length = int(head[:8].view(torch.int64))
@@ -204,8 +204,8 @@ class Transport(ABC):
                 received[source] = head[:length]
                 if length > HEAD_BYTES:
                     received[source] = torch.cat([head, head.new_empty(length - HEAD_BYTES)])
-        rest, theirs = ([one[HEAD_BYTES:] for one in all_bytes] for all_bytes in (buffers, received))
-        self._swap(group, heads[0].device, theirs, rest, call)()
+        rest, tails = ([buffer[HEAD_BYTES:] for buffer in all_bytes] for all_bytes in (buffers, received))
+        self._swap(group, heads[0].device, tails, rest, call)()
         return received
 
     def start_all_to_all(
@@ -232,8 +232,8 @@ class Transport(ABC):
         waits = []
         for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
-            outgoing, here = sent[reader].to(device).contiguous(), received[source]
-            incoming = here if here.device.type == device.type else torch.empty_like(here, device=device)
+            outgoing, target = sent[reader].to(device).contiguous(), received[source]
+            incoming = target if target.device.type == device.type else torch.empty_like(target, device=device)
             inbound = Message(source, incoming) if incoming.nbytes else None
             outbound = Message(reader, outgoing) if outgoing.nbytes else None
             waits.append((group.post(inbound, outbound, 0, call), source, incoming, reader, outgoing))

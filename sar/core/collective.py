@@ -211,8 +211,8 @@ class Collective(ABC):
     def end_backward(self, made: Sequence[Tensor | None], *grads: Tensor) -> Any:
         """The gradients of a node's arguments: the anchor, the call, and the inputs."""
         wanted = zip(made, self.dtypes, self.needs, strict=True)
-        found = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)]
-        return NotTwice.apply(found, *self.given, *grads) if torch.is_grad_enabled() else tuple(found)
+        input_grads = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)]
+        return NotTwice.apply(input_grads, *self.given, *grads) if torch.is_grad_enabled() else tuple(input_grads)
 
 
 class Node(torch.autograd.Function):
@@ -222,8 +222,8 @@ class Node(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         with call.guard():
             call.begin_forward(ctx, inputs)
-            made = call.forward(*inputs)
-        return call.end_forward(ctx, made)
+            output = call.forward(*inputs)
+        return call.end_forward(ctx, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -231,8 +231,8 @@ class Node(torch.autograd.Function):
         if call.distributed:
             refuse_average()
         with torch.no_grad(), call.guard():
-            made = call.backward(call.begin_backward(ctx), *grads)
-        return call.end_backward(made, *grads)
+            input_grads = call.backward(call.begin_backward(ctx), *grads)
+        return call.end_backward(input_grads, *grads)
 
 
 class NotTwice(torch.autograd.Function):

@@ -67,8 +67,8 @@ class _ResolveViews(TorchFunctionMode):
             sizes = args[1] if isinstance(args[1], Iterable) else args[1:]
             if isinstance(sizes, Iterable) and -1 in (sizes := tuple(sizes)):
                 # Replace -1 by the quotient of the dimensions other than 0.
-                had = prod(size for size in args[0].shape if size)
-                given = prod(size for size in sizes if size > 0)
-                if had % given == 0 and sizes.count(0) == args[0].shape.count(0):
-                    args = (args[0], tuple(had // given if size == -1 else size for size in sizes))
+                old_size = prod(size for size in args[0].shape if size)
+                known_size = prod(size for size in sizes if size > 0)
+                if old_size % known_size == 0 and sizes.count(0) == args[0].shape.count(0):
+                    args = (args[0], tuple(old_size // known_size if size == -1 else size for size in sizes))
         return func(*args, **(kwargs or {}))

@@ -43,12 +43,12 @@ class Overlapping(Collective):
         raise NotImplementedError
 
     def forward(self, *inputs: Any) -> ForwardOutput:
-        made: ForwardOutput = _run(self.forward_steps(*inputs))
-        return made
+        output: ForwardOutput = _run(self.forward_steps(*inputs))
+        return output
 
     def backward(self, saved: list[Any], *grads: Tensor) -> Sequence[Tensor | None]:
-        made: Sequence[Tensor | None] = _run(self.backward_steps(saved, *grads))
-        return made
+        input_grads: Sequence[Tensor | None] = _run(self.backward_steps(saved, *grads))
+        return input_grads
 
     def pause(self, steps: Steps) -> None:
         """Run the first step; `resume` runs the rest."""
@@ -108,9 +108,9 @@ _meanwhile = PerThread[Meanwhile | None](None)
 @contextmanager
 def meanwhile(work: Callable[[], Tensor]) -> Iterator[Meanwhile]:
     """Context in which the first call that can overlap with other work runs `work`: see [Note: two halves]."""
-    made = Meanwhile(work)
-    with _meanwhile.set_to(made):
-        yield made
+    result = Meanwhile(work)
+    with _meanwhile.set_to(result):
+        yield result
 
 
 def _versions(inputs: Sequence[Tensor | None]) -> list[int]:

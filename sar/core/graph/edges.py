@@ -38,15 +38,15 @@ def in_edges(graph: GraphQueries) -> list[InEdges]:
     """The in-edges of every edge type, in CPU memory. They are not cached. Raises for message flow graphs."""
     if graph.is_block:
         raise GraphError("Neighbors are sampled from whole graphs, not from message flow graphs; pass the full graph.")
-    found = []
+    lists = []
     for relation in graph._relations.values():
         ids_by_part = source_ids(graph._structure, relation)
         sources = [ids[block.cols.long()] for ids, block in zip(ids_by_part, relation.blocks, strict=True)]
         destinations = [block.destinations(0, block.num_edges) for block in relation.blocks]
         order = torch.argsort(relation.in_edge_order(destinations), stable=True)
         src, indptr = relation.in_edge_order(sources)[order], to_offsets(relation.in_degrees)
-        found.append(InEdges(relation.etype, indptr.cpu(), src.cpu(), order.cpu()))
-    return found
+        lists.append(InEdges(relation.etype, indptr.cpu(), src.cpu(), order.cpu()))
+    return lists
 
 
 def edges_into(graph: GraphQueries, nodes: Tensor, etype: CanonicalEtype | str | None = None) -> tuple[Tensor, Tensor]:

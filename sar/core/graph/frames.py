@@ -37,8 +37,8 @@ class Frame(Fields):
         try:
             return self._columns[key]
         except KeyError:
-            known = ", ".join(map(repr, self._columns)) or "none"
-            raise FieldError(f"There is no field {key!r} on the {self.what}; set there: {known}.") from None
+            names = ", ".join(map(repr, self._columns)) or "none"
+            raise FieldError(f"There is no field {key!r} on the {self.what}; set there: {names}.") from None
 
     def __setitem__(self, key: str, value: Tensor | Mapping[Any, Tensor]) -> None:
         if not isinstance(value, Tensor):

@@ -92,17 +92,21 @@ class GraphShardManager(GraphQueries):
                 are set, too.
         """
         with self._structure.group.guard():
-            made: dict[CanonicalEtype, dict[str, Tensor]] = {}
+            by_etype: dict[CanonicalEtype, dict[str, Tensor]] = {}
             for etype, (message_func, reduce_func, *apply_func) in etype_dict.items():
                 context = self.call_context(etype)
                 results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func, fill=False)
                 _, _, ntype = context.relation.etype
                 if apply_func and apply_func[0] is not None:
                     results = apply_nodes(apply_func[0], results, self._frames.dst[ntype], ntype)
-                made[context.relation.etype] = results
-            ordered = [etype for etype in self._relations if etype in made] if cross_reducer == "stack" else list(made)
-            for ntype in dict.fromkeys(etype[2] for etype in made):
-                results = reduce_across([made[etype] for etype in ordered if etype[2] == ntype], cross_reducer)
+                by_etype[context.relation.etype] = results
+            ordered = (
+                [etype for etype in self._relations if etype in by_etype]
+                if cross_reducer == "stack"
+                else list(by_etype)
+            )
+            for ntype in dict.fromkeys(etype[2] for etype in by_etype):
+                results = reduce_across([by_etype[etype] for etype in ordered if etype[2] == ntype], cross_reducer)
                 frame = self._frames.dst[ntype]  # `reduce_func` is that of the last edge type, as in DGL
                 frame.update({name: fill_infinities(column, reduce_func) for name, column in results.items()})
                 if apply_node_func is not None:

@@ -67,8 +67,8 @@ def _find_rows(graph: AgreedGraph, seed_nodes: Seeds) -> Rows:
     seeds = checked_nodes("seed_nodes", seed_nodes, own, "global IDs", device)
     rows = {}
     for ntype, ids in graph.nodes.ids.items():
-        place, found = find_sorted(ids, seeds)
-        rows[ntype] = place[found]
+        rows_of_type, mask = find_sorted(ids, seeds)
+        rows[ntype] = rows_of_type[mask]
     return rows
 
 
@@ -134,7 +134,11 @@ def _make_layer(
         for etype, shards in graph.shards.items()
     }
     sources = {ntype: _find_sources(graph, ntype, edges, own if keep_seeds else own[:0]) for ntype, own in rows.items()}
-    counts = [*map(len, sources.values()), *map(len, rows.values()), *(one.num_edges for one in edges.values())]
+    counts = [
+        *map(len, sources.values()),
+        *map(len, rows.values()),
+        *(layer_edges.num_edges for layer_edges in edges.values()),
+    ]
     totals = torch.tensor(graph.group.gather_numbers(counts, "counts of a message flow graph"), device="cpu").sum(0)
     src_counts, dst_counts, edge_counts = (some.tolist() for some in totals.split([len(rows), len(rows), len(edges)]))
     relations = [

@@ -147,14 +147,14 @@ class _AttentionCall(Collective):
         self.kept: list[HaloSlice | None] = []
 
     def forward(self, *inputs: Any) -> ForwardOutput:
-        given, made_of = Inputs(*inputs[:5]), inputs[5:]
+        operands, recompute_from = Inputs(*inputs[:5]), inputs[5:]
         keep = bool(self.needed) and self.context.settings.keep
-        out, normaliser, kept = self._attend(given, keep)
-        self.kept = list(kept)
-        x = given.x if self.recompute is None else None
-        dtypes = [tensor.dtype for tensor in given if tensor is not None]
+        out, normaliser, rows = self._attend(operands, keep)
+        self.kept = list(rows)
+        x = operands.x if self.recompute is None else None
+        dtypes = [tensor.dtype for tensor in operands if tensor is not None]
         result = out.to(reduce(torch.promote_types, dtypes))
-        return ForwardOutput((result,), [out, normaliser, x, *given[1:], *made_of, *kept.values()])
+        return ForwardOutput((result,), [out, normaliser, x, *operands[1:], *recompute_from, *rows.values()])
 
     def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[HaloSlice | None, Tensor]]:
         """Compute the result, (N_dst, H, D), the normaliser (`OnlineSoftmaxState.finish`), and rows to keep."""
@@ -163,13 +163,13 @@ class _AttentionCall(Collective):
             # Begin the exchange first, so that the first tiles travel while this worker's own nodes are computed.
             exchange = self.context.exchange(self.context.layout(widest_row([x])), self.signature)
             received = exchange.exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
-        ends, kept = _ends(inputs, *scores), {}
+        ends, kept_rows = _ends(inputs, *scores), {}
         running = OnlineSoftmaxState.start(self.relation.num_dst, ends.x)
         for block, tile in self.context.tiles(received):
             attend(block, self.how, ends if tile.rows is None else _replaced(ends, tile.rows), running)
             if keep and tile.rows is not None:
-                kept[tile.halo] = tile.rows[0]
-        return *running.finish(self.relation.in_degrees), kept
+                kept_rows[tile.halo] = tile.rows[0]
+        return *running.finish(self.relation.in_degrees), kept_rows
 
     def _scores(self, inputs: Inputs) -> list[Tensor]:
         """The sources' share of ADDITIVE scores, (N_src, H); empty for other scores."""
@@ -184,10 +184,10 @@ class _AttentionCall(Collective):
         stats = destination_statistics(self.how, normaliser, grad, out)
         # Free the result, which is no longer needed, unless the graph is retained.
         del saved[:2], out, normaliser
-        inputs, made_of = Inputs(*saved[:5]), saved[5 : len(saved) - len(self.kept)]
-        kept = dict(zip(self.kept, saved[len(saved) - len(self.kept) :], strict=True))
+        inputs, recompute_from = Inputs(*saved[:5]), saved[5 : len(saved) - len(self.kept)]
+        kept_rows = dict(zip(self.kept, saved[len(saved) - len(self.kept) :], strict=True))
         if self.recompute is not None:
-            inputs = inputs._replace(x=self.recompute(*made_of))
+            inputs = inputs._replace(x=self.recompute(*recompute_from))
         x, received, scores = inputs.x, None, self._scores(inputs)
         totals = list(map(zero_total, (x, *scores)))
         if self.distributed:
@@ -200,14 +200,14 @@ class _AttentionCall(Collective):
         note_scores(self.how, stats, ends.y)
         sums = _zero_gradients(inputs, ends, *totals)
         for block, tile in self.context.tiles(received):
-            here, here_sums = ends, sums
+            operands, gradients = ends, sums
             if tile.grads is not None:
-                here = _replaced(ends, [kept[tile.halo]] if tile.rows is None else tile.rows)
-                here_sums = sums._replace(x=tile.grads[0], x_score=None if here.x_score is None else tile.grads[1])
-            attend_grad(block, self.how, here, grad, stats, here_sums)
+                operands = _replaced(ends, [kept_rows[tile.halo]] if tile.rows is None else tile.rows)
+                gradients = sums._replace(x=tile.grads[0], x_score=None if operands.x_score is None else tile.grads[1])
+            attend_grad(block, self.how, operands, grad, stats, gradients)
         if scores:
             add_score_grads(ends, sums)
-        return [*_input_gradients(inputs, ends, sums), *[None] * len(made_of)]
+        return [*_input_gradients(inputs, ends, sums), *[None] * len(recompute_from)]
 
 
 def _replaced(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands:

@@ -128,10 +128,10 @@ def results_on_nothing(
     except Exception as error:
         _log_once(f"{function_name(function)} fails on an empty batch, so it is shown one row: {error!r}")
         try:
-            made = call(1)
+            results = call(1)
         except Exception as again:
             raise again from error
-        return {name: rows[:0] for name, rows in made.items()}
+        return {name: rows[:0] for name, rows in results.items()}
 
 
 @lru_cache(maxsize=256)
@@ -198,5 +198,5 @@ def _reduce_nothing(
 def apply_nodes(function: NodeFunction, new: Mapping[str, Tensor], frame: Frame, ntype: str) -> dict[str, Tensor]:
     """Call an apply function on all nodes of a frame. It sees the frame's fields with the `new` ones, (N, ...) each."""
     nodes = torch.arange(frame.rows, device=frame.device)
-    made = function(NodeBatch(nodes, {**frame, **new}, None, ntype))
-    return dict(checked_results(function, made, frame.rows))
+    results = function(NodeBatch(nodes, {**frame, **new}, None, ntype))
+    return dict(checked_results(function, results, frame.rows))

@@ -178,15 +178,15 @@ class Operation:
     @classmethod
     def of(cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> "Operation":
         """The relation's cached operation, or a new one."""
-        kept = context.relation.operations
+        operations = context.relation.operations
         shapes = tuple([(x.dtype, x.shape[1:]) for x in operands])
         key = (message, reducer, shapes, context.settings, context.structure.signature, torch.is_grad_enabled())
-        found: Operation | None = kept.get(key)
-        if found is None:
-            found = kept[key] = cls.compiled(context, message, reducer, operands)
-            if len(kept) > OPERATIONS:
-                del kept[next(iter(kept))]
-        return found
+        operation: Operation | None = operations.get(key)
+        if operation is None:
+            operation = operations[key] = cls.compiled(context, message, reducer, operands)
+            if len(operations) > OPERATIONS:
+                del operations[next(iter(operations))]
+        return operation
 
     @classmethod
     def compiled(
@@ -267,18 +267,18 @@ class BuiltinCall(Overlapping):
     def forward_steps(self, *operands: Any) -> Steps:
         source, values_needed = self.source, self.values_needed()
         received = None
-        kept: dict[HaloSlice | None, Tensor] | None = None
+        kept_rows: dict[HaloSlice | None, Tensor] | None = None
         if self.distributed and source is not None:
             received = self.exchange(operands[source].device, [operands[source]])
             yield
-            kept = {} if values_needed[source] and self.context.settings.keep else None
+            kept_rows = {} if values_needed[source] and self.context.settings.keep else None
         combined = self.reduction.start()  # allocated only after this worker's turn may have passed
         for block, tile in self.context.tiles(received):
             values = operands
             if tile.rows is not None and source is not None:
                 values = (*operands[:source], tile.rows[0], *operands[source + 1 :])
-                if kept is not None:
-                    kept[tile.halo] = tile.rows[0]
+                if kept_rows is not None:
+                    kept_rows[tile.halo] = tile.rows[0]
             message = self.message.with_values(values)
             if self.reducer is None:
                 edge_apply(block, message, combined.total)
@@ -287,16 +287,16 @@ class BuiltinCall(Overlapping):
             else:
                 aggregate_cmp(block, message, combined.total, combined.argmax, self.reducer == "max")
         out = self.reduction.finish(combined)
-        self.kept = list(kept or ())
+        self.kept = list(kept_rows or ())
         saved = [operand if read else None for operand, read in zip(operands, values_needed, strict=True)]
-        return ForwardOutput((out,), [*saved, combined.argmax, *(kept or {}).values()])
+        return ForwardOutput((out,), [*saved, combined.argmax, *(kept_rows or {}).values()])
 
     # -- backward
 
     def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
         count, sum_dtype = len(self.message.operands), self.operation.sum_dtype
         values, argmax, rows = saved[:count], saved[count], saved[count + 1 :]
-        kept = dict(zip(self.kept, rows, strict=True))
+        kept_rows = dict(zip(self.kept, rows, strict=True))
         grad, message, relation = grads[0], self.message, self.context.relation
         if self.reducer == "mean" and message.op is Op.COPY:
             # Compute the backward of a sum of copies times 1 / in-degree, which needs no copy of the gradient. The
@@ -306,8 +306,8 @@ class BuiltinCall(Overlapping):
         elif self.reducer == "mean":
             grad = grad.to(sum_dtype)
             grad = grad / relation.degrees_like(grad)
-        made = yield from self.gradients(message, values, grad, self.needed, argmax, kept)
-        return made[:count]
+        input_grads = yield from self.gradients(message, values, grad, self.needed, argmax, kept_rows)
+        return input_grads[:count]
 
     def gradients(
         self,
@@ -339,15 +339,15 @@ class BuiltinCall(Overlapping):
             returns = None if own_grad is None else GradientReturn([own_grad], add_rows)
             received = self.exchange(grad.device, fetch, returns=returns)
         for block, tile in self.context.tiles(received):
-            here, here_grads = list(values), list(grads)
+            tile_values, tile_grads = list(values), list(grads)
             if tile.halo is None:
                 yield  # other work may run while the first messages travel
             if tile.halo is not None and self.source is not None:
-                here[self.source] = (kept or {}).get(tile.halo) if tile.rows is None else tile.rows[0]
-                here_grads[self.source] = None if tile.grads is None else tile.grads[0]
-            for i, out in enumerate(here_grads):
+                tile_values[self.source] = (kept or {}).get(tile.halo) if tile.rows is None else tile.rows[0]
+                tile_grads[self.source] = None if tile.grads is None else tile.grads[0]
+            for i, out in enumerate(tile_grads):
                 if out is not None:
-                    aggregate_grad(block, message.with_values(here), SIDES[i], gradient, out, arg=argmax)
+                    aggregate_grad(block, message.with_values(tile_values), SIDES[i], gradient, out, arg=argmax)
         return grads
 
     def _zeros(self, spec: EdgeOperand, device: torch.device, *, leaves: bool) -> Tensor:

@@ -91,7 +91,7 @@ def _first_reached(results: Iterable[Tensor], computed: Iterable[Tensor], start:
     Raises if it reaches a node from before `start` on another path.
     """
     ends = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
-    found: list[Tensor] = []
+    reached: list[Tensor] = []
     seen: set[tuple[Any, int]] = {(None, 0)}
     waiting: list[tuple[Any, int]] = [(result.grad_fn, result.output_nr) for result in results]
     while waiting:
@@ -101,12 +101,12 @@ def _first_reached(results: Iterable[Tensor], computed: Iterable[Tensor], start:
         node, _ = end
         tensor = ends.get(end, getattr(node, "variable", None))
         if tensor is not None:
-            found.append(tensor)
+            reached.append(tensor)
         elif node._sequence_nr() < start:
             raise GraphError(_HIDDEN)
         else:
             waiting += node.next_functions
-    return found
+    return reached
 
 
 class FindCaptured(_SeeTensors):
@@ -202,10 +202,10 @@ class StandIns(_SeeTensors):
 
     def reached(self, results: Iterable[Tensor], given: Iterable[Tensor]) -> list[int]:
         """Numbers of captured tensors that autograd reaches instead of a leaf. `given` are the run's other leaves."""
-        known = self.known.keys() | map(id, given)
+        other_leaves = self.known.keys() | map(id, given)
         self.known = {id(leaf): leaf for leaf in self.leaves}  # frees the leaves that the function has created
         computed = [tensor for tensor in self.captured if tensor is not None and tensor.grad_fn is not None]
-        hidden = [tensor for tensor in _first_reached(results, computed, 0) if id(tensor) not in known]
+        hidden = [tensor for tensor in _first_reached(results, computed, 0) if id(tensor) not in other_leaves]
         for tensor in hidden:
             if id(tensor) not in self._number_of:
                 raise GraphError(

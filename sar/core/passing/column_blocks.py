@@ -40,10 +40,10 @@ def column_blocks(context: CallContext, rows: Tensor, operands: Sequence[Given])
         return [operands]
     width = -(-columns // int(calls))
     divided = [
-        [block.contiguous() for block in given.split(width, 1)]
-        if given is not None and given.dim() == rows.dim() and given.shape[1] == columns
-        else [given] * -(-columns // width)
-        for given in operands
+        [block.contiguous() for block in operand.split(width, 1)]
+        if operand is not None and operand.dim() == rows.dim() and operand.shape[1] == columns
+        else [operand] * -(-columns // width)
+        for operand in operands
     ]
     return list(zip(*divided, strict=True))
 

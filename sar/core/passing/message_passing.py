@@ -51,8 +51,8 @@ def send_and_reduce(
         reducer = UNFILLED + reducer
     if message is not None:
         return {out_field: aggregate(context, message, reducer, *_operands(message, fields))}
-    made = run_python(context, message_func, fields, reducer, reduce_func.msg_field)
-    return {out_field: made[reduce_func.msg_field]}
+    results = run_python(context, message_func, fields, reducer, reduce_func.msg_field)
+    return {out_field: results[reduce_func.msg_field]}
 
 
 def fill_infinities(column: Tensor, reduce_func: Any) -> Tensor:
@@ -131,8 +131,8 @@ class _SumAtSources(_AtSources):
         return ForwardOutput((out.to(values.dtype),))
 
     def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
-        made = yield from super().forward_steps(grads[0].contiguous())
-        return [made.results[0]]
+        output = yield from super().forward_steps(grads[0].contiguous())
+        return [output.results[0]]
 
 
 @uncompiled

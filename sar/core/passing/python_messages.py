@@ -58,24 +58,24 @@ def run_python(
         `PEAKS` as well.
     """
     recording = record(context, function, fields)
-    made = recording.made
+    messages = recording.made
     if reduced is not None:
-        if reduced not in made:
+        if reduced not in messages:
             raise GraphError(
-                f"{function_name(function)} makes {list(made)}, but the reducer reads {reduced!r}; use one name for "
-                "both."
+                f"{function_name(function)} makes {list(messages)}, but the reducer reads {reduced!r}; "
+                "use one name for both."
             )
-        made = {reduced: made[reduced]}
-    if not made:
+        messages = {reduced: messages[reduced]}
+    if not messages:
         return {}
-    for name, message in made.items():
+    for name, message in messages.items():
         others = ("sum", "mean") if message.is_complex() else ("sum", "prod") if reduced is None else ()
         if reducer is not None and not message.is_floating_point() and reducer not in others:
             raise GraphError(f"{name!r} of {function_name(function)} is {message.dtype}; {REAL_ONLY}")
     kind = TORCH_REDUCERS.get(reducer or "", Reduction)
-    reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in made.items()}
+    reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in messages.items()}
     call = PythonCall(context, function, recording, reductions, fields.edge)
-    return dict(zip([*made, PEAKS], call.apply(*recording.columns, *recording.captured), strict=False))
+    return dict(zip([*messages, PEAKS], call.apply(*recording.columns, *recording.captured), strict=False))
 
 
 # -- recording the function
@@ -123,16 +123,16 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
             RowView(sample, lambda column: column, read) for sample, read in zip(samples, reads, strict=True)
         )
         batch = EdgeBatch(src, dst, edge, context.relation.etype, rows, lambda: (ids, ids, ids))
-        given = [ids, *(column for sample in samples for column in sample.values())]
-        with FindCaptured(given) as finder:
-            made = checked_results(function, function(batch), rows)
-        captured.update((id(tensor), tensor) for tensor in finder.captured(made.values()))
-        return made
+        arguments = [ids, *(column for sample in samples for column in sample.values())]
+        with FindCaptured(arguments) as finder:
+            messages = checked_results(function, function(batch), rows)
+        captured.update((id(tensor), tensor) for tensor in finder.captured(messages.values()))
+        return messages
 
     with state.restored():
-        made = results_on_nothing(function, call)
+        recorded = results_on_nothing(function, call)
     columns = [{name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True)]
-    return Recording(columns, list(captured.values()) if torch.is_grad_enabled() else [], dict(made), state)
+    return Recording(columns, list(captured.values()) if torch.is_grad_enabled() else [], dict(recorded), state)
 
 
 class _Recorded(dict[str, Tensor]):
@@ -176,7 +176,7 @@ class PythonCall(Collective):
         # We keep no other frame, because the user may set results of the call on it: the node would refer to itself.
         self.edge_ids = Frame(edge.rows, edge.device, edge.what, {EID: edge[EID]} if EID in edge else None)
         self.reductions = reductions  # by name of the message
-        self.differentiable = any(made.requires_grad for made in makes.values())
+        self.differentiable = any(message.requires_grad for message in makes.values())
         read = RowFormat.of([*recording.columns, *recording.made.values()])
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
         self.captured = Captured(function, recording.captured)
@@ -203,19 +203,19 @@ class PythonCall(Collective):
             src = fields[: self.num_src]
             exchange = self.context.exchange(self.context.layout(widest_row(src)), self.signature)
             received = exchange.exchange_tiles(self.context.structure.device, src, keep=keep)
-        kept: list[Tensor] = []
+        kept_rows: list[Tensor] = []
         for block, tile in self.context.tiles(received):
             if keep and tile.rows is not None:
                 self.kept.append(tile.halo)
-                kept += tile.rows
+                kept_rows += tile.rows
             for part in self.parts(block):
                 with leaves, self.state.autocast():
-                    made = self.run(part, tile, self.rows(part, tile, fields), softmax.rise)
+                    messages = self.run(part, tile, self.rows(part, tile, fields), softmax.rise)
                 for name, reduction in self.reductions.items():
-                    reduction.add(combined[name], made[name].detach(), part)
+                    reduction.add(combined[name], messages[name].detach(), part)
                     if self.needed and softmax.peak is None:
-                        self.fingerprint.add(made[name].detach(), part.ids(0, part.num_edges))
-                del made  # free the messages before the next ones
+                        self.fingerprint.add(messages[name].detach(), part.ids(0, part.num_edges))
+                del messages  # free the messages before the next ones
         if self.needed and softmax.peak is not None:
             nodes = torch.arange(self.context.relation.num_dst, device=softmax.peak.device)
             for each in combined.values():
@@ -224,7 +224,7 @@ class PythonCall(Collective):
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         constants = () if softmax.peak is None else (softmax.peak,)
         argmax = [each.argmax for each in combined.values()]
-        saved = [*inputs[: self.num_fields], *argmax, softmax.peak, *captured, *kept]
+        saved = [*inputs[: self.num_fields], *argmax, softmax.peak, *captured, *kept_rows]
         return ForwardOutput((*results, *constants), saved, constants)
 
     def parts(self, block: EdgeBlock) -> list[EdgeBlock]:
@@ -242,8 +242,8 @@ class PythonCall(Collective):
         self, block: EdgeBlock, tile: Tile, rows: Sequence[Tensor], exponentials: Callable[..., Tensor]
     ) -> Mapping[str, Tensor]:
         """Call the function on the edges of a block, with fields `rows`; return its messages."""
-        given = iter(rows)
-        src, dst, edge = (_Recorded((name, next(given)) for name in names) for names in self.names)
+        columns = iter(rows)
+        src, dst, edge = (_Recorded((name, next(columns)) for name in names) for names in self.names)
         batch = EdgeBatch(
             RowView(src, lambda column: gather_rows(column, block, Target.U)),
             RowView(dst, lambda column: gather_rows(column, block, Target.V)),
@@ -255,11 +255,11 @@ class PythonCall(Collective):
         )
         function = self.captured.function
         with views_of_nothing(block.num_edges):
-            made = checked_results(function, function(batch), block.num_edges)
+            messages = checked_results(function, function(batch), block.num_edges)
         for name in self.reductions:
-            if name not in made:
+            if name not in messages:
                 raise GraphError(f"{self.name} makes {name!r} on some edges only; let it always make the same fields.")
-        return made
+        return messages
 
     def _find_edges(self, block: EdgeBlock, halo: HaloSlice | None) -> tuple[Tensor, Tensor, Tensor]:
         """The IDs that `EdgeBatch.edges` returns."""
@@ -295,12 +295,12 @@ class PythonCall(Collective):
             device = self.context.structure.device
             # Keep the order of the forward, because the function draws random numbers.
             received = exchange.exchange_tiles(device, src if fetch else None, returns=returns, own_first=True)
-        given = iter(saved[first_kept:])
-        kept = {halo: [next(given) for _ in range(self.num_src)] for halo in self.kept}
+        rows = iter(saved[first_kept:])
+        kept_rows = {halo: [next(rows) for _ in range(self.num_src)] for halo in self.kept}
         with self.state.restored():
             for block, tile in self.context.tiles(received):
                 if tile.halo is not None and tile.rows is None:
-                    tile = tile._replace(rows=kept[tile.halo])
+                    tile = tile._replace(rows=kept_rows[tile.halo])
                 for part in self.parts(block):
                     sums.add(part, tile)
         if leaves.used != self.used:
@@ -354,34 +354,36 @@ class _GradientSums:
             for each, total in zip(call.rows(block, tile, self.fields), self.totals, strict=True)
         ]
         with torch.enable_grad(), leaves:
-            made = call.run(block, tile, rows, self.softmax.exponentials)
+            outputs = call.run(block, tile, rows, self.softmax.exponentials)
         relative = self.softmax.peak is not None
         places = (block.destinations if relative else block.ids)(0, block.num_edges)
         messages, grads = [], []
         for i, (name, reduction) in enumerate(call.reductions.items()):
-            self.fingerprint.add(made[name].detach(), places, relative=relative)
-            if made[name].requires_grad:
-                messages.append(made[name])
-                grads.append(reduction.message_grad(self.result_grads[i], self.argmax[i], block, made[name].detach()))
+            self.fingerprint.add(outputs[name].detach(), places, relative=relative)
+            if outputs[name].requires_grad:
+                messages.append(outputs[name])
+                grads.append(
+                    reduction.message_grad(self.result_grads[i], self.argmax[i], block, outputs[name].detach())
+                )
         if not messages:
             return
         inputs = [each for each in rows if each.requires_grad]
         reached = leaves.reached(messages, inputs)
         used = [*inputs, *(leaves.leaves[i] for i in self.wanted), *(leaves.captured[i] for i in reached)]
-        found = torch.autograd.grad(messages, used, grads, allow_unused=True)
-        self._add_to_fields(block, tile, found[: len(inputs)])
-        for number, grad in zip([*self.wanted, *reached], found[len(inputs) :], strict=True):
+        input_grads = torch.autograd.grad(messages, used, grads, allow_unused=True)
+        self._add_to_fields(block, tile, input_grads[: len(inputs)])
+        for number, grad in zip([*self.wanted, *reached], input_grads[len(inputs) :], strict=True):
             before = self.captured[number]
             if grad is not None:
                 grad = grad.to(accumulation_dtype(grad.dtype))
                 self.captured[number] = grad if before is None else before + grad
 
-    def _add_to_fields(self, block: EdgeBlock, tile: Tile, found: Sequence[Tensor | None]) -> None:
-        given, returned = iter(found), iter(tile.grads or ())
+    def _add_to_fields(self, block: EdgeBlock, tile: Tile, field_grads: Sequence[Tensor | None]) -> None:
+        grads, returned = iter(field_grads), iter(tile.grads or ())
         for i, total in enumerate(self.totals):
             if total is None:
                 continue
-            grad = next(given)
+            grad = next(grads)
             if tile.halo is not None and i < self.call.num_src:
                 total = next(returned)
             if grad is None:

@@ -154,14 +154,16 @@ class Reduction:
         """Compute the gradient of a block's messages, (E_block, ...), from that of the total."""
         if self.reducer is None:
             return grad.index_select(0, block.ids(0, block.num_edges))
-        made = torch.zeros(block.num_edges, *self.shape, dtype=grad.dtype, device=grad.device)
+        message_grads = torch.zeros(block.num_edges, *self.shape, dtype=grad.dtype, device=grad.device)
         if argmax is None:
-            edge_apply(block.renumbered, _copies(grad, Target.V), made)
+            edge_apply(block.renumbered, _copies(grad, Target.V), message_grads)
         else:
             positions = _positions(argmax, block)
             copies = EdgeMessage(Op.COPY, EdgeOperand(None, Target.E, self.shape))
-            aggregate_grad(block.renumbered, copies, "lhs", EdgeOperand.of(grad, Target.V), made, arg=positions)
-        return made.to(self.dtype)
+            aggregate_grad(
+                block.renumbered, copies, "lhs", EdgeOperand.of(grad, Target.V), message_grads, arg=positions
+            )
+        return message_grads.to(self.dtype)
 
 
 def _copies(values: Tensor, target: Target) -> EdgeMessage:
