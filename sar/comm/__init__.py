@@ -1,4 +1,4 @@
-"""Processes and bytes: set-up, agreement between workers, the exchange of tiles, and collectives."""
+"""Communication between workers: set-up, agreement on calls, the exchange of tiles, and collectives."""
 
 from sar.comm.collectives import (
     all_reduce,

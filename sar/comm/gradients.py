@@ -35,7 +35,7 @@ from sar.errors import ConfigError
 REGISTER: Final = "ddp_model.register_comm_hook(None, sar.ddp_sum_hook)"
 
 _sums: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
-"""Gradients that are sums -> their version and their parameter's; None once a backward has added to one."""
+"""Gradients that are sums -> their version and their parameter's; None after a backward has added to the sum."""
 _hooks: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
 """Parameters -> the hook that checks their gradients before a backward adds to these."""
 _combined: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()

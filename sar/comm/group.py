@@ -54,7 +54,7 @@ from sar.tensor_views import materialize
 T = TypeVar("T")
 
 REBUILD_TIMEOUT: Final = 300.0
-"""Seconds that the other workers have to come back after an error."""
+"""Seconds that the other workers have to call `recover` after an error."""
 
 CONNECTING: Final = "connecting"
 
@@ -199,7 +199,7 @@ class Group:
         )
 
     def leave_to_parent(self) -> None:
-        """Make every further call raise, in a process that was forked from this worker's."""
+        """Make every further call raise in a forked process, because its connections belong to the parent."""
         self._lock, self._owner, self.paused = threading.Lock(), None, None
         if self.world_size > 1:
             self.stopped, self.final = FORKED, True
@@ -419,7 +419,7 @@ class Paused(Generic[T]):
         self._result: Any = None
 
     def finish(self) -> T:
-        """Run the rest, unless that has been done, and return the result of the call."""
+        """Run the rest, unless it has been run, and return the result of the call."""
         if self._group.paused is self:
             self._group.paused = None
         steps, self._steps = self._steps, None

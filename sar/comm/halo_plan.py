@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 class HaloPlan:
-    """The halo lists of one relation, seen from one worker; `halo_counts` and `mean_rows` are equal on all workers."""
+    """One worker's halo lists of a relation. `halo_counts` and `mean_rows` are equal on all workers."""
 
     def __init__(
         self, rank: int, send_rows: list[Tensor], halo_counts: Tensor, mean_rows: int, local_rows: Sequence[Tensor] = ()

@@ -44,7 +44,7 @@ class Replicas:
         self._hook.remove()
 
     def share(self, model: Module, call: str) -> bool:
-        """Note that a model's parameters should be the same on all workers; return whether any of them is new."""
+        """Record that a model's parameters should be equal on all workers; return whether any of them is new."""
         before = len(self._shared)
         for parameter in model.parameters():
             self._shared.setdefault(parameter, set()).add(call)
@@ -55,7 +55,7 @@ class Replicas:
         self._stepped = {}
 
     def take_checksum(self) -> int:
-        """The number for the next agreement: a flag, 30 bits of the parameters' layout and 32 bits of their values."""
+        """Checksum for the next agreement: a flag, 30 bits of the parameters' layout and 32 bits of their values."""
         stepped, self._stepped = list(self._stepped.values()), {}
         if not Config.check_replicas:
             return NOT_CHECKED

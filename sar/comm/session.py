@@ -1,4 +1,4 @@
-"""This worker's group: joining the job, standing in for the group, and questions about it."""
+"""This worker's group: joining the job, recovery, and accessors such as `rank` and `world_size`."""
 
 import atexit
 import ctypes
@@ -148,7 +148,7 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This worker's number."""
+    """This worker's rank, from 0."""
     return current().group.rank
 
 
@@ -158,7 +158,7 @@ def world_size() -> int:
 
 
 def comm_device() -> torch.device:
-    """The device on which tensors travel."""
+    """The device of tensors that travel."""
     return current().group.device
 
 
@@ -198,7 +198,7 @@ def _shut_down(started: bool) -> None:
 
 
 def _in_child() -> None:
-    """Leave all connections to the parent of a process that was forked."""
+    """Disable distributed calls in a forked process. All connections belong to its parent."""
     if _current is not None:
         atexit.unregister(_shut_down)
         _current.group.leave_to_parent()

@@ -66,7 +66,7 @@ def followed() -> bool:
 
 
 class FollowedCall:
-    """One call, from its agreement on."""
+    """Tells listeners of one call, and logs its traffic and waiting times at its end."""
 
     def __init__(self, call: str) -> None:
         self._call = call

@@ -96,7 +96,7 @@ class BoundedStore:
 
 
 class Note(NamedTuple):
-    """Why a worker gave up. The group cannot recover from a `final` note."""
+    """The reason why a worker gave up. The group cannot recover from a `final` note."""
 
     rank: int
     reason: str

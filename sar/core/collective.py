@@ -68,7 +68,7 @@ class CallContext:
         return Layout.of(self.relation.plan, self.settings, widest, both_ways=both_ways)
 
     def exchange(self, layout: Layout, signature: str) -> Exchange:
-        """An exchange of the call, in one direction."""
+        """An exchange for the call's forward or its backward."""
         pool = session.current().pool
         return Exchange(self.structure.group, self.relation.plan, self.settings, layout, pool, signature)
 

@@ -35,11 +35,11 @@ class Overlapping(Collective):
         raise NotImplementedError
 
     def forward_steps(self, *inputs: Any) -> Steps:
-        """`forward`, in steps."""
+        """`forward` as a generator; see `Steps`."""
         raise NotImplementedError
 
     def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
-        """`backward`, in steps."""
+        """`backward` as a generator; see `Steps`."""
         raise NotImplementedError
 
     def forward(self, *inputs: Any) -> ForwardOutput:

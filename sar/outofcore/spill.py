@@ -39,7 +39,7 @@ PAGE: Final = mmap.ALLOCATIONGRANULARITY
 AT_ONCE: Final = 2**22
 """Size in bytes up to which a mapping is read whole on first use. The system pages larger ones in on demand."""
 READ_AHEAD: Final = 2**17
-"""Bytes that Linux reads for one request with any disk's settings. It ignores the rest of a longer request."""
+"""Bytes that Linux reads at least for one request. With some disks' settings it ignores the rest of a longer one."""
 QUIET_TURNS: Final = 8
 """Turns without reads from a disk after which reading ahead stops. It starts again with the next read."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}

@@ -84,7 +84,7 @@ class Turns:
             self._check(who)
 
     def end(self, who: int) -> None:
-        """Give the turn away for good."""
+        """Leave the turns for good, and pass the turn on."""
         with self._moved[who]:
             self._ended.add(who)
             if self.holder == who:

@@ -141,7 +141,7 @@ def initialize_comms(
 
 
 def _run_script_again(asked: Wanted) -> None:
-    """Run the script as each of the workers, and end the process with its exit status: see [Note: the script again]."""
+    """Run the script once per worker, and exit with the greatest of its exit statuses: see [Note: the script again]."""
     group = session.current_group()
     size = -(-asked.parts // group.world_size)
     if size == 1:
@@ -215,7 +215,7 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
 
 
 def _run_script(main: ModuleType, code: CodeType) -> int:
-    """Run the program from the first line, as another module `__main__`, and return its exit status."""
+    """Run the script from its first line in a new module `__main__`, and return its exit status."""
     module = ModuleType("__main__", main.__doc__)
     for name in ("__file__", "__spec__", "__package__", "__loader__", "__cached__", "__builtins__"):
         if hasattr(main, name):
@@ -338,7 +338,7 @@ class WorkerThreads:
 
     @property
     def some_left(self) -> bool:
-        """Whether threads have been left behind."""
+        """Whether some threads are still running."""
         return any(thread.is_alive() for thread in self._threads)
 
     def _interrupt(self) -> None:

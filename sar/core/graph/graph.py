@@ -174,12 +174,12 @@ class GraphShardManager(GraphQueries):
 
     @uncompiled
     def remove_self_loop(self: Self) -> Self:
-        """A homogeneous graph without edges from a node to itself, with the same fields. A collective call."""
+        """A homogeneous graph without self-loops and with the other edges' fields. A collective call."""
         return self._with_edges("without self-loops", change_self_loops)
 
     @uncompiled
     def add_self_loop(self: Self) -> Self:
-        """A homogeneous graph with one more edge from each node to itself, 1 in its fields. A collective call."""
+        """A homogeneous graph with an additional self-loop at each node, whose fields are 1. A collective call."""
         first_node = self.node_ranges[self._structure.part][0]
         return self._with_edges("with self-loops", partial(change_self_loops, first_node=first_node))
 

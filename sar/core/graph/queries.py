@@ -248,7 +248,7 @@ class GraphQueries:
         return self._structure.dst.ids[self._ntypes_of(ntype, self.ntypes)[0]].clone()
 
     def original_ids(self, ntype: str | None = None) -> Tensor | None:
-        """IDs in the input graph of the nodes `node_ids(ntype)`, counted within their type; None if unknown.
+        """IDs in the input graph of the nodes of `node_ids(ntype)`, counted within their type; None if unknown.
 
         Args:
             ntype: node type; may be left out if there is one.
@@ -296,7 +296,7 @@ class GraphQueries:
 
     @property
     def nodes(self) -> TypeView:
-        """`g.nodes[ntype].data` is the frame of a node type; `g.nodes(ntype)` are this worker's local IDs."""
+        """View of nodes by type: `g.nodes[ntype].data` is a frame, and `g.nodes(ntype)` are this worker's local IDs."""
         return TypeView(self._node_frames, lambda ntype: self._ntypes_of(ntype, self.ntypes))
 
     @property
@@ -311,7 +311,7 @@ class GraphQueries:
 
     @property
     def edges(self) -> EdgeTypeView:
-        """`g.edges[etype].data` is the frame of an edge type."""
+        """View of edge fields by type: `g.edges[etype].data` is the frame of an edge type."""
         return EdgeTypeView(self._frames.edge, lambda etype: [self._relation(etype).etype], self._missing)
 
     @contextmanager

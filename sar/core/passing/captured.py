@@ -296,6 +296,6 @@ class Fingerprint:
 
 
 def _weights(places: Tensor) -> Tensor:
-    """Four numbers between 0.5 and 1.5 for each place, (n, 4) float64."""
+    """Four weights between 0.5 and 1.5 for each place, (n, 4) float64."""
     steps = torch.arange(2, 6, dtype=torch.float64, device=places.device).log()
     return (places.unsqueeze(1) + 1) * steps % 1 + 0.5

@@ -224,7 +224,7 @@ class Extreme(_LikeTorch):
 
 
 class Product(_LikeTorch):
-    """Products. `total` leaves out messages that are 0; `Combined.argmax` counts them."""
+    """Products. `Combined.total` excludes messages that are 0, and `Combined.argmax` counts them."""
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         rows, place = places(block, message)
