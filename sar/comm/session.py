@@ -235,8 +235,8 @@ def _start(
         if given_port == DEFAULT_PORT:
             port, store = met.port, met.store
     if rank is None or size is None or master is None:
-        given = {"_rank": rank, "_world_size": size, "master_ip_address": master}
-        missing = [name for name, value in given.items() if value is None]
+        named = {"_rank": rank, "_world_size": size, "master_ip_address": master}
+        missing = [name for name, value in named.items() if value is None]
         where = f", of which only {', '.join(half_set)} is set" if half_set else ""
         raise ConfigError(
             f"initialize_comms needs {', '.join(missing)}: not given, and not found in the environment of torchrun, "
@@ -279,9 +279,11 @@ def _joining(rank: int, size: int, store: str) -> Iterator[None]:
 
 
 def _check_same(asked: dict[str, int | str | None], *found: int | str) -> None:
-    for (what, wanted), there in zip(asked.items(), found, strict=True):
-        if wanted is not None and wanted != there:
-            raise ConfigError(f"initialize_comms asks for {what} {wanted}, but the existing process group has {there}.")
+    for (what, wanted), present in zip(asked.items(), found, strict=True):
+        if wanted is not None and wanted != present:
+            raise ConfigError(
+                f"initialize_comms asks for {what} {wanted}, but the existing process group has {present}."
+            )
 
 
 def recover(step: int = 0) -> int:

@@ -205,9 +205,9 @@ class InProcessTransport(Transport):
         """See `Transport.all_to_all`. The workers meet once, and each pair of processes exchanges one message."""
         own = self._publish([bytes_of(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
         arrived = group.wait_for(lambda: self._all_to_all(own), call)
-        counters.bytes_sent += sum(len(one.rows) for one in own)
+        counters.bytes_sent += sum(len(shared.rows) for shared in own)
         counters.bytes_received += sum(map(len, arrived))
-        counters.messages_sent += sum(len(one.rows) > 0 for one in own)
+        counters.messages_sent += sum(len(shared.rows) > 0 for shared in own)
         received = list(arrived if into is None else into)
         received[self.rank] = buffers[self.rank]
         if into is not None:
@@ -232,7 +232,7 @@ class InProcessTransport(Transport):
             tables = []
             for process in range(self._outer.world_size):
                 receivers = slice(process * size, (process + 1) * size)
-                tables.append([[one.rows for one in sent[receivers]] for sent in brought])
+                tables.append([[shared.rows for shared in sent[receivers]] for sent in brought])
             messages = [_packed(table if p != self._outer.rank else []) for p, table in enumerate(tables)]
             for process, message in enumerate(self._outer.exchange(self._call, messages)):
                 if process != self._outer.rank:
