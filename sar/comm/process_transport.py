@@ -119,10 +119,12 @@ class ProcessTransport(Transport):
 
     def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
         """See `Transport.abort`. Leaves a note in the store and closes all connections."""
-        self.notes.leave_note(generation, told, final=final)
-        if self._open:
-            self._open = False
-            self._close()
+        try:
+            self.notes.leave_note(generation, told, final=final)
+        finally:  # Ctrl-C may interrupt the note
+            if self._open:
+                self._open = False
+                self._close()
 
     def close(self) -> None:
         if self.liveness is not None:

@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from sar.comm.allocator import set_allocator
 from sar.comm.environment import choose_interface, find_place, job_id, local_rank, set_in_part
 from sar.comm.group import Group
-from sar.comm.joining import await_name, find_store, host_store, meeting, sign_in, stop_announcing
+from sar.comm.joining import HEARD_SECONDS, await_name, find_store, host_store, meeting, sign_in, stop_announcing
 from sar.comm.process_transport import GlooTransport, NcclTransport
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
@@ -192,7 +193,10 @@ def current() -> Communication:
 def _shut_down(started: bool) -> None:
     """Join gloo's threads before the interpreter shuts down. During the shutdown, the process would sometimes abort."""
     if _current is not None:
-        _current.group.close()
+        group = _current.group
+        if started and group.rank == 0 and group.world_size > 1 and group.stopped is not None:
+            time.sleep(HEARD_SECONDS)  # this process hosts the store, where the others look for the error
+        group.close()
     if started and dist.is_initialized():
         dist.destroy_process_group()
 
