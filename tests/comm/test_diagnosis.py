@@ -134,7 +134,7 @@ def test_the_words_of_gloo(monkeypatch, text, kind, words, absent):
     def operation():
         raise RuntimeError(text)
 
-    failure = require(catch(group.wait_for, operation, "all_reduce", 1))
+    failure = require(catch(group.wait_for, operation, "all_reduce", peer=1))
     assert failure.kind == kind
     assert words in failure.message
     assert absent not in failure.message.replace(text, "")

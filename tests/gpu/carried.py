@@ -5,7 +5,6 @@ CARRIED_TO=cuda python -m pytest -p tests.gpu.carried -k numba-1 tests/kernels/t
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,9 +28,9 @@ def carried(kernel: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(value, EdgeBlock):
                 return value.to(DEVICE)
             if isinstance(value, EdgeOperand):
-                return replace(value, values=there(value.values))
+                return value._replace(values=there(value.values))
             if isinstance(value, EdgeMessage):
-                return replace(value, lhs=there(value.lhs), rhs=there(value.rhs))
+                return value.with_values([there(values) for values in value.tensors])
             return type(value)(*map(there, value)) if hasattr(value, "_fields") else value
 
         made = kernel(*map(there, operands))
