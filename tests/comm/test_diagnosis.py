@@ -1,5 +1,7 @@
 """Errors that a worker makes by itself are told as such; only lost connections are told as lost connections."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -134,7 +136,7 @@ def test_the_words_of_gloo(monkeypatch, text, kind, words, absent):
     def operation():
         raise RuntimeError(text)
 
-    failure = require(catch(group.wait_for, operation, "all_reduce", peer=1))
+    failure = require(catch(partial(group.wait_for, peer=1), operation, "all_reduce"))
     assert failure.kind == kind
     assert words in failure.message
     assert absent not in failure.message.replace(text, "")
