@@ -28,7 +28,7 @@ meet the receive it was meant for, in whatever order the two ends post.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -41,41 +41,11 @@ from sar.comm.halo_plan import HaloPlan, HaloSlice, Step
 from sar.comm.rows import BufferPool, FieldRows, RowFormat
 from sar.comm.same_process import SharedRows
 from sar.comm.settings import SMALL_TILE, Settings
+from sar.comm.tiles import OWN_ROWS, GradientReturn, LocalFields, Tile
 from sar.comm.transport import Message
 
 OUT, BACK = 0, 1
 """Direction of a message: rows to a reader, or gradients to the owner of the rows."""
-
-
-class Tile(NamedTuple):
-    """Rows of another worker on which the edges that read them can now be computed."""
-
-    halo: HaloSlice | None  # position in the sender's halo list; None for this worker's own rows
-    rows: list[Tensor] | None  # the fetched fields, (tile rows, ...) each; None in an exchange that fetches nothing
-    # Sums of the rows' gradients, `GradientReturn.start` at first; None in an exchange that returns nothing.
-    grads: list[Tensor] | None
-    # If `rows` and `grads` have a row for each node of the sender: indices of the tile's rows, (tile rows,) ascending.
-    sources: Tensor | None = None
-
-
-OWN_ROWS = Tile(None, None, None)
-"""Stands for a tile to compute the edges that read this worker's own rows."""
-
-
-class LocalFields(NamedTuple):
-    """Further fields for readers in the same process; remote readers compute them from the fields that travel."""
-
-    fields: Sequence[Tensor] = ()  # fields of this worker, (N_src, ...) each
-    totals: Sequence[Tensor] = ()  # totals of their gradients; see `GradientReturn`
-
-
-class GradientReturn(NamedTuple):
-    """Accumulates the gradients that other workers send for this worker's rows."""
-
-    totals: Sequence[Tensor]  # (N_src, ...) each, from `empty_spillable`: workers of one process add to each other's
-    # Called with indices of this worker's rows, (n,), one reader's gradients for them, (n, ...), and the total.
-    add: Callable[[Tensor, Tensor, Tensor], None]
-    start: float = 0.0  # the neutral element of `add`
 
 
 class Layout(NamedTuple):
@@ -175,9 +145,8 @@ class Exchange:
                 settings,
                 self.signature,
                 fields=fields,
-                in_place=local,
+                local=local,
                 returns=returns,
-                totals=self._totals[group.rank],
                 keep=keep,
                 tile_rows=self.layout.local_rows,
             )
@@ -188,7 +157,8 @@ class Exchange:
             stream = side_stream(device)
             stream.wait_stream(self.streams.current_stream(device))
             self._aside = self.streams.stream(stream)
-        self._post_rows(self.layout.first)
+        if fields is not None:
+            self._post_rows(self.layout.first)
         return self._walk(shared, own_first or fields is not None)
 
     def _walk(self, shared: SharedRows | None, own_first: bool) -> Iterator[Tile]:
@@ -198,14 +168,13 @@ class Exchange:
         if own_first:
             yield OWN_ROWS
         if shared is not None:
-            for shared_tile in shared.tiles():
-                yield Tile(*shared_tile)
+            yield from shared.tiles()
         for i, step in enumerate(steps):
             if i == own_after:
                 yield OWN_ROWS
             rows = grads = returned = None
             if self.fields is not None:
-                if self._posted < len(steps):
+                if self._posted < i + depth + 1:
                     self._post_rows(i + depth + 1)
                 inbound, outbound = self._rows_in_flight[0]
                 if inbound is not None:
@@ -238,8 +207,6 @@ class Exchange:
 
     def _post_rows(self, steps: int) -> None:
         """Gather and post rows until `steps` steps have been posted."""
-        if self.fields is None or steps <= self._posted:
-            return
         with self._aside:
             for step in self.layout.steps[self._posted : steps]:
                 inbound = outbound = None

@@ -31,6 +31,7 @@ calls one after the other: autograd runs backwards on CUDA devices in a thread o
 """
 
 import hashlib
+import logging
 import secrets
 import sys
 import threading
@@ -44,10 +45,11 @@ from torch import Tensor
 from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.replicas import Replicas
-from sar.comm.statistics import FollowedCall, counters, followed
+from sar.comm.statistics import FollowedCall, counters, listeners
 from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
+from sar.logging_setup import logger
 from sar.ranges import named, traced
 from sar.tensor_views import materialize
 
@@ -255,7 +257,7 @@ class Group:
 
     def follow(self, call: str) -> None:
         """Tell listeners that a call begins. It ends with the innermost `guard`."""
-        if followed():
+        if listeners or logger.isEnabledFor(logging.DEBUG):
             self._followed.append(FollowedCall(call))
 
     def _claim(self, call: str) -> None:
@@ -384,6 +386,16 @@ class Group:
         raise cause from error
 
 
+def run_to_end(steps: Generator[None, None, T]) -> T:
+    """Run the rest of a generator, and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 class Guard:
     """Context that sends an error raised inside to all other workers, once, and ends the call agreed on inside."""
 
@@ -426,10 +438,6 @@ class Paused(Generic[T]):
         if steps is not None:
             self._group.check()
             with torch.no_grad():
-                try:
-                    while True:
-                        next(steps)
-                except StopIteration as end:
-                    self._result = end.value
+                self._result = run_to_end(steps)
         result: T = self._result
         return result

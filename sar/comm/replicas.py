@@ -56,13 +56,14 @@ class Replicas:
 
     def take_checksum(self) -> int:
         """Checksum for the next agreement: a flag, 30 bits of the parameters' layout and 32 bits of their values."""
-        stepped, self._stepped = list(self._stepped.values()), {}
         if not Config.check_replicas:
+            self._stepped = {}
             return NOT_CHECKED
+        if not self._stepped:
+            return NOT_STEPPED
+        stepped, self._stepped = list(self._stepped.values()), {}
         shared = [p for p in stepped if p in self._shared]
         counted = shared or stepped
-        if not counted:
-            return NOT_STEPPED
         self._seen = set().union(*(self._shared[p] for p in shared))
         layout, values = zlib.crc32(repr([described(p) for p in counted]).encode()), 0
         for p in counted:

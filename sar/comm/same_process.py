@@ -19,8 +19,7 @@ memory is short, these would displace the rows of the next tiles. Prefetching st
 a disk, and starts again with the next read.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -29,19 +28,8 @@ from sar.comm.halo_plan import HaloPlan, HaloSlice
 from sar.comm.rows import RowFormat
 from sar.comm.settings import UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
+from sar.comm.tiles import GradientReturn, LocalFields, Tile
 from sar.comm.transport import Shared
-
-SharedTile = tuple[HaloSlice, list[Tensor] | None, list[Tensor] | None, Tensor | None]
-"""The fields of a `Tile`."""
-
-
-class Returns(Protocol):
-    """The accumulation of returned gradients; see `GradientReturn`."""
-
-    @property
-    def start(self) -> float: ...
-    @property
-    def add(self) -> Callable[[Tensor, Tensor, Tensor], None]: ...
 
 
 class SharedRows:
@@ -49,9 +37,8 @@ class SharedRows:
 
     Args:
         fields: rows that travel; None to fetch nothing.
-        in_place: further rows that only workers of this process read, and the totals of their gradients; None if the
-            caller cannot read rows in place.
-        totals: totals of the gradients of `fields`.
+        local: further rows that only workers of this process read; None if the caller cannot read rows in place.
+        returns: accumulates the returned gradients; None to return none.
         keep: whether the caller keeps the rows it fetches, or has kept them in the forward.
         tile_rows: rows of a tile that is copied.
     """
@@ -64,24 +51,23 @@ class SharedRows:
         signature: str,
         *,
         fields: Sequence[Tensor] | None,
-        in_place: tuple[Sequence[Tensor], Sequence[Tensor]] | None,
-        returns: Returns | None,
-        totals: Sequence[Tensor],
+        local: LocalFields | None,
+        returns: GradientReturn | None,
         keep: bool,
         tile_rows: int,
     ) -> None:
         self._group, self._plan, self._signature, self._returns = group, plan, signature, returns
-        self._fetches, self._keep, self._tile_rows = fields is not None, keep, tile_rows
-        rows, totals = list(fields or ()), [total.detach() for total in totals]
+        self._fetches, self._tile_rows = fields is not None, tile_rows
+        rows, totals = list(fields or ()), [total.detach() for total in returns.totals] if returns is not None else []
         formats = RowFormat.of(rows), RowFormat.of(totals)
         wires = settings.wire_features, settings.wire_gradients
         self._out, self._back = (form.narrowed(wire) for form, wire in zip(formats, wires, strict=True))
         self._count()
         rounded = formats != (self._out, self._back) or (keep and wires != (None, None))
-        self._in_place = in_place is not None and not rounded
-        if in_place is not None and self._in_place:
-            rows += in_place[0] if self._fetches else ()
-            totals += (total.detach() for total in in_place[1])
+        self._in_place = local is not None and not rounded
+        if local is not None and self._in_place:
+            rows += local.fields if self._fetches else ()
+            totals += (total.detach() for total in local.totals)
         self._shared = group.share(rows, totals, signature, in_order=returns is not None)
         self.columns = {owner: [tensor.rows for tensor in shared.read] for owner, shared in self._shared.items()}
         self.totals = {owner: [tensor.rows for tensor in shared.added_to] for owner, shared in self._shared.items()}
@@ -94,7 +80,7 @@ class SharedRows:
         counters.bytes_sent += out * sent + back * received
         counters.bytes_received += out * received + back * sent
 
-    def tiles(self) -> Iterator[SharedTile]:
+    def tiles(self) -> Iterator[Tile]:
         """Iterate over the rows that this worker reads of others in its process: see [Note: reading ahead]."""
         slices = self._plan.local_slices(UNLIMITED_ROWS if self._in_place else self._tile_rows)
         tiles = [(halo, self._plan.rows_of(halo), self._shared[halo.owner]) for halo in slices]
@@ -104,11 +90,11 @@ class SharedRows:
                     tensor.will_need(next_index)
             if self._in_place:
                 rows, totals = ([tensor.rows for tensor in shared] for shared in owner)
-                yield halo, rows if self._fetches else None, totals or None, index
+                yield Tile(halo, rows if self._fetches else None, totals or None, index)
             else:
                 yield from self._copied(halo, index, owner)
 
-    def _copied(self, halo: HaloSlice, index: Tensor, owner: Shared) -> Iterator[SharedTile]:
+    def _copied(self, halo: HaloSlice, index: Tensor, owner: Shared) -> Iterator[Tile]:
         rows = [column.read(index) for column in owner.read]
         self._out.round(rows)
         grads, returns = None, self._returns
@@ -116,7 +102,7 @@ class SharedRows:
             grads = [
                 column.rows.new_full((len(index), *column.rows.shape[1:]), returns.start) for column in owner.added_to
             ]
-        yield halo, rows if self._fetches else None, grads, None
+        yield Tile(halo, rows if self._fetches else None, grads)
         if returns is not None and grads is not None:
             self._back.round(grads)
             for column, grad in zip(owner.added_to, grads, strict=True):
@@ -125,8 +111,8 @@ class SharedRows:
     def close(self) -> None:
         """Release the shared rows. If gradients return, meet again, after which all totals are complete."""
         totals = self._shared[self._group.rank].added_to
-        self._shared = {}
-        self.columns, self.totals = {}, {}
+        for shared in (self._shared, self.columns, self.totals):  # the exchange has these, too
+            shared.clear()
         if self._returns is not None:
             self._group.share([], [], f"end of {self._signature}")
             for total in totals:

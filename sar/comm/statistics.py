@@ -1,6 +1,5 @@
 """Counters of traffic and waiting times, and the listeners to distributed calls: the log and profiles."""
 
-import logging
 import time
 from dataclasses import dataclass, replace
 from operator import add, sub
@@ -58,11 +57,6 @@ class Listener(Protocol):
 
 
 listeners: list[Listener] = []
-
-
-def followed() -> bool:
-    """Whether there are listeners to calls."""
-    return bool(listeners) or logger.isEnabledFor(logging.DEBUG)
 
 
 class FollowedCall:

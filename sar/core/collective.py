@@ -31,12 +31,13 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.exchange import OWN_ROWS, Exchange, Layout, Tile
+from sar.comm.exchange import Exchange, Layout
 from sar.comm.gradients import refuse_average
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import BACKWARD
+from sar.comm.tiles import OWN_ROWS, Tile
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sar.comm.gradients import refuse_average
-from sar.comm.group import Paused
-from sar.core.collective import Collective, ForwardOutput, Node, NotTwice
+from sar.comm.group import Paused, run_to_end
+from sar.core.collective import Collective, ForwardOutput, NotTwice
 from sar.errors import GraphError
 from sar.per_thread import PerThread
 
@@ -43,11 +43,11 @@ class Overlapping(Collective):
         raise NotImplementedError
 
     def forward(self, *inputs: Any) -> ForwardOutput:
-        output: ForwardOutput = _run(self.forward_steps(*inputs))
+        output: ForwardOutput = run_to_end(self.forward_steps(*inputs))
         return output
 
     def backward(self, saved: list[Any], *grads: Tensor) -> Sequence[Tensor | None]:
-        input_grads: Sequence[Tensor | None] = _run(self.backward_steps(saved, *grads))
+        input_grads: Sequence[Tensor | None] = run_to_end(self.backward_steps(saved, *grads))
         return input_grads
 
     def pause(self, steps: Steps) -> None:
@@ -66,8 +66,7 @@ class Overlapping(Collective):
         """Compute the results, as one node of autograd, or as two with the work of `meanwhile` between them."""
         work = _meanwhile.value
         if work is None or not self.distributed or not self.can_hide_wire(*inputs):
-            results: tuple[Tensor, ...] = Node.apply(self.anchor(*inputs), self, *inputs)
-            return results
+            return super().apply(*inputs)
         _meanwhile.value = None
         with self.guard():
             tie, before = _FirstHalf.apply(self.anchor(*inputs), self, *inputs), _versions(inputs)
@@ -77,16 +76,8 @@ class Overlapping(Collective):
                     "A layer changes its input in place while rows of it travel to other workers: a module such as "
                     "fc_self or lin_r, or a hook of one. Let it work on a copy, as without inplace=True."
                 )
-            results = _SecondHalf.apply(tie, self)
+            results: tuple[Tensor, ...] = _SecondHalf.apply(tie, self)
         return results
-
-
-def _run(steps: Steps) -> Any:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
 
 
 class Meanwhile:

@@ -54,7 +54,6 @@ class EdgeBlock:
         self._transposed: Transposed | None = None
         self._pieces: dict[int, list[EdgeBlock]] = {}  # by size, the latest used last
         self._kept: dict[str, Any] = {}
-        self.views: dict[str, Any] = {}  # of a backend, on these tensors
         self.num_edges = self.cols.numel()
         self.edge_offset = edge_offset
         self.num_src = num_src
@@ -177,10 +176,11 @@ class EdgeBlock:
         `transpose` computes it as the backend needs it; with positions if an operand has rows of edges.
         """
         if self._transposed is None or (with_positions and self._transposed.positions is None):
-            made = transpose(self)
-            positions = moved_to_file(made.positions) if with_positions and made.positions is not None else None
-            self._transposed = Transposed(moved_to_file(made.indptr), moved_to_file(made.dst), positions)
-            self.views.clear()  # those on the one before
+            result = transpose(self)
+            if self._transposed is None:
+                self._transposed = Transposed(moved_to_file(result.indptr), moved_to_file(result.dst), None)
+            if with_positions and result.positions is not None:  # the rest stays, as views of it may be kept
+                self._transposed = self._transposed._replace(positions=moved_to_file(result.positions))
         return self._transposed
 
     def kept(self, name: str, make: Callable[[], T]) -> T:

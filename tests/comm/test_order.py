@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import store_notes
-from sar.comm.exchange import Exchange, GradientReturn, Layout
+from sar.comm.exchange import Exchange, Layout
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.settings import Settings
+from sar.comm.tiles import GradientReturn
 from sar.errors import CommunicationError
 from tests.comm.simulated import Network, SimulatedTransport
 

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 
 from sar.comm import process_transport
-from sar.comm.exchange import Exchange, GradientReturn, Layout, LocalFields
+from sar.comm.exchange import Exchange, Layout
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.comm.process_transport import GlooTransport, NcclTransport, ProcessTransport
 from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.settings import Settings
+from sar.comm.tiles import GradientReturn, LocalFields
 from sar.comm.transport import Member
 from sar.errors import CommunicationError, DisagreementError
 from sar.outofcore.transport import InProcessTransport

@@ -7,9 +7,10 @@ import torch
 import sar
 from sar import comm
 from sar.comm import session
-from sar.comm.exchange import OWN_ROWS, Exchange, GradientReturn, Layout
+from sar.comm.exchange import Exchange, Layout
 from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.settings import Settings
+from sar.comm.tiles import OWN_ROWS, GradientReturn
 from sar.core.relation import TILE_SIZES
 from tests.graphs import PartitionedGraph
 from tests.parity.harness import build, deal, random_data

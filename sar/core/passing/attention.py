@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from sar.comm.exchange import GradientReturn, LocalFields
 from sar.comm.halo_plan import HaloSlice
+from sar.comm.tiles import GradientReturn, LocalFields
 from sar.core.collective import CallContext, Collective, ForwardOutput, widest_row, zero_total
 from sar.core.eager import is_exactly, uncompiled
 from sar.core.passing.column_blocks import column_blocks, in_blocks

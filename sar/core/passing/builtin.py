@@ -9,16 +9,17 @@ keep the fetched rows instead.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import GradientReturn, Layout, LocalFields, Tile
+from sar.comm.exchange import Layout
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
+from sar.comm.tiles import GradientReturn, LocalFields, Tile
 from sar.core.collective import CallContext, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.overlap import Overlapping, Steps
@@ -171,9 +172,10 @@ class Operation:
     dtype: torch.dtype
     sum_dtype: torch.dtype
     signature: str
-    layouts: tuple[Layout, Layout] | None  # layouts of exchanges one way, and both ways; None without sources
+    widest: RowFormat | None  # widest rows that travel in either direction; None without sources
     # Whether the backward reads the values of each operand, by the operands whose gradients are needed, as bits.
     values_read: tuple[tuple[bool, ...], ...]
+    layouts: dict[bool, Layout] = field(default_factory=dict)  # by whether an exchange goes both ways, on first use
 
     @classmethod
     def of(cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> "Operation":
@@ -205,17 +207,14 @@ class Operation:
         shapes = " and ".join(str(operand.shape) for operand in spec.operands)
         signature = context.signature(f"{what} of {message}: {operands[0].dtype}, widths {shapes}")
         dtype, sum_dtype = operands[0].dtype, accumulation_dtype(operands[0].dtype)
-        layouts = None
-        if source is not None:
-            widest = RowFormat((FieldFormat(sum_dtype, spec.operands[source].shape),))
-            layouts = context.layout(widest, both_ways=False), context.layout(widest)
+        widest = None if source is None else RowFormat((FieldFormat(sum_dtype, spec.operands[source].shape),))
         count = len(sides)
         reads = [operand_values_needed(message.op, side) for side in SIDES[:count]]
         values_read = tuple(
             tuple(any(needed >> i & 1 and reads[i][k] for i in range(count)) for k in range(count))
             for needed in range(4)
         )
-        return cls(spec, reducer, source, dtype, sum_dtype, signature, layouts, values_read)
+        return cls(spec, reducer, source, dtype, sum_dtype, signature, widest, values_read)
 
 
 class BuiltinCall(Overlapping):
@@ -255,10 +254,12 @@ class BuiltinCall(Overlapping):
     ) -> Iterator[Tile]:
         """Begin an exchange; see `Exchange.exchange_tiles`. Forward and backward use the same layout."""
         assert self.source is not None
-        assert self.operation.layouts is not None
-        rows_needed = self.values_needed()[self.source]
+        rows_needed, layouts = self.rows_needed, self.operation.layouts
         both_ways = bool(self.needed >> self.source & 1) and rows_needed
-        exchange = self.context.exchange(self.operation.layouts[both_ways], self.signature)
+        if both_ways not in layouts:
+            assert self.operation.widest is not None
+            layouts[both_ways] = self.context.layout(self.operation.widest, both_ways=both_ways)
+        exchange = self.context.exchange(layouts[both_ways], self.signature)
         keep = rows_needed and self.context.settings.keep
         return exchange.exchange_tiles(device, fields, keep=keep, local=LocalFields(), returns=returns)
 

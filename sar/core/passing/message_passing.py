@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import GradientReturn
+from sar.comm.tiles import GradientReturn
 from sar.core.collective import CallContext, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.overlap import Steps
@@ -69,9 +69,10 @@ def compute_on_edges(context: CallContext, fields: EdgeFields, function: Any) ->
     return {message.out_field: aggregate(context, message, None, *_operands(message, fields))}
 
 
-def _operands(message: Message, fields: EdgeFields) -> list[Tensor]:
+def _operands(message: Message, fields: EdgeFields) -> tuple[Tensor, ...]:
     frames = {Target.U: fields.src, Target.V: fields.dst, Target.E: fields.edge}
-    return [frames[operand.target][operand.field] for operand in (message.lhs, message.rhs) if operand is not None]
+    lhs = frames[message.lhs.target][message.lhs.field]
+    return (lhs,) if message.rhs is None else (lhs, frames[message.rhs.target][message.rhs.field])
 
 
 CROSS_REDUCERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -146,7 +147,7 @@ def max_at_sources(context: CallContext, values: Tensor) -> Tensor:
 
 
 class _MaxAtSources(_AtSources):
-    def forward(self, *operands: Any) -> ForwardOutput:
+    def forward_steps(self, *operands: Any) -> Steps:
         (values,) = operands
         shape = self.context.relation.num_src, *values.shape[1:]
         greatest = empty_spillable(shape, values.dtype, values.device).fill_(-torch.inf)
@@ -155,6 +156,8 @@ class _MaxAtSources(_AtSources):
             returns = GradientReturn([greatest], _keep_greater, start=-torch.inf)
             received = self.exchange(values.device, returns=returns)
         for block, tile in self.context.tiles(received):
+            if tile.halo is None:
+                yield
             total = greatest if tile.grads is None else tile.grads[0]
             total.index_reduce_(0, block.cols, values[block.ids(0, block.num_edges)], "amax")
         return ForwardOutput((greatest,))

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import GradientReturn, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import RowFormat
+from sar.comm.tiles import GradientReturn, Tile
 from sar.common_tuples import EID
 from sar.core.collective import CallContext, Collective, ForwardOutput, widest_row, zero_total
 from sar.core.eager import views_of_nothing

@@ -48,21 +48,22 @@ class CSRView(NamedTuple):
 
 def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by destination; `with_edges` says whether their IDs are needed."""
-    name = "by destination, with edges" if with_edges else "by destination"
-    view = block.views.get(name)
-    if view is None or tensor_file.value is not None:  # a file hears of each use
-        view = block.views[name] = _view(block, block.rows, block.indptr, block.cols, None, with_edges)
-    return view
+
+    def view() -> CSRView:
+        return _view(block, block.rows, block.indptr, block.cols, None, with_edges)
+
+    # A file of tensors must hear of each use.
+    return block.kept(f"by destination, {with_edges}", view) if tensor_file.value is None else view()
 
 
 def by_source(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by source; `with_edges` says whether their IDs are needed."""
-    name = "by source, with edges" if with_edges else "by source"
-    view = block.views.get(name)
-    if view is None or tensor_file.value is not None:
+
+    def view() -> CSRView:
         indptr, dst, positions, sources = block.transposed(transpose, with_positions=with_edges)
-        view = block.views[name] = _view(block, sources, indptr, dst, positions, with_edges)
-    return view
+        return _view(block, sources, indptr, dst, positions, with_edges)
+
+    return block.kept(f"by source, {with_edges}", view) if tensor_file.value is None else view()
 
 
 def _view(
