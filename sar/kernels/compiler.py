@@ -1,4 +1,4 @@
-"""How compiled kernels are made and kept; the only file that touches the insides of Numba and LLVM.
+"""How compiled kernels are made and kept. Only this file and `vectors.py` touch the insides of Numba and LLVM.
 
 `docs/kernels.md` says what breaks with a new Numba, and how to look at the machine code.
 

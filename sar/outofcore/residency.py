@@ -120,14 +120,16 @@ class Residency(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        operands = {self.use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
-        result = func(*args, **kwargs)
-        if args and isinstance(args[0], list) and func._schema.is_mutable:
-            # In-place operations on lists of tensors rely on the operations they call to increment the version
-            # counters. Those do not do so under a dispatch mode, so we do it.
-            increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
-        for tensor in _tensors((result,)):
-            self._know(tensor, operands)
+        # A function mode, such as that of [Note: captured tensors], sees the user's operations, not these calls.
+        with torch._C.DisableTorchFunction():
+            operands = {self.use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
+            result = func(*args, **kwargs)
+            if args and isinstance(args[0], list) and func._schema.is_mutable:
+                # In-place operations on lists of tensors rely on the operations they call to increment the version
+                # counters. Those do not do so under a dispatch mode, so we do it.
+                increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
+            for tensor in _tensors((result,)):
+                self._know(tensor, operands)
         return result
 
     def use(self, tensor: Tensor) -> int:

@@ -128,7 +128,7 @@ def rename_fields(partition, num_workers):
     return wrong
 
 
-@pytest.mark.parametrize("world_size, num_workers", [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize("world_size, num_workers", [(1, 0), (2, 0), pytest.param(2, 1, marks=pytest.mark.processes)])
 def test_fields_have_their_latest_names(pool, world_size, num_workers):
     parts = typed_parts(world_size)
     assert pool.run(rename_fields, num_workers, per_rank=parts.partitions) == [[]] * world_size

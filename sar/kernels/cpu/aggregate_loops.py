@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sar.kernels import vectors
 from sar.kernels.compiler import inline, inline_distinct, kernel, narrow, wide
 from sar.kernels.cpu.csr_view import ONE, OTHER, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
-from sar.kernels.cpu.rows import FOUR, THREE, TWO, add_four_scaled, add_scaled
 from sar.kernels.ops import Shape
 
 # Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
@@ -251,40 +251,57 @@ accumulate_others = _over_edges("accumulate_others", _combine({op: _adding[op] f
 """As `accumulate`, for ADD and DIV."""
 
 
-@inline
-def _factor(formula: Formula, h: Index, b: Table, csr: CSRView, own: Index, p: Index) -> Any:
-    """The factor of run h of edge p's row of a: a number of b, or the sign."""
-    if formula.op == COPY:
-        return np.float32(formula.sign)
-    return wide(b.values[row_of(b.whose, csr, own, p) * formula.layout.b_width + formula.layout.b_offsets[h]])
+def _columns(lanes: int, *, whole: bool) -> Function:
+    """A function that adds the messages of a group to some columns, which it keeps in registers."""
+    load, store, add_scaled = vectors.functions(lanes, whole=whole)
+
+    @inline
+    def add(csr: CSRView, group: Index, formula: Formula, h: Index, c: Index, a: Table, b: Table, out: Table) -> None:
+        """Columns c to c + lanes of run h, or to its end."""
+        layout, other, width = formula.layout, csr.other, formula.layout.a_width
+        own, first, last = own_row(csr, group), u64(csr.indptr[group]), u64(csr.indptr[group + ONE])
+        count, from_column = layout.length - c, layout.a_offsets[h] + c
+        to = own * layout.out_width + layout.out_offsets[h] + c
+        total = load(out.values, to, count)
+        if formula.op == COPY:
+            for p in range(first, last):
+                row = load(a.values, u64(other[p]) * width + from_column, count)
+                total = add_scaled(total, row, np.float32(formula.sign))
+        else:
+            for p in range(first, last):
+                factor = b.values[row_of(b.whose, csr, own, p) * layout.b_width + layout.b_offsets[h]]
+                row = load(a.values, u64(other[p]) * width + from_column, count)
+                total = add_scaled(total, row, wide(factor))
+        store(out.values, to, count, total)
+
+    return add
+
+
+_add_64_columns, _add_32_columns, _add_16_columns = (_columns(lanes, whole=True) for lanes in (64, 32, 16))
+_add_last_columns = _columns(16, whole=False)
 
 
 @kernel
 def accumulate_rows(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
     """As `accumulate`, if each run of an OTHER row of a is multiplied with one number and added to an OWN row.
 
-    Four edges at a time, so that own rows are loaded and stored less often, in the order of edges.
+    Messages are added in the order of edges, some columns at a time.
     """
-    layout, other, width = formula.layout, csr.other, formula.layout.a_width
+    length = formula.layout.length
     for group in range(u64(begin), u64(end)):
-        own, p, last = own_row(csr, group), u64(csr.indptr[group]), u64(csr.indptr[group + ONE])
-        while p < last:
-            step = FOUR if p + FOUR <= last else ONE
-            for q in range(p, p + step):
-                look_ahead(OTHER, csr, q, a.values, width)
-                if formula.op != COPY:
-                    look_ahead(b.whose, csr, q, b.values, layout.b_width)
-            for h in range(u64(layout.a_offsets.size)):
-                o, c = own * layout.out_width + layout.out_offsets[h], layout.a_offsets[h]
-                i, w = u64(other[p]) * width + c, _factor(formula, h, b, csr, own, p)
-                if step == ONE:
-                    add_scaled(layout.length, out.values, o, a.values, i, w)
-                else:
-                    j, x = u64(other[p + ONE]) * width + c, _factor(formula, h, b, csr, own, p + ONE)
-                    k, y = u64(other[p + TWO]) * width + c, _factor(formula, h, b, csr, own, p + TWO)
-                    m, z = u64(other[p + THREE]) * width + c, _factor(formula, h, b, csr, own, p + THREE)
-                    add_four_scaled(layout.length, out.values, o, a.values, (i, j, k, m), (w, x, y, z))
-            p += step
+        for h in range(u64(formula.layout.a_offsets.size)):
+            c = ZERO
+            while c + u64(64) <= length:
+                _add_64_columns(csr, group, formula, h, c, a, b, out)
+                c += u64(64)
+            if c + u64(32) <= length:
+                _add_32_columns(csr, group, formula, h, c, a, b, out)
+                c += u64(32)
+            if c + u64(16) <= length:
+                _add_16_columns(csr, group, formula, h, c, a, b, out)
+                c += u64(16)
+            if c < length:
+                _add_last_columns(csr, group, formula, h, c, a, b, out)
 
 
 @inline
