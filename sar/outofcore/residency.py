@@ -120,8 +120,9 @@ class Residency(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # A function mode, such as that of [Note: captured tensors], sees the user's operations, not these calls.
-        with torch._C.DisableTorchFunction():
+        # Function modes, such as that of [Note: captured tensors], see the user's operations, not these calls.
+        modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+        try:
             operands = {self.use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
             result = func(*args, **kwargs)
             if args and isinstance(args[0], list) and func._schema.is_mutable:
@@ -130,6 +131,9 @@ class Residency(TorchDispatchMode):
                 increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
             for tensor in _tensors((result,)):
                 self._know(tensor, operands)
+        finally:
+            for mode in reversed(modes):
+                torch._C._push_on_torch_function_stack(mode)
         return result
 
     def use(self, tensor: Tensor) -> int:

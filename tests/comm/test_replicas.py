@@ -222,7 +222,7 @@ def with_masks(rows, call):
 
 @pytest.mark.parametrize("call, rows", [(sar.sync_params, [5, 3]), (sar.gather_grads, [5, 3]), (None, [4, 4])])
 @pytest.mark.parametrize("world_size", [2])
-def test_rows_of_own_nodes_are_told_what_to_be(pool, world_size, call, rows):
+def test_rows_of_own_nodes_are_told_what_to_be(pool, call, rows):
     words = ["models are not the same"] if call is None else [call.__name__, "mask float32[5, 1]", "mask float32[3, 1]"]
     failures = pool.run(with_masks, call, per_rank=rows)
     assert_disagreement(failures, *words, "row for each of a worker's own nodes", "a tensor that requires a gradient")
