@@ -49,10 +49,10 @@ MUTANTS = [
         "tests/kernels/test_aggregate.py::test_sum",
     ),
     Mutant(
-        "fourth edge of four taken for the third",
-        "sar/kernels/cpu/aggregate_loops.py",
-        "(i, j, k, m), (w, x, y, z)",
-        "(i, j, k, k), (w, x, y, z)",
+        "last column of a row left out",
+        "sar/kernels/cpu/rows.py",
+        "width, length - c, out",
+        "width, length - c - u64(1), out",
         "tests/kernels/test_numba_cpu.py::test_sums_are_those_of_one_edge_after_the_other",
     ),
     Mutant(

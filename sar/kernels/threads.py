@@ -1,11 +1,17 @@
-"""A pool of threads for kernels that release the GIL."""
+"""Kernels on several threads: those of torch's own OpenMP pool.
+
+A pool of our own would meet threads of OpenMP that spin on the same cores, after each of torch's operations, in the
+hope of another one.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 SERIAL_WORK = 1 << 16  # elements below which handing work to another thread costs more than it saves
+WORK_AT_ONCE = 1 << 20  # elements of a range of which a thread may take several
 
-_pool: ThreadPoolExecutor | None = None
-_pool_size = 0
+_Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_is_forked = False
 
 
 def run_balanced(
@@ -23,28 +30,34 @@ def run_balanced(
     indptr: NDArray[Any],
     width: int,
     *args: object,
-    private: Callable[[], Sequence[object]] = tuple,
+    private: Callable[[], Sequence[object]] | None = None,
 ) -> None:
-    """Call kernel(begin, end, *args) on ranges of groups with about equal numbers of edges, one per torch thread.
+    """Call kernel(begin, end, *args) on ranges of groups with about equal numbers of edges, on torch's threads.
 
     Args:
         kernel: a function that releases the GIL and does not write to other ranges' results.
         indptr: (groups + 1,) edges of group i are indptr[i]:indptr[i + 1].
         width: elements per edge, to judge whether threads pay.
-        private: called for every thread; makes further arguments that are its own.
+        private: called for every range; makes further arguments that are its own. There is then a range per thread.
     """
     groups, edges = len(indptr) - 1, int(indptr[-1])
-    count = _count_threads(groups, edges * width)
+    count = _count_ranges(groups, edges * width, private is None)
     inner = np.searchsorted(indptr, np.arange(1, count) * edges // count).tolist() if count > 1 else []
-    _run([0, *inner, groups], kernel, args, private)
+    cuts = [0, *inner, groups]
+    _run(kernel, cuts, args, [()] * count if private is None else [private() for _ in range(count)])
 
 
 def run_rows(
-    kernel: Callable[..., None], rows: int, width: int, *args: object, private: Callable[[], Sequence[object]] = tuple
+    kernel: Callable[..., None],
+    rows: int,
+    width: int,
+    *args: object,
+    private: Callable[[], Sequence[object]] | None = None,
 ) -> None:
     """As `run_balanced`, on ranges of `rows` of equal length; `width` elements a row."""
-    count = _count_threads(rows, rows * width)
-    _run([i * rows // count for i in range(count + 1)], kernel, args, private)
+    count = _count_ranges(rows, rows * width, private is None)
+    cuts = [i * rows // count for i in range(count + 1)]
+    _run(kernel, cuts, args, [()] * count if private is None else [private() for _ in range(count)])
 
 
 def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequence[object], *args: object) -> None:
@@ -58,31 +71,55 @@ def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequenc
         for begin, end in slices[thread::count]:
             kernel(begin, end, private[thread], *args)
 
-    _run(list(range(min(count, len(slices)) + 1)), run, (), tuple)
+    count = min(count, len(slices))
+    _run(run, range(count + 1), (), [()] * count)
 
 
-def _count_threads(most: int, work: int) -> int:
-    return max(min(torch.get_num_threads(), most), 1) if work > SERIAL_WORK else 1
+def _count_ranges(most: int, work: int, several: bool) -> int:
+    """How many ranges to take; with `several` for each thread, none waits long for one that was interrupted."""
+    threads = torch.get_num_threads()
+    if threads == 1 or work <= SERIAL_WORK:
+        return 1
+    count = max(threads, min(4 * threads, work // WORK_AT_ONCE)) if several else threads
+    return max(min(count, most), 1)
 
 
 def _run(
-    cuts: list[int], kernel: Callable[..., None], args: tuple[object, ...], private: Callable[[], Sequence[object]]
+    kernel: Callable[..., None], cuts: Sequence[int], args: tuple[object, ...], private: list[Sequence[object]]
 ) -> None:
-    """Call kernel(begin, end, ...) between all neighbouring cuts; the calling thread takes the first range."""
-    global _pool, _pool_size
-    others, first = len(cuts) - 2, private()
-    if others > 0 and (_pool is None or _pool_size < others):
-        _pool, _pool_size = ThreadPoolExecutor(others, thread_name_prefix="sar-kernel"), others
-    ranges = pairwise(cuts[1:])
-    running = [_pool.submit(kernel, begin, end, *args, *private()) for begin, end in ranges] if _pool else []
-    kernel(cuts[0], cuts[1], *args, *first)
-    for each in running:
-        each.result()
+    """Call kernel(begin, end, ...) between all neighbouring cuts. Threads take the next range when they are free."""
+    ranges = iter([*zip(pairwise(cuts), private, strict=True)])  # whose `next` the GIL makes atomic
+    raised: list[BaseException] = []
+
+    def take(_: object = None) -> None:
+        try:
+            for (begin, end), own in ranges:
+                kernel(begin, end, *args, *own)
+        except BaseException as error:  # nobody hears of it in a thread of OpenMP
+            raised.append(error)
+
+    threads = min(torch.get_num_threads(), len(private))
+    parallel = None if threads == 1 or _is_forked else _openmp()
+    if parallel is None:
+        take()
+    else:
+        parallel(_Body(take), None, threads, 0)
+    if raised:
+        raise raised[0]
 
 
-def _forget_pool() -> None:
-    global _pool
-    _pool = None
+@cache
+def _openmp() -> Callable[..., None] | None:
+    """GOMP_parallel(body, data, threads, flags) of the OpenMP that torch uses; None if it uses another interface."""
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
 
 
-os.register_at_fork(after_in_child=_forget_pool)  # threads do not survive a fork
+def _note_fork() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)  # OpenMP's threads do not survive a fork, and it would wait for them

@@ -64,7 +64,9 @@ def functions(lanes: int, *, whole: bool) -> Functions:
             result = context.get_value_type(vector)
             if array.dtype == types.uint16:  # bfloat16: the first half of a float32
                 words = ir.VectorType(_WORD, lanes)
-                return builder.bitcast(builder.shl(builder.zext(values, words), ir.Constant(words, [16] * lanes)), result)
+                return builder.bitcast(
+                    builder.shl(builder.zext(values, words), ir.Constant(words, [16] * lanes)), result
+                )
             if array.dtype == types.int16:
                 return builder.fpext(builder.bitcast(values, ir.VectorType(ir.HalfType(), lanes)), result)
             return values

@@ -95,11 +95,19 @@ def test_ranges_cover_all_groups_and_are_balanced(monkeypatch: pytest.MonkeyPatc
         ranges.append((begin, end))
         all_at_once.wait()
 
-    threads.run_balanced(kernel, indptr, 1000, "passed on")
+    threads.run_balanced(kernel, indptr, 1000, "passed on", private=tuple)
     ranges.sort()
     assert len(ranges) == count
     assert [0, *(end for _, end in ranges)] == [*(begin for begin, _ in ranges), 1000]
     assert all(abs(indptr[end] - indptr[begin] - indptr[-1] / count) <= 40 for begin, end in ranges)
+
+
+def test_threads_take_several_ranges_of_large_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    ranges: list[tuple[int, int]] = []
+    threads.run_balanced(lambda begin, end: ranges.append((begin, end)), np.arange(0, 10**6, 1000), 1000)
+    assert len(ranges) == 12
+    assert [begin for begin, _ in sorted(ranges)] == [0, *(end for _, end in sorted(ranges)[:-1])]
 
 
 def test_small_work_stays_in_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,19 +137,19 @@ signal.alarm(60)
 
 def total():
     parts = []
-    threads.run_balanced(lambda begin, end: parts.append(end - begin), np.arange(0, 10**6, 1000), 1000)
+    threads.run_balanced(lambda begin, end: parts.append(end - begin), np.arange(0, 10**6, 1000), 1000, private=tuple)
     return sum(parts), len(parts)
 
 print(*total())
 child = os.fork()
 if child == 0:
     signal.alarm(30)
-    os._exit(0 if total() == (999, 3) else 1)
+    os._exit(0 if total()[0] == 999 else 1)
 print(os.waitpid(child, 0)[1])
 """
 
 
-def test_pool_works_after_a_fork_and_does_not_keep_the_process() -> None:
+def test_threads_work_after_a_fork_and_do_not_keep_the_process() -> None:
     root = str(Path(__file__).resolve().parents[2])
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT],

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sar.kernels import vectors
 from sar.kernels.compiler import inline, inline_distinct, kernel, narrow, wide
-from sar.kernels.cpu.csr_view import ONE, OTHER, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
+from sar.kernels.cpu.csr_view import ONE, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
+from sar.kernels.cpu.rows import row_sums
 from sar.kernels.ops import Shape
 
 # Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
@@ -251,57 +251,27 @@ accumulate_others = _over_edges("accumulate_others", _combine({op: _adding[op] f
 """As `accumulate`, for ADD and DIV."""
 
 
-def _columns(lanes: int, *, whole: bool) -> Function:
-    """A function that adds the messages of a group to some columns, which it keeps in registers."""
-    load, store, add_scaled = vectors.functions(lanes, whole=whole)
-
-    @inline
-    def add(csr: CSRView, group: Index, formula: Formula, h: Index, c: Index, a: Table, b: Table, out: Table) -> None:
-        """Columns c to c + lanes of run h, or to its end."""
-        layout, other, width = formula.layout, csr.other, formula.layout.a_width
-        own, first, last = own_row(csr, group), u64(csr.indptr[group]), u64(csr.indptr[group + ONE])
-        count, from_column = layout.length - c, layout.a_offsets[h] + c
-        to = own * layout.out_width + layout.out_offsets[h] + c
-        total = load(out.values, to, count)
-        if formula.op == COPY:
-            for p in range(first, last):
-                row = load(a.values, u64(other[p]) * width + from_column, count)
-                total = add_scaled(total, row, np.float32(formula.sign))
-        else:
-            for p in range(first, last):
-                factor = b.values[row_of(b.whose, csr, own, p) * layout.b_width + layout.b_offsets[h]]
-                row = load(a.values, u64(other[p]) * width + from_column, count)
-                total = add_scaled(total, row, wide(factor))
-        store(out.values, to, count, total)
-
-    return add
+_add_rows = row_sums(lambda p, sign: np.float32(sign))
 
 
-_add_64_columns, _add_32_columns, _add_16_columns = (_columns(lanes, whole=True) for lanes in (64, 32, 16))
-_add_last_columns = _columns(16, whole=False)
+@row_sums
+def _add_scaled_rows(p: Index, csr: CSRView, own: Index, b: Table, width: Index, offset: Index) -> Any:
+    return wide(b.values[row_of(b.whose, csr, own, p) * width + offset])
 
 
 @kernel
 def accumulate_rows(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
-    """As `accumulate`, if each run of an OTHER row of a is multiplied with one number and added to an OWN row.
-
-    Messages are added in the order of edges, some columns at a time.
-    """
-    length = formula.layout.length
+    """As `accumulate`, if each run of an OTHER row of a is multiplied with one number and added to an OWN row."""
+    layout = formula.layout
     for group in range(u64(begin), u64(end)):
-        for h in range(u64(formula.layout.a_offsets.size)):
-            c = ZERO
-            while c + u64(64) <= length:
-                _add_64_columns(csr, group, formula, h, c, a, b, out)
-                c += u64(64)
-            if c + u64(32) <= length:
-                _add_32_columns(csr, group, formula, h, c, a, b, out)
-                c += u64(32)
-            if c + u64(16) <= length:
-                _add_16_columns(csr, group, formula, h, c, a, b, out)
-                c += u64(16)
-            if c < length:
-                _add_last_columns(csr, group, formula, h, c, a, b, out)
+        own, first, last = own_row(csr, group), u64(csr.indptr[group]), u64(csr.indptr[group + ONE])
+        for h in range(u64(layout.a_offsets.size)):
+            i, o = layout.a_offsets[h], own * layout.out_width + layout.out_offsets[h]
+            where = csr, first, last, a.values, i, layout.a_width, layout.length, out.values, o
+            if formula.op == COPY:
+                _add_rows(*where, formula.sign)
+            else:
+                _add_scaled_rows(*where, csr, own, b, layout.b_width, layout.b_offsets[h])
 
 
 @inline

@@ -23,19 +23,7 @@ from sar import splitmix
 from sar.kernels import attention_operands as operands
 from sar.kernels.compiler import inline, inline_distinct, kernel
 from sar.kernels.cpu.csr_view import ONE, OTHER, OWN, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row
-from sar.kernels.cpu.rows import (
-    FOUR,
-    THREE,
-    TWO,
-    add_four_scaled,
-    add_leaky,
-    add_scaled,
-    add_slopes,
-    dot,
-    dot_leaky,
-    exponentials,
-    scale,
-)
+from sar.kernels.cpu.rows import add_leaky, add_scaled, add_slopes, dot, dot_leaky, exponentials, row_sums, scale
 from sar.splitmix import STEP
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
@@ -158,35 +146,22 @@ def _over_chunks(step: Any) -> Any:
     return kernel(run)
 
 
+_add_scaled_rows = row_sums(lambda p, factors, first, heads, h: factors[(p - first) * heads + h])
+
+
 @inline
 def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -> None:
     """Add other rows, each head multiplied with its factor, to own rows of out.
 
-    Four edges at a time, so that own rows are loaded and stored less often. They are added in the order of edges, so
-    that results do not depend on where a chunk begins.
+    They are added in the order of edges, so that results do not depend on where a chunk begins.
     """
-    csr, scratch, other = chunk.csr, chunk.scratch, chunk.csr.other
-    heads, width = to.heads, to.heads * to.dim
+    csr, scratch, width = chunk.csr, chunk.scratch, to.heads * to.dim
     for row in range(chunk.count):
-        o, p, end = scratch.owns[row] * width, scratch.bounds[row], scratch.bounds[row + ONE]
-        while p < end:
-            f = (p - chunk.first) * heads
-            if p + FOUR <= end:
-                for q in range(p, p + FOUR):
-                    look_ahead(OTHER, csr, q, rows, width)
-                i, j = u64(other[p]) * width, u64(other[p + ONE]) * width
-                k, m = u64(other[p + TWO]) * width, u64(other[p + THREE]) * width
-                for h in range(heads):
-                    c, g = h * to.dim, f + h
-                    four = factors[g], factors[g + heads], factors[g + TWO * heads], factors[g + THREE * heads]
-                    add_four_scaled(to.dim, out, o + c, rows, (i + c, j + c, k + c, m + c), four)
-                p += FOUR
-            else:
-                look_ahead(OTHER, csr, p, rows, width)
-                i = u64(other[p]) * width
-                for h in range(heads):
-                    add_scaled(to.dim, out, o + h * to.dim, rows, i + h * to.dim, factors[f + h])
-                p += ONE
+        o, first, last = scratch.owns[row] * width, scratch.bounds[row], scratch.bounds[row + ONE]
+        for h in range(to.heads):
+            i = h * to.dim
+            where = csr, first, last, rows, i, width, to.dim, out, o + i
+            _add_scaled_rows(*where, factors, chunk.first, to.heads, h)
 
 
 @inline

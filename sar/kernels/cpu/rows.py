@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sar.kernels.compiler import inline_distinct, inline_in_order, narrow, wide
-from sar.kernels.cpu.csr_view import Array, Index
+from sar.kernels import compiler, vectors
+from sar.kernels.compiler import inline, inline_distinct, inline_in_order, narrow, prefetch, wide
+from sar.kernels.cpu.csr_view import ZERO, Array, CSRView, Index
 
 u64, f32, i32 = np.uint64, np.float32, np.int32
-TWO, THREE, FOUR = u64(2), u64(3), u64(4)
 
-Four = tuple[Any, Any, Any, Any]  # of each of four rows
+Function = Any  # compiled
 
 # Of the exponential. A float32 of the size of ROUND has no fraction; the two parts of ln 2 have more digits than one.
 LEAST, GREATEST, ROUND, LOG2_E = f32(-87), f32(88), f32(1.5 * 2.0**23), f32(1.4426950408889634)
@@ -76,13 +76,60 @@ def add_scaled(length: Index, out: Array, o: Index, a: Array, i: Index, factor: 
         out[o + c] = narrow(wide(out[o + c]) + factor * wide(a[i + c]), out)
 
 
-@inline_in_order
-def add_four_scaled(length: Index, out: Array, o: Index, a: Array, rows: Four, factors: Four) -> None:
-    """`add_scaled` of four rows, one after the other."""
-    (i, j, k, m), (w, x, y, z) = rows, factors
-    for c in range(length):
-        total = wide(out[o + c]) + w * wide(a[i + c]) + x * wide(a[j + c]) + y * wide(a[k + c]) + z * wide(a[m + c])
-        out[o + c] = narrow(total, out)
+def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
+    """A function that adds some columns of `row_sums`: as many as there are lanes, or at most that if not `whole`."""
+    load, store, add = vectors.functions(lanes, whole=whole)
+    # Edges between asking for their columns and adding them: this hides the latency of rows in memory.
+    lead, lines = u64(512 // lanes), u64(max(4 * lanes // compiler.CACHE_LINE, 1))
+
+    @inline
+    def add_columns(
+        csr: CSRView, first: Index, last: Index, rows: Array, i: Index, width: Index, count: Index, out: Array,
+        o: Index, *given: Any,
+    ) -> None:  # fmt: skip
+        total = load(out, o, count)
+        for p in range(first, last):
+            if p + lead < u64(csr.other.size):
+                for line in range(lines):
+                    prefetch(rows, u64(csr.other[p + lead]) * width + i, line)
+            total = add(total, load(rows, u64(csr.other[p]) * width + i, count), factor(p, *given))
+        store(out, o, count, total)
+
+    return add_columns
+
+
+def row_sums(factor: Function) -> Function:
+    """A function that adds rows of other ends, each times factor(p, *given), in the order of edges.
+
+    It is called with (csr, first, last, rows, i, width, length, out, o, *given), and adds factor * rows[other * width +
+    i + c] to out[o + c] for c < length and each edge p from `first` to `last`, which keeps out in registers.
+    """
+    factor = inline(factor)
+    add_64, add_32, add_16, add_8 = (_column_sums(lanes, factor, whole=True) for lanes in (64, 32, 16, 8))
+    add_rest = _column_sums(8, factor, whole=False)
+
+    @inline
+    def add_rows(
+        csr: CSRView, first: Index, last: Index, rows: Array, i: Index, width: Index, length: Index, out: Array,
+        o: Index, *given: Any,
+    ) -> None:  # fmt: skip
+        c = ZERO
+        while c + u64(64) <= length:
+            add_64(csr, first, last, rows, i + c, width, length, out, o + c, *given)
+            c += u64(64)
+        if c + u64(32) <= length:
+            add_32(csr, first, last, rows, i + c, width, length, out, o + c, *given)
+            c += u64(32)
+        if c + u64(16) <= length:
+            add_16(csr, first, last, rows, i + c, width, length, out, o + c, *given)
+            c += u64(16)
+        if c + u64(8) <= length:
+            add_8(csr, first, last, rows, i + c, width, length, out, o + c, *given)
+            c += u64(8)
+        if c < length:
+            add_rest(csr, first, last, rows, i + c, width, length - c, out, o + c, *given)
+
+    return add_rows
 
 
 @inline_distinct
