@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 
 from sar.kernels.compiler import kernel
-from sar.kernels.cpu.rows import (
-    add_four_scaled,
-    add_leaky,
-    add_scaled,
-    add_slopes,
-    dot,
-    dot_leaky,
-    exponentials,
-    scale,
-)
+from sar.kernels.cpu.csr_view import NO_INDICES, CSRView
+from sar.kernels.cpu.rows import add_leaky, add_scaled, add_slopes, dot, dot_leaky, exponentials, row_sums, scale
 
 
 @kernel
@@ -63,10 +55,9 @@ def run_all(length, a, x, y, sums, rows):
     sums[0] += dot(length, a, one, x, one)
     sums[1] += dot_leaky(length, a, one, x, one, y, one, slope)
     add_scaled(length, rows, one, a, one, factor)
-    add_four_scaled(length, rows, one + step, a, (one, one, one, np.uint64(0)), (x[0], x[0], x[0], x[0]))
+    scale(length, rows, one + step, factor)
     add_leaky(length, rows, one + np.uint64(2) * step, x, one, y, one, slope, factor)
     add_slopes(length, rows, one + np.uint64(3) * step, a, one, x, one, y, one, slope, factor)
-    scale(length, rows, one + np.uint64(4) * step, factor)
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 7, 8, 9, 31, 32, 33, 40, 41, 64, 75])
@@ -75,39 +66,43 @@ def test_runs_of_any_length(dtype, length):
     """As NumPy does it, at odd addresses, and nothing beside the run."""
     rng = np.random.default_rng(length)
     a, x, y = (rng.standard_normal(length + 1).astype(dtype) for _ in range(3))
-    sums, rows = np.ones(2, dtype), np.ones(5 * length + 2, dtype)
+    sums, rows = np.ones(2, dtype), np.ones(4 * length + 2, dtype)
     run_all(np.uint64(length), a, x, y, sums, rows)
-    before, factor, a, x, y = a[:-1], x[0], a[1:], x[1:], y[1:]
+    a, x, y = a[1:], x[1:], y[1:]
     slopes = np.where(x + y > 0, 1, SLOPE)
     leaky = slopes * (x + y)
-    four = factor * (3 * a + before)
     scaled = np.full(length, FACTOR - 1)
-    wanted = np.concatenate([[0], FACTOR * a, four, FACTOR * leaky, FACTOR * a * slopes, scaled, [0]]) + 1
+    wanted = np.concatenate([[0], FACTOR * a, scaled, FACTOR * leaky, FACTOR * a * slopes, [0]]) + 1
     tolerance = 1e-5 if dtype is np.float32 else 1e-12
     np.testing.assert_allclose(rows, wanted, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(sums, [1 + a @ x, 1 + a @ leaky], rtol=tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize("length", [1, 5, 16, 33])
+@pytest.mark.parametrize("length", [1, 5, 8, 16, 33, 56, 64, 131])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_four_rows_are_added_as_one_after_the_other(dtype, length):
-    """To the last bit, so that sums depend neither on chunks nor on threads."""
+def test_rows_are_added_one_after_the_other(dtype, length):
+    """To the last bit, so that sums depend neither on chunks nor on threads; nothing beside the columns is written."""
     rng = np.random.default_rng(length)
-    rows, factors = rng.standard_normal(4 * length).astype(dtype), rng.standard_normal(4).astype(dtype)
-    together, apart = np.ones(length, dtype), np.ones(length, dtype)
-    add_together(np.uint64(length), together, rows, factors)
-    add_apart(np.uint64(length), apart, rows, factors)
+    width, edges = length + 3, 37
+    rows, factors = rng.standard_normal((9, width)).astype(dtype), rng.standard_normal(edges).astype(dtype)
+    other = rng.integers(0, 9, edges).astype(np.int32)
+    csr = CSRView(NO_INDICES, np.array([0, edges], np.int32), other, NO_INDICES, NO_INDICES, np.uint64(0))
+    together, apart = np.ones(length + 2, dtype), np.ones(length + 2, dtype)
+    add_together(csr, rows.reshape(-1), np.uint64(2), np.uint64(width), np.uint64(length), together, factors)
+    for p in range(1, edges):
+        add_apart(np.uint64(length), apart, rows[other[p], 2:].copy(), factors[p : p + 1])
     np.testing.assert_array_equal(together, apart)
 
 
-@kernel
-def add_together(length, out, rows, factors):
-    zero, two, three = np.uint64(0), np.uint64(2), np.uint64(3)
-    four = factors[0], factors[1], factors[2], factors[3]
-    add_four_scaled(length, out, zero, rows, (zero, length, two * length, three * length), four)
+_add_rows = row_sums(lambda p, factors: factors[p])
 
 
 @kernel
-def add_apart(length, out, rows, factors):
-    for k in range(np.uint64(4)):
-        add_scaled(length, out, np.uint64(0), rows, k * length, factors[k])
+def add_together(csr, rows, i, width, length, out, factors):
+    one = np.uint64(1)
+    _add_rows(csr, one, np.uint64(csr.other.size), rows, i, width, length, out, one, factors)
+
+
+@kernel
+def add_apart(length, out, row, factors):
+    add_scaled(length, out, np.uint64(1), row, np.uint64(0), factors[0])
