@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sar.dtypes import HALF_BITS
-from sar.kernels import compiler
+from sar.kernels import compiler, vectors
 
 assert os.environ.get("NUMBA_DISABLE_JIT") == "1"
 
@@ -33,4 +33,25 @@ def narrow(number, array):
 
 HALVES = {torch.empty(0, dtype=bits).numpy().dtype: dtype for dtype, bits in HALF_BITS.items()}
 
-compiler.prefetch, compiler.wide, compiler.narrow = prefetch, wide, narrow
+
+def functions(lanes, *, whole):
+    """Vectors are arrays, and every bound is checked."""
+
+    def part(array, at, count):
+        size = lanes if whole else int(count)
+        assert 0 < size <= lanes
+        assert at + size <= len(array)
+        return array[int(at) : int(at) + size]
+
+    def load(array, at, count):
+        values = part(array, at, count)
+        dtype = HALVES.get(values.dtype)
+        return values.copy() if dtype is None else torch.from_numpy(values.copy()).view(dtype).float().numpy()
+
+    def store(array, at, count, vector):
+        part(array, at, count)[:] = vector
+
+    return vectors.Functions(load, store, lambda total, vector, factor: total + factor * vector)
+
+
+compiler.prefetch, compiler.wide, compiler.narrow, vectors.functions = prefetch, wide, narrow, functions
