@@ -39,7 +39,7 @@ def add_common(parser: argparse.ArgumentParser, *, workers: Sequence[int], modes
         "--allocator",
         choices=("least", "kept", "system"),
         default="least",
-        help="Config.allocator of the workers; DGL's process has the system's (%(default)s)",
+        help="Config.allocator of all processes, DGL's too; LD_PRELOAD, if set, overrides it (%(default)s)",
     )
     parser.add_argument("--wire", choices=("bfloat16", "float16"), help="Config.wire_dtype_features and _gradients")
     parser.add_argument("--time-limit", type=float, default=600, metavar="S", help="for one run (%(default)s)")

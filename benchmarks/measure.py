@@ -1,6 +1,5 @@
 """What the measured processes do: train one model with plain DGL, or with sar on one part of the graph."""
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from benchmarks.clock import Time
 from benchmarks.floors import aggregation_time, dense_time
 from benchmarks.models import Model
 from sar.adapters.dgl.models import dgl_graph
+from sar.comm.allocator import set_allocator
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
 from sar.partition.graph_data import read_npz
@@ -104,14 +104,10 @@ class Measurement:
     traffic: Traffic | None = None
 
 
-def without_huge_pages() -> None:
-    """Before a tensor is made: take back what `import sar` asks torch for, which others' users have not."""
-    os.environ["THP_MEM_ALLOC_ENABLE"] = "0"
-
-
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measurement:
-    """Train on the whole graph with plain DGL."""
-    without_huge_pages()
+    """Train on the whole graph with plain DGL, with the allocator and the huge pages of the workers."""
+    sar.Config.allocator = job.allocator
+    set_allocator()
     data = read_npz(graph_file)
     graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
     fields = {key: torch.from_numpy(data.node_data[key]) for key in FIELDS}

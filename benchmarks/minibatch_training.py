@@ -22,7 +22,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import sar
-from benchmarks.measure import without_huge_pages
 from benchmarks.models import Model
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
@@ -78,7 +77,6 @@ Epoch = Callable[[], Iterable[Batch]]
 
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     """DGL's loader on the whole graph."""
-    without_huge_pages()
     _set_allocator(job)
     warnings.filterwarnings("ignore", "Dataloader CPU affinity")
     dgl = require_dgl()
@@ -146,7 +144,6 @@ def caching_worker(report: Callable[[Any], None], job: Job, partition_json: Path
 
 def distdgl(job: Job) -> Measured:
     """DistDGL's loader and DDP, as its users write it."""
-    without_huge_pages()
     _set_allocator(job)
     distributed, dataloading = require_dgl().distributed, require_dgl().dataloading
     distributed.initialize(os.environ["DGL_IP_CONFIG"])

@@ -22,11 +22,11 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 import sar
 from benchmarks import command
 from benchmarks.graphs import prepare
-from benchmarks.measure import without_huge_pages
 from benchmarks.models import HEAD_WIDTH, HEADS, HIDDEN
 from benchmarks.report import describe_setting, write_section
 from benchmarks.runs import LOSS_TOLERANCE, threads_each
 from benchmarks.summary import Spread
+from sar.comm.allocator import set_allocator
 from sar.errors import SarError
 from sar.host.cuda import peak_memory
 from sar.host.processes import run_workers
@@ -81,8 +81,8 @@ class Model(nn.Module):
 
 
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
-    """Train on the whole graph in one process."""
-    without_huge_pages()
+    """Train on the whole graph in one process, with the allocator and the huge pages of the workers."""
+    set_allocator()
     data = read_npz(graph_file)
     ends = torch.from_numpy(data.src).long(), torch.from_numpy(data.dst).long()
     x, y, mask = (torch.from_numpy(data.node_data[name]) for name in ("feat", "label", "train_mask"))

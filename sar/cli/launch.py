@@ -12,6 +12,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from sar.comm.allocator import preloads
 from sar.errors import ConfigError, PartitionError
 from sar.outofcore.workers import wanted
 from sar.storage.partition_json import read_partition_json
@@ -27,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--partition-json", type=Path, metavar="FILE", help=named)
     add(
         "--allocator",
-        choices=("auto", "least", "kept", "system"),
-        help="default of the script's Config.allocator: freed memory is given back, or kept, which is faster "
-        "for mini-batches, or kept from the first of these on (the default), or the allocator stays as it is",
+        choices=("mimalloc", "auto", "least", "kept", "system"),
+        help="mimalloc keeps freed memory for the next epoch, and is the default without --resident if it is installed "
+        "(pip install sar-gnn[mimalloc]); the others are values of Config.allocator, of which auto is the default",
     )
     resident = "partitions that a worker has in memory at a time; it trains one after the other"
     add("--resident", type=int, metavar="1", help=resident)
@@ -96,8 +97,14 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
     settings = {name: value for name, value in defaults.items() if name not in os.environ}
     if arguments.threads is not None:
         settings["OMP_NUM_THREADS"] = str(arguments.threads)
-    if arguments.allocator is not None:
+    if arguments.allocator not in (None, "mimalloc"):
         settings["SAR_ALLOCATOR"] = arguments.allocator
+    elif arguments.allocator or not (arguments.resident or {"SAR_ALLOCATOR", "LD_PRELOAD"} & os.environ.keys()):
+        settings |= preloads()
+        if "LD_PRELOAD" not in settings:
+            if arguments.allocator is not None:
+                raise ConfigError("--allocator mimalloc: it is not installed; pip install sar-gnn[mimalloc].")
+            print("sar launch: epochs are shorter with mimalloc: pip install sar-gnn[mimalloc]", file=sys.stderr)
     if arguments.resident is not None:
         settings |= {"SAR_RESIDENT": str(arguments.resident), "SAR_SPILL_DIR": str(arguments.spill.absolute())}
         if "SAR_PARTS" not in os.environ and (parts := _number_of_parts(arguments)) > 1:

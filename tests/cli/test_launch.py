@@ -13,6 +13,8 @@ import pytest
 
 from sar.cli import launch as command
 from sar.cli import main
+from sar.comm.allocator import preloads
+from sar.errors import ConfigError
 from tests.leftovers import marked_processes
 from tests.python_process import PythonProcess
 from tests.workers import ensure_fork_server
@@ -43,7 +45,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     temporary.mkdir()
     ensure_fork_server()  # which stays
     monkeypatch.setenv("TMPDIR", str(temporary))
-    for name in VARIABLES:
+    for name in (*VARIABLES, "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
     before = set(marked_processes())
     yield file
@@ -77,7 +79,7 @@ def test_each_partition_gets_a_worker_and_each_worker_its_settings(script: Path,
     arguments = ["succeed", "--workers", "5", "--help"]
     expected = {"size": 2, "arguments": arguments, "variables": variables | {"SAR_ALLOCATOR": None}}
     assert reports(output) == [{"rank": rank, **expected} for rank in range(2)]
-    said = " ".join(f"{name}={value}" for name, value in variables.items())
+    said = " ".join(f"{name}={value}" for name, value in (variables | preloads()).items())
     assert errors == f"sar launch: 2 workers; {said}\n"
 
 
@@ -85,9 +87,7 @@ def test_each_partition_gets_a_worker_and_each_worker_its_settings(script: Path,
     "options, parts, expected", [([], 2, 2), ([], 1000, len(os.sched_getaffinity(0))), (["--workers", "3"], 2, 3)]
 )
 def test_how_many_workers(tmp_path: Path, options: list[str], parts: int, expected: int) -> None:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    arguments = parser.parse_args([*options, "--partition-json", str(partition_json(tmp_path, parts)), "train.py"])
+    arguments = parsed(*options, "--partition-json", str(partition_json(tmp_path, parts)), "train.py")
     assert command._number_of_workers(arguments) == expected
 
 
@@ -109,6 +109,42 @@ def test_memory_is_kept_on_request(script: Path) -> None:
     assert process.returncode == 0, errors
     [report] = reports(output)
     assert report["variables"]["SAR_ALLOCATOR"] == "kept"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "loaded"),
+    [
+        ([], {}, True),
+        (["--allocator", "mimalloc"], {"SAR_ALLOCATOR": "kept"}, True),
+        (["--allocator", "least"], {}, False),
+        (["--resident", "1", "--spill", "x"], {"SAR_PARTS": "4"}, False),
+        ([], {"SAR_ALLOCATOR": "kept"}, False),
+        ([], {"LD_PRELOAD": ""}, False),
+    ],
+)
+def test_mimalloc_is_loaded_unless_something_else_is_chosen(
+    script: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], environment: dict[str, str], loaded: bool
+) -> None:
+    monkeypatch.setattr(command, "preloads", lambda: {"LD_PRELOAD": "mimalloc.so"})
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert command._settings(parsed(*words, str(script)), 1).get("LD_PRELOAD") == ("mimalloc.so" if loaded else None)
+
+
+def test_mimalloc_that_is_not_installed(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "preloads", dict)
+    assert "LD_PRELOAD" not in command._settings(parsed(str(script)), 1)
+    assert "pip install sar-gnn[mimalloc]" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"pip install sar-gnn\[mimalloc\]"):
+        command._settings(parsed("--allocator", "mimalloc", str(script)), 1)
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
 
 
 def test_what_the_user_sets_wins(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
