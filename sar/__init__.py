@@ -87,8 +87,8 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        """Those names too."""
-        return sorted({*globals(), *__all__, "pyg"})
+        """The public names, also those that are not loaded yet."""
+        return sorted({*__all__, "pyg"})
 
 
 __all__ = [

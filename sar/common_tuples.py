@@ -81,6 +81,16 @@ class PartitionData(NamedTuple):
     def __getitem__(self, key: Any) -> Any:
         return suffix_key_lookup(self.node_features, key) if isinstance(key, str) else tuple.__getitem__(self, key)
 
+    def __repr__(self) -> str:
+        """The shapes of its tensors, one line for each type."""
+        edges = sum(len(shard.edges[0]) for shard in self.all_shard_edges)
+        nodes = ", ".join(f"{name} {list(values.shape)} {values.dtype}" for name, values in self.node_features.items())
+        return (
+            f"PartitionData({sum(end - begin for begin, end in self.node_ranges):,} nodes in {len(self.node_ranges)} "
+            f"partitions, {edges:,} edges here\n  node types {self.node_type_names}, edge types "
+            f"{self.edge_type_names}\n  node features {nodes})"
+        )
+
     def __contains__(self, key: object) -> bool:
         """Whether a node feature has the name, of one type or of several."""
         return isinstance(key, str) and any(f"/{name}".endswith(f"/{key}") for name in self.node_features)

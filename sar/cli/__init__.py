@@ -36,10 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, what in COMMANDS.items():
-        command = commands.add_parser(name, help=what, description=what)
+        # What stands behind the script of `sar launch` is the script's, also if it begins as an option does.
+        command = commands.add_parser(name, help=what, description=what, allow_abbrev=name != "launch")
         if name in argv[:1]:
             _module(name).add_arguments(command)
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        commands.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         status: int = _module(arguments.command).run(arguments)
     except SarError as error:

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resident = "partitions that a worker has in memory at a time; it trains one after the other"
     add("--resident", type=int, metavar="1", help=resident)
     add("--spill", type=Path, metavar="DIR", help="with --resident: a folder on a disk for the others")
+    add("--max-restarts", type=int, default=0, metavar="N", help="of all workers, if one fails (%(default)s)")
     add("script", type=Path, help="the training script, in Python")
     add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script takes")
 
@@ -56,8 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun leaves its own behind
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}", f"--log-dir={folder}"]
+        options.append(f"--max-restarts={arguments.max_restarts}")
         try:
-            torchrun.run(torchrun.parse_args([*options, str(arguments.script), *arguments.script_arguments]))
+            parser = torchrun.get_args_parser()
+            parser.allow_abbrev = False  # else it looks for its options among the script's arguments
+            script = [str(arguments.script), *arguments.script_arguments]
+            torchrun.run(parser.parse_args([*options, *script]))
         except ChildFailedError as error:  # torchrun has logged it
             _, failure = error.get_first_failure()
             return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode

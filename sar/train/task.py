@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,23 +63,32 @@ class Task:
             self._terms = all_sum({name: int(self._entries(name).sum()) for name in self.masks})
 
     @classmethod
-    def of(cls, data: PartitionData, ntype: str | None = None) -> "Task":
+    def of(cls, data: PartitionData | Any, ntype: str | None = None) -> "Task":
         """The task that comes with a partition: its `label`, `train_mask`, `val_mask` and `test_mask`, those it has.
 
         Args:
-            data: as loaded, on any device.
+            data: as loaded, on any device; or PyTorch Geometric's `Data`, whose labels are `y`.
             ntype: type of the nodes; may be left out where only one type has these fields.
 
         Raises:
             FieldError: where there are no labels, or several types have them.
         """
         with session.current_group().guard():
+            if not isinstance(data, PartitionData):
+                store = data if ntype is None else data[ntype]
+                if "y" not in store:
+                    raise FieldError(f"The data have no labels; expected `y` in {store}.")
+                return cls(store.y, {name.removesuffix("_mask"): store[name] for name in SPLIT if name in store})
             prefix = "" if ntype is None else f"{ntype}/"
             features = data.node_features
             labels = suffix_key_lookup(features, f"{prefix}label")
             names = [name for name in SPLIT if prefix + name in data]
             masks = {name.removesuffix("_mask"): suffix_key_lookup(features, prefix + name) for name in names}
         return cls(labels, masks)
+
+    def __repr__(self) -> str:
+        masks = "".join(f", {name} {size:,}" for name, size in self.sizes.items())
+        return f"Task({self.num_classes} classes, labels {tuple(self.labels.shape)}{masks} nodes of all workers)"
 
     def loss(self, logits: Tensor, split: str = "train") -> Tensor:
         """This worker's share of the mean loss over all workers' nodes of a mask; not a collective call.

@@ -72,11 +72,12 @@ def partition_json(folder: Path, parts: int) -> Path:
 
 
 def test_each_partition_gets_a_worker_and_each_worker_its_settings(script: Path, tmp_path: Path) -> None:
-    process = launch("--partition-json", partition_json(tmp_path, 2), script, "succeed", "--workers", "5", "--help")
+    # The script's own, some of which begin as options of `sar launch` or of torchrun do.
+    arguments = ["succeed", "--workers", "5", "--help", "--log", "x", "--m", "--w", "3", "--node-rank", "7", "--", "-m"]
+    process = launch("--partition-json", partition_json(tmp_path, 2), script, *arguments)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     variables = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)), "GLOO_SOCKET_IFNAME": "lo"}
-    arguments = ["succeed", "--workers", "5", "--help"]
     expected = {"size": 2, "arguments": arguments, "variables": variables | {"SAR_ALLOCATOR": None}}
     assert reports(output) == [{"rank": rank, **expected} for rank in range(2)]
     said = " ".join(f"{name}={value}" for name, value in (variables | preloads()).items())
@@ -145,6 +146,22 @@ def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     return parser.parse_args(words)
+
+
+def test_workers_start_again_after_a_failure(script: Path, tmp_path: Path) -> None:
+    script.write_text(f"import os\nopen(r'{tmp_path / 'starts'}', 'a').write('x')\nos._exit(3)\n")
+    process = launch("--max-restarts", "2", script)
+    process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert (tmp_path / "starts").read_text() == "xxx"
+
+
+def test_an_unknown_option_shows_the_commands_own_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["launch", "--nope", "train.py"])
+    error = capsys.readouterr().err
+    assert error.startswith("usage: sar launch")
+    assert "unrecognized arguments: --nope" in error
 
 
 def test_what_the_user_sets_wins(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch_geometric.data import Data
 
 import sar
 from sar.cli.demo import community_graph
@@ -229,6 +230,14 @@ def of_partition(json_file, ntype):
     data = sar.load_dgl_partition_data(json_file, sar.rank(), "cpu", parts=parts)
     failure = catch_and_recover(sar.Task.of, data) if ntype else None  # for want of the type
     task = sar.Task.of(data, ntype)
+    names = ("label", "train_mask", "test_mask")
+    label, *masks = (data[f"{ntype}/{name}" if ntype else name] for name in names)
+    of_pyg = sar.Task.of(Data(y=label, **dict(zip(names[1:], masks, strict=True))))
+    assert torch.equal(of_pyg.labels, task.labels)
+    assert of_pyg.sizes.items() <= task.sizes.items()
+    assert f"{task.num_classes} classes" in repr(task)
+    assert all(f"{name} {size:,}" in repr(task) for name, size in task.sizes.items())
+    assert f"label {list(label.shape)}" in repr(data)
     return failure, task.labels, task.num_classes, task.sizes
 
 
@@ -251,7 +260,7 @@ def test_of_one_type_of_several(pool, tmp_path: Path):
     edges = {("author", "writes", "paper"): ArrayEdges(rng.integers(0, 7, 30), rng.integers(0, 9, 30))}
     fields = {
         "paper": {"label": rng.integers(0, 3, 9), "train_mask": np.arange(9) < 4, "test_mask": np.arange(9) >= 4},
-        "author": {"label": np.full((7, 2), 1.0), "train_mask": np.full(7, True)},
+        "author": {"label": np.full((7, 2), 1.0), "train_mask": np.full(7, True), "test_mask": np.full(7, False)},
     }
     json_file = divide(GraphSource(counts, edges, fields, {}), tmp_path, "typed", 2).json_file
     for failure, labels, num_classes, sizes in pool.run(of_partition, json_file, "paper"):
@@ -262,4 +271,4 @@ def test_of_one_type_of_several(pool, tmp_path: Path):
     alone = {"author": fields["author"]}
     json_file = divide(GraphSource(counts, edges, alone, {}), tmp_path / "alone", "typed", 2).json_file
     for _, _, num_classes, sizes in pool.run(of_partition, json_file, None):
-        assert (num_classes, sizes) == (2, {"train": 7})
+        assert (num_classes, sizes) == (2, {"train": 7, "test": 0})
