@@ -34,6 +34,20 @@ def graph(folder: Path) -> None:
     sar.partition_graph(small_graph(), "graph", 2, folder / "partitions" / "graph")
 
 
+def model(folder: Path) -> None:
+    """A model of DGL's layers and one of PyTorch Geometric's, for `graph`."""
+    (folder / "my_models.py").write_text(
+        "import sar, torch\nfrom dgl.nn import SAGEConv\nfrom torch_geometric.nn import GCN\n\n"
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.last = SAGEConv(12, 16, 'mean'), SAGEConv(16, 4, 'mean')\n\n"
+        "    def forward(self, graph, x):\n"
+        "        return self.last(graph, self.first(graph, x).relu())\n\n"
+        "def pyg_model():\n    return GCN(12, 16, 2, 4)\n"
+    )
+
+
 def hetero(folder: Path) -> None:
     """A partition directory of papers and authors, in one part."""
     random = torch.Generator().manual_seed(0)
@@ -111,5 +125,5 @@ def npz(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, npz, script)
+    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, model, npz, script)
 }
