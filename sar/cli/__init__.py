@@ -1,7 +1,10 @@
 """The command line: one command of `sar` after the other."""
 
 import argparse
+import errno
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -43,12 +46,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         commands.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    before = signal.signal(signal.SIGTERM, _end) if threading.current_thread() is threading.main_thread() else None
     try:
         status: int = _module(arguments.command).run(arguments)
+    except KeyboardInterrupt:
+        print(f"sar {arguments.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except SarError as error:
         print(f"sar {arguments.command}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.errno not in _OF_THE_FILE_SYSTEM:
+            raise
+        named = f": {error.filename}" if error.filename is not None else ""
+        print(f"sar {arguments.command}: {error.strerror}{named}", file=sys.stderr)
+        return 1
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     return status
+
+
+_OF_THE_FILE_SYSTEM = (
+    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSPC,
+    errno.ENOTDIR, errno.EPERM, errno.EROFS,
+)  # fmt: skip
+"""Errors that a user can mend by another path or more room, so a traceback would only hide them."""
+
+
+def _end(number: int, _: object) -> None:
+    """End as the signal asks, but let `finally` and `with` clean up first."""
+    raise SystemExit(128 + number)
 
 
 def _module(command: str) -> Any:
