@@ -122,7 +122,7 @@ MUTANTS = [
         "wrong halo offset",
         "sar/comm/halo_plan.py",
         "[halo.reader][halo.begin : halo.end]",
-        "[halo.reader][: halo.rows]",
+        "[halo.reader][: halo.end - halo.begin]",
         "tests/core/test_checkpointing.py::test_many_tiles",
     ),
     Mutant(

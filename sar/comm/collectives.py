@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import Parameter, is_lazy
+from torch.nn.parameter import is_lazy
 
 from sar.comm.devices import to_device
 from sar.comm.gradients import begin_sum, end_sum
@@ -197,43 +197,42 @@ def gather_grads(model: Module) -> None:
         call = "gather_grads"
         alike = _agree_on_model(group, call, model, named, [p.grad is not None for p in parameters])
         begin_sum(parameters, group.rank)
-        if group.world_size > 1 and parameters:
-            _sum_gradients(group, call, named, alike=alike)
+        several = group.world_size > 1
+        for name, p in named if several else []:
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise ConfigError(
+                    f"{call}: the gradient of {name} is {p.grad.layout}; expected a dense one. Make the layer with "
+                    "sparse=False; for rows of nodes, sar.nn.DistEmbedding has sparse gradients and optimizers."
+                )
+        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device="cpu")
+        if several and not alike:
+            group.all_reduce(present, dist.ReduceOp.MAX, call)
+        summed = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
+        for bucket in _buckets(summed) if several else []:
+            flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
+            travelling = flat.to(group.device, accumulation_dtype(flat.dtype))
+            group.all_reduce(travelling, dist.ReduceOp.SUM, call)
+            flat = to_device(travelling, flat.device)
+            for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                total = total.view_as(p).to(p.dtype)
+                p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
         end_sum(parameters, group.rank)
 
 
-def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter]], *, alike: bool) -> None:
-    """Sum the gradients of parameters. `alike` is True if the same ones exist on all workers."""
-    for name, p in named:
-        if p.grad is not None and p.grad.layout != torch.strided:
-            raise ConfigError(
-                f"{call}: the gradient of {name} is {p.grad.layout}; expected a dense one. Make the layer with "
-                "sparse=False; for rows of nodes, sar.nn.DistEmbedding has sparse gradients and optimizers."
-            )
-    present = torch.tensor([p.grad is not None for _, p in named], dtype=torch.int32, device="cpu")
-    if not alike:
-        group.all_reduce(present, dist.ReduceOp.MAX, call)
-    for bucket in _buckets([p for (_, p), somewhere in zip(named, present.tolist(), strict=True) if somewhere]):
-        flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
-        travelling = flat.to(group.device, accumulation_dtype(flat.dtype))
-        group.all_reduce(travelling, dist.ReduceOp.SUM, call)
-        flat = to_device(travelling, flat.device)
-        for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-            total = total.view_as(p).to(p.dtype)
-            p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
-
-
 def _agree_on_model(
-    group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]], given: Sequence[bool] = ()
+    group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]], present: Sequence[bool] = ()
 ) -> bool:
-    """Agree on a call over a model whose layout is the same on all workers; return whether `given` is the same, too."""
+    """Agree on a call over a model that has the same layout on all workers.
+
+    Returns whether `present` is the same, too.
+    """
     for name, tensor in named:
         if is_lazy(tensor):
             raise ConfigError(
                 f"{call}: {name} has no shape yet, as its module is lazy. Give the model an input first, on every "
                 "worker: model(graph, features)."
             )
-    layout = repr(([described(tensor) for _, tensor in named], given))
+    layout = repr(([described(tensor) for _, tensor in named], present))
     layouts = group.agree(call, int.from_bytes(blake2b(layout.encode(), digest_size=7).digest(), "little"))
     alike = len(set(layouts)) == 1
     if not alike:
@@ -247,8 +246,22 @@ def _agree_on_model(
                     "row for each of a worker's own nodes is not part of the model: use a tensor that requires a "
                     "gradient, not a torch.nn.Parameter, or sar.nn.DistEmbedding. Its gradient is complete as it is."
                 )
-    if group.replicas is not None and group.replicas.share(model, call):
-        _warn_of_own_statistics(call, model)
+    if group.replicas is None or not group.replicas.share(model, call):
+        return alike
+    # Warn of batch normalisation over each worker's own rows. DGL's layers are excluded, because they are patched, and
+    # PyTorch Geometric's, because each call checks whose rows it gets.
+    layers = [module for module in model.modules() if type(module).__module__.startswith("dgl.")]
+    covered = {id(inner) for layer in layers for inner in layer.modules()}
+    covered |= {id(module) for module in model.modules() if type(module).__call__ is not Module.__call__}
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) and id(module) not in covered:
+            warnings.warn(
+                f"{call}: {name or 'the model'} is a {type(module).__name__}, which normalises by the rows of one "
+                "worker, so that results depend on the partitioning. model = sar.convert_batchnorm(model) makes it "
+                "normalise by those of all workers.",
+                stacklevel=3,
+            )
+            break
     return alike
 
 
@@ -260,25 +273,6 @@ def all_gather_json(gather: Callable[[Tensor], list[Tensor]], value: Any) -> lis
     return [
         json.loads(bytes(encoded[:length].tolist())) for encoded, length in zip(gather(padded), lengths, strict=True)
     ]
-
-
-def _warn_of_own_statistics(call: str, model: Module) -> None:
-    """Warn of batch normalisation over each worker's own rows.
-
-    DGL's layers are excluded, as they are patched, and PyTorch Geometric's, as each call checks whose rows it gets.
-    """
-    layers = [module for module in model.modules() if type(module).__module__.startswith("dgl.")]
-    covered = {id(inner) for layer in layers for inner in layer.modules()}
-    covered |= {id(module) for module in model.modules() if type(module).__call__ is not Module.__call__}
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) and id(module) not in covered:
-            warnings.warn(
-                f"{call}: {name or 'the model'} is a {type(module).__name__}, which normalises by the rows of one "
-                "worker, so that results depend on the partitioning. model = sar.convert_batchnorm(model) makes it "
-                "normalise by those of all workers.",
-                stacklevel=4,
-            )
-            return
 
 
 def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
@@ -299,7 +293,9 @@ def _check_alike(tensors: Sequence[Tensor]) -> None:
     rows = described(tensors[0][:0])
     for tensor in tensors:
         if described(tensor[:0]) != rows:
-            raise ConfigError(f"There is {described(tensor)} among tensors with rows like {rows}; give all one form.")
+            raise ConfigError(
+                f"Got {described(tensor)} among tensors with rows like {rows}; expected one dtype and row shape."
+            )
 
 
 def _check_device(group: Group, tensor: Tensor, move: bool) -> None:
@@ -326,7 +322,7 @@ def all_sum(x: T) -> T:
         DisagreementError: if the workers' `x` differ in structure, shapes or dtypes.
         ConfigError: if `x` contains anything else.
     """
-    return _over_all("all_sum", x, _sum)
+    return _over_all("all_sum", x, dist.ReduceOp.SUM)
 
 
 def all_max(x: T) -> T:
@@ -334,15 +330,15 @@ def all_max(x: T) -> T:
 
     Dtypes do not change, and NaN is the greatest value, as in `torch.max`.
     """
-    return _over_all("all_max", x, _max)
+    return _over_all("all_max", x, dist.ReduceOp.MAX)
 
 
-def _over_all(name: str, x: T, combine: Callable[[Group, Tensor, torch.device], Tensor]) -> T:
+def _over_all(name: str, x: T, op: Any) -> T:
     with current_group().guard() as group:
         form = _form(name, x)
         if not isinstance(x, Tensor | Real):  # for a single tensor or number, the agreement of `_combine` is enough
             group.agree(f"{name} of {form}")
-        return _leaf_by_leaf(x, partial(combine, group), group.device)
+        return _leaf_by_leaf(group, x, op, group.device)
 
 
 def _form(name: str, x: Any) -> str:
@@ -358,31 +354,26 @@ def _form(name: str, x: Any) -> str:
     raise ConfigError(f"{name} got a {type(x).__name__}; expected tensors, numbers, or a list, tuple or dict of them.")
 
 
-def _leaf_by_leaf(x: Any, combine: Callable[[Tensor, torch.device], Tensor], device: torch.device) -> Any:
+def _leaf_by_leaf(group: Group, x: Any, op: Any, device: torch.device) -> Any:
     """Combine each tensor of a structure on the device, and each number on the CPU."""
-    if isinstance(x, Tensor):
-        return combine(x.detach(), device)
     if isinstance(x, Real):
         number = torch.tensor(x, dtype=None if isinstance(x, Integral) else torch.float64, device="cpu")
-        return combine(number, number.device).item()
+        return _leaf_by_leaf(group, number, op, number.device).item()
     if isinstance(x, Mapping):
-        return {key: _leaf_by_leaf(value, combine, device) for key, value in x.items()}
-    values: Sequence[Any] = [_leaf_by_leaf(value, combine, device) for value in x]
-    return type(x)(*values) if hasattr(x, "_fields") else type(x)(values)  # a named tuple takes them one by one
-
-
-def _sum(group: Group, x: Tensor, device: torch.device) -> Tensor:
-    total = x.clone() if x.is_floating_point() or x.is_complex() else x.to(torch.int64, copy=True)
-    _combine(group, total, dist.ReduceOp.SUM, device)
-    return total
-
-
-def _max(group: Group, x: Tensor, device: torch.device) -> Tensor:
-    """The maximum over all workers. NaN takes a second reduction, as gloo's maximum depends on its operands' order."""
-    number = torch.where(x.isnan(), -torch.inf, x) if x.is_floating_point() else x.to(torch.int64, copy=True)
-    _combine(group, number, dist.ReduceOp.MAX, device)
+        return {key: _leaf_by_leaf(group, value, op, device) for key, value in x.items()}
+    if not isinstance(x, Tensor):
+        values: Sequence[Any] = [_leaf_by_leaf(group, value, op, device) for value in x]
+        return type(x)(*values) if hasattr(x, "_fields") else type(x)(values)  # a named tuple takes them one by one
+    x = x.detach()
+    if op == dist.ReduceOp.SUM:
+        total = x.clone() if x.is_floating_point() or x.is_complex() else x.to(torch.int64, copy=True)
+        _combine(group, total, op, device)
+        return total
+    greatest = torch.where(x.isnan(), -torch.inf, x) if x.is_floating_point() else x.to(torch.int64, copy=True)
+    _combine(group, greatest, op, device)
     if not x.is_floating_point():
-        return number.to(x.dtype)
+        return greatest.to(x.dtype)
+    # NaN takes a second reduction, because gloo's maximum depends on the order of its operands.
     broken = x.isnan().to(torch.uint8)
-    _combine(group, broken, dist.ReduceOp.MAX, device)
-    return torch.where(broken.bool(), torch.nan, number)
+    _combine(group, broken, op, device)
+    return torch.where(broken.bool(), torch.nan, greatest)

@@ -30,6 +30,7 @@ meet the receive it was meant for, in whatever order the two ends post.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -66,18 +67,16 @@ class Layout(NamedTuple):
         return cls(steps, depth, (2 if both_ways else 1) * depth + 1, 1 << max(rows, 1).bit_length() - 1)
 
 
+@dataclass(eq=False, slots=True)
 class _InFlight:
     """A buffer with the rows of a slice, or their gradients, and the work to wait for before it may be used again."""
 
-    __slots__ = ("buffer", "fields", "halo", "nbytes", "peer", "work")
-
-    def __init__(self, halo: HaloSlice, me: int, row: RowFormat, buffer: Tensor, nbytes: int) -> None:
-        self.halo = halo
-        self.peer = halo.owner if halo.reader == me else halo.reader
-        self.buffer = buffer
-        self.nbytes = nbytes
-        self.fields: list[FieldRows] = row.rows(buffer, halo.end - halo.begin)
-        self.work: Any = None
+    halo: HaloSlice
+    peer: int
+    buffer: Tensor
+    nbytes: int  # of the message, at the start of the buffer
+    fields: list[FieldRows]
+    work: Any = None
 
 
 NOTHING = nullcontext()
@@ -85,22 +84,19 @@ _Transfer = tuple[_InFlight | None, _InFlight | None]
 """A buffer being received and one being sent, posted together. The queue keeps both alive until the wait."""
 
 
+@dataclass(eq=False)
 class Exchange:
     """One pass through a layout, in the forward or the backward of a call that the workers have agreed on."""
 
-    def __init__(
-        self, group: Group, plan: HaloPlan, settings: Settings, layout: Layout, pool: BufferPool, signature: str
-    ) -> None:
-        self.group = group
-        self.plan = plan
-        self.settings = settings
-        self.layout = layout
-        self.pool = pool
-        self.signature = signature  # text of the call, for errors
-        self._number = group.calls  # number of the agreed call, part of the address of its messages
-        self._rows_in_flight: deque[_Transfer] = deque()
-        self._grads_in_flight: deque[_Transfer] = deque()
-        self._posted = 0  # steps whose rows have been posted
+    group: Group
+    plan: HaloPlan
+    settings: Settings
+    layout: Layout
+    pool: BufferPool
+    signature: str  # text of the call, for errors
+    _rows_in_flight: deque[_Transfer] = field(init=False, default_factory=deque)
+    _grads_in_flight: deque[_Transfer] = field(init=False, default_factory=deque)
+    _posted: int = field(init=False, default=0)  # steps whose rows have been posted
 
     def exchange_tiles(
         self,
@@ -129,6 +125,7 @@ class Exchange:
         """
         group, settings = self.group, self.settings
         crosses = device.type not in ("cpu", "meta") and group.device.type == "cpu"
+        self._number = group.calls  # number of the agreed call, part of the address of its messages
         self.device = device
         self.streams = getattr(torch, device.type) if crosses else None  # torch's module for [Note: rows of a device]
         self.fields, self.keep, self.returns = fields, keep, returns
@@ -186,11 +183,21 @@ class Exchange:
                 grads = []
                 if step.receive is not None:
                     returned = self._buffer(step.receive, self.back)
-                    grads = self._zero_gradients(returned, returns)
+                    grads = [  # views of the message if they need no conversion
+                        place.values.fill_(returns.start)
+                        if place.are_like(self.device, total.dtype)
+                        else torch.full(place.values.shape, returns.start, dtype=total.dtype, device=self.device)
+                        for place, total in zip(returned.fields, returns.totals, strict=True)
+                    ]
             if step.receive is not None:
                 yield Tile(step.receive, rows, grads)
             if returns is not None:
-                self._return_gradients(step, returned, grads or [])
+                # Send the gradients of the received tile, and post the receive for those of the tile that was sent.
+                for grad, place in zip(grads or (), returned.fields if returned is not None else (), strict=True):
+                    if not place.are_like(grad.device, grad.dtype):
+                        place.write(grad)
+                arriving = None if step.send is None else self._buffer(step.send, self.back)
+                self._grads_in_flight.append(self._post(step.place, BACK, arriving, returned))
             if self.fields is not None:
                 inbound, outbound = self._rows_in_flight.popleft()
                 self._wait(outbound)
@@ -226,23 +233,6 @@ class Exchange:
 
     # -- gradients
 
-    def _zero_gradients(self, parcel: _InFlight, returns: GradientReturn) -> list[Tensor]:
-        """Zero gradients of a received tile, as views of the message if it needs no conversion."""
-        return [
-            place.values.fill_(returns.start)
-            if place.are_like(self.device, total.dtype)
-            else torch.full(place.values.shape, returns.start, dtype=total.dtype, device=self.device)
-            for place, total in zip(parcel.fields, returns.totals, strict=True)
-        ]
-
-    def _return_gradients(self, step: Step, outbound: _InFlight | None, grads: list[Tensor]) -> None:
-        """Send the gradients of the step's received tile, and post the receive for those of the tile that was sent."""
-        for grad, place in zip(grads, outbound.fields if outbound is not None else (), strict=True):
-            if not place.are_like(grad.device, grad.dtype):
-                place.write(grad)
-        inbound = None if step.send is None else self._buffer(step.send, self.back)
-        self._grads_in_flight.append(self._post(step.place, BACK, inbound, outbound))
-
     def _add_returned(self, in_flight: int) -> None:
         """Add returned gradients to the totals until at most `in_flight` transfers are left."""
         while len(self._grads_in_flight) > in_flight:
@@ -268,7 +258,8 @@ class Exchange:
             buffer = self.pool.take(nbytes)
         else:
             buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
-        return _InFlight(halo, self.group.rank, row, buffer, nbytes)
+        peer = halo.owner if halo.reader == self.group.rank else halo.reader
+        return _InFlight(halo, peer, buffer, nbytes, row.rows(buffer, halo.end - halo.begin))
 
     def _give(self, *parcels: _InFlight | None) -> None:
         """Return buffers to the pool."""

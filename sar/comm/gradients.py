@@ -106,8 +106,13 @@ def begin_sum(parameters: Sequence[Parameter], rank: int) -> None:
             "gather_grads got parameters of a model in DistributedDataParallel, which combines the gradients of all "
             f"workers in the backward; summing them again would multiply them. Leave them out, with {REGISTER}."
         )
-    present = [p for p in parameters if p.grad is not None]
-    sums = [p for p in present if _is_sum(p)]
+    present: list[Any] = [p for p in parameters if p.grad is not None]
+    sums = []
+    for p in present:
+        versions = _sums.get(p.grad, ())
+        unchanged = versions is None or p.grad._version in versions[:1] or p._version in versions[1:]
+        if unchanged and p.grad.any():
+            sums.append(p)
     if present and len(sums) == len(present):
         raise ConfigError(
             "gather_grads: the gradients are sums over the workers already, and would be added up once more. Call it "
@@ -124,11 +129,6 @@ def end_sum(parameters: Sequence[Parameter], rank: int) -> None:
             if p not in _hooks:
                 _hooks[p] = p.register_hook(partial(_before_adding, TensorWeakRef(p), rank))
             _sums[p.grad] = p.grad._version, p._version
-
-
-def _is_sum(p: Any) -> bool:
-    then = _sums.get(p.grad, ())
-    return (then is None or p.grad._version in then[:1] or p._version in then[1:]) and bool(p.grad.any())
 
 
 def _before_adding(of: Any, rank: int, _: Tensor) -> None:

@@ -36,9 +36,10 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ class Group:
         self._known = True  # whether a call has raised the reason in `stopped`
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
-        self.paused: Paused[Any] | None = None  # the unfinished rest of the latest call
+        self.paused: Callable[[], object] | None = None  # runs the unfinished rest of the latest call
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
@@ -170,13 +171,14 @@ class Group:
         """Tell all workers, once, that this one cannot go on, and why: see [Note: agreement and failure]."""
         told = f"{self.name.capitalize()} raised {type(error).__name__}: {error}"
         own = str(error) if isinstance(error, CommunicationError) else told
-        self._stop(self.generation, own, told, final=final, known=True)
+        self.stop(self.generation, own, final=final, told=told)
 
-    def stop(self, generation: int, reason: str, *, final: bool) -> None:
-        """Stop the group from the liveness thread; the next call raises. Does nothing if the generation has ended."""
-        self._stop(generation, reason, reason, final=final, known=False)
+    def stop(self, generation: int, own: str, *, final: bool, told: str | None = None) -> None:
+        """Stop the group for the reason `own`, from any thread. Does nothing if the generation has ended.
 
-    def _stop(self, generation: int, own: str, told: str, *, final: bool, known: bool) -> None:
+        `told` is the reason for other workers if the caller raises the error itself. Without it, the next call raises.
+        """
+        known = told is not None
         with self._lock:
             if self.world_size == 1 or generation != self.generation:
                 return
@@ -184,7 +186,7 @@ class Group:
                 self._known |= known
                 return
             self.stopped, self.final, self._known = own, final or self._transport.final, known
-        self._transport.abort(generation, own, told, final=self.final)
+        self._transport.abort(generation, own, own if told is None else told, final=self.final)
 
     def _stop_error(self) -> CommunicationError:
         """The error that a call after the stop raises."""
@@ -226,8 +228,18 @@ class Group:
         if self.world_size == 1:
             return [flags]
         if self.paused is not None:
-            self.paused.finish()
-        self._claim(call)
+            self.paused()
+        with self._lock:  # see [Note: one thread at a time]
+            owner = self._owner
+            if owner is None or owner[0] == threading.get_ident():
+                owner = self._owner = (threading.get_ident(), call)
+        if owner[0] != threading.get_ident():
+            clash = ConfigError(
+                f"Two threads of worker {self.rank} make distributed calls at the same time, so that their order is "
+                f"left to chance: one is in {owner[1]}, and another calls {call}. Let one thread make them all."
+            )
+            self.abort(clash)
+            raise clash
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
         before = counters.seconds_waited
@@ -249,31 +261,10 @@ class Group:
                 self.replicas.compare(models)
         return list(flags_by_rank)
 
-    def pause(self, steps: Generator[None, None, T]) -> "Paused[T]":
-        """Run an agreed call until it yields. The caller finishes the rest, or else the next agreement does."""
-        next(steps)
-        self.paused = Paused(self, steps)
-        return self.paused
-
     def follow(self, call: str) -> None:
         """Tell listeners that a call begins. It ends with the innermost `guard`."""
         if listeners or logger.isEnabledFor(logging.DEBUG):
             self._followed.append(FollowedCall(call))
-
-    def _claim(self, call: str) -> None:
-        """Make this thread the owner of a call: see [Note: one thread at a time]."""
-        me = threading.get_ident()
-        with self._lock:
-            if self._owner is None or self._owner[0] == me:
-                self._owner = (me, call)
-                return
-            other = self._owner[1]
-        clash = ConfigError(
-            f"Two threads of worker {self.rank} make distributed calls at the same time, so that their order is left "
-            f"to chance: one is in {other}, and another calls {call}. Let one thread make them all."
-        )
-        self.abort(clash)
-        raise clash
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
         """Gather one small tensor of equal shape, on the CPU or the group's device; only inside an agreed call."""
@@ -367,42 +358,30 @@ class Group:
             self.abort(error)
             raise
         except RuntimeError as error:
-            self._explain(error, call, self._who(peer))
+            who = self._who(peer)
+            if self.stopped is not None:  # by another thread
+                stopping = self._stop_error()
+                place = f"({self.name.capitalize()} was waiting for {who} in: {call})"
+                raise type(stopping)(f"{stopping}\n{place}") from error
+            explained = self._transport.explain(error, self, call, who)
+            if explained is None:
+                raise
+            cause, final = explained
+            self.abort(cause, final=final)  # closes this worker's connections
+            raise cause from error
         finally:
             self._wait = before
             if self._alone:
                 counters.seconds_waited += time.perf_counter() - start
 
-    def _explain(self, error: RuntimeError, call: str, who: str) -> NoReturn:
-        """Close this worker's connections and raise the error for a failed wait."""
-        if self.stopped is not None:  # by another thread
-            stopping = self._stop_error()
-            raise type(stopping)(f"{stopping}\n({self.name.capitalize()} was waiting for {who} in: {call})") from error
-        explained = self._transport.explain(error, self, call, who)
-        if explained is None:
-            raise error
-        cause, final = explained
-        self.abort(cause, final=final)
-        raise cause from error
 
-
-def run_to_end(steps: Generator[None, None, T]) -> T:
-    """Run the rest of a generator, and return its result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-
+@dataclass(eq=False, slots=True)
 class Guard:
     """Context that sends an error raised inside to all other workers, once, and ends the call agreed on inside."""
 
-    __slots__ = ("_group", "_outer", "_owner")
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    _group: Group
+    _owner: tuple[int, str] | None = field(init=False)  # owner of the call around this one
+    _outer: int = field(init=False)  # number of calls in progress around this one
 
     def __enter__(self) -> Group:
         group = self._group
@@ -420,24 +399,3 @@ class Guard:
             group._followed.pop().end()
         if group._owner is not None and group._owner[0] == threading.get_ident():
             group._owner = self._owner
-
-
-class Paused(Generic[T]):
-    """The unfinished rest of an agreed call. Other workers may be waiting for it."""
-
-    def __init__(self, group: Group, steps: Generator[None, None, T]) -> None:
-        self._group = group
-        self._steps: Generator[None, None, T] | None = steps
-        self._result: Any = None
-
-    def finish(self) -> T:
-        """Run the rest, unless it has been run, and return the result of the call."""
-        if self._group.paused is self:
-            self._group.paused = None
-        steps, self._steps = self._steps, None
-        if steps is not None:
-            self._group.check()
-            with torch.no_grad():
-                self._result = run_to_end(steps)
-        result: T = self._result
-        return result

@@ -24,10 +24,6 @@ class HaloSlice(NamedTuple):
     end: int
     size: int
 
-    @property
-    def rows(self) -> int:
-        return self.end - self.begin
-
 
 class Step(NamedTuple):
     """One step of the exchange: the tile this worker receives and the tile it sends, if any."""
@@ -51,6 +47,7 @@ class HaloPlan:
         self.mean_rows = mean_rows  # rows of a worker, averaged over all workers
         self.local_rows = local_rows  # if several workers share a process, each one's `send_rows`, concatenated
         self._per_process = max(len(local_rows), 1)
+        self.rows_of_process = mean_rows * self._per_process  # of all workers of a process; equal on all workers
         # Offset of each reader's rows in an owner's `local_rows`.
         self._begins = [list(accumulate(counts, initial=0)) for counts in self.halo_counts if local_rows]
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile; the latest used is last
@@ -81,11 +78,6 @@ class HaloPlan:
             shared = group.share([torch.cat(send_rows)], [], f"halo lists of {what}")
             local_rows = [peer.read[0].rows for peer in shared.values()]
         return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size, local_rows)
-
-    @property
-    def rows_of_process(self) -> int:
-        """Approximate number of rows of all workers of a process; equal on all workers."""
-        return self.mean_rows * self._per_process
 
     def times_read(self, step: int) -> float:
         """Average number of times that other workers of a process read a row, if each read loads `step` rows."""
@@ -121,22 +113,18 @@ class HaloPlan:
         return HaloSlice(owner, reader, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None
 
     def schedule(self, tile_rows: int) -> list[Step]:
-        """All steps of an exchange with tiles of at most `tile_rows` rows; cached."""
-        steps = self._schedules.pop(tile_rows, None)
-        self._schedules[tile_rows] = self._make_schedule(tile_rows) if steps is None else steps
-        if len(self._schedules) > SCHEDULES:
-            del self._schedules[next(iter(self._schedules))]
-        return self._schedules[tile_rows]
+        """All steps of an exchange with tiles of at most `tile_rows` rows; cached.
 
-    def _make_schedule(self, tile_rows: int) -> list[Step]:
-        """Compute the steps. In round k every process p reads from (p - k) mod W and sends to (p + k) mod W.
-
-        A round has as many steps as its longest halo list needs, *on every worker*. So all go through the same sequence
-        of steps, and the worker that is furthest behind never waits for a message that has not been posted.
+        In round k every process p reads from (p - k) mod W and sends to (p + k) mod W. A round has as many steps as its
+        longest halo list needs, *on every worker*. So all go through the same sequence of steps, and the worker that is
+        furthest behind never waits for a message that has not been posted.
 
         If several workers share a process, those of the same place in their processes exchange at the same time. Such a
         worker receives the rows that it reads itself, and sends rows of all workers of its process.
         """
+        if tile_rows in self._schedules:
+            steps = self._schedules[tile_rows] = self._schedules.pop(tile_rows)  # now the latest used
+            return steps
         size, counts = self._per_process, self.halo_counts
         process, place = divmod(self.rank, size)
         processes = self.world_size // size
@@ -151,4 +139,7 @@ class HaloPlan:
                     send = self._slice(process * size + u, reader, index, tile_rows)
                     steps.append(Step(number * size + place, receive, send))
                     number += 1
+        self._schedules[tile_rows] = steps
+        if len(self._schedules) > SCHEDULES:
+            del self._schedules[next(iter(self._schedules))]
         return steps

@@ -193,7 +193,7 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
             if len({worker.versions[name] for worker in importers}) > 1:
                 lines = "\n".join(f"  worker {each.rank} ({each.where}): {each.versions[name]}" for each in importers)
                 raise ConfigError(
-                    f"The workers have different versions of {name}:\n{lines}\nInstall the same everywhere."
+                    f"The workers have different versions of {name}:\n{lines}\nInstall the same version on all hosts."
                 )
     except SarError:
         if rank == 0:
@@ -209,8 +209,8 @@ def _workers_of_job(log: Sequence[Signature], own: Signature, number: int) -> li
         return None
     if first.job != own.job:
         raise CommunicationError(
-            f"{own} has come to the store of {first}. Two jobs share the port: give each its own. If these are one "
-            "job, set SAR_JOB_ID to the same on all of its workers."
+            f"{own} has reached the store of {first}. Two jobs share the port: use another port for each. If these are "
+            "one job, set SAR_JOB_ID to the same on all of its workers."
         )
     workers: dict[int, Signature] = {}
     for position, signature in enumerate(log, 1):

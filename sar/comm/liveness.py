@@ -43,8 +43,7 @@ STALL_SECONDS = 30.0
 class Stall:
     """Decides when to report a wait: after `STALL_SECONDS`, and then each time it has doubled."""
 
-    def __init__(self) -> None:
-        self._reported = 0.0
+    _reported = 0.0  # length of the wait when it was last reported
 
     def due(self, seconds: float) -> bool:
         """Whether to report a wait of this length now. A shorter one than before is taken for a new wait."""
@@ -76,19 +75,16 @@ class Answers:
             answer = torch.ones(1, dtype=torch.uint8, device="cpu")
             self._posted.append((answer, self._transport.post(None, Message(self._watcher, answer), ANSWER_TAG)))
 
-    def ask(self) -> None:
-        """Ask the neighbour, unless it has yet to answer."""
-        if self._answer is None:
+    def heard(self, *, ask: bool) -> bool:
+        """Whether the neighbour has answered the last question. If it has not been asked, and `ask`, ask it now."""
+        if self._answer is not None and self._answer.item():
+            self._answer = None
+            return True
+        if ask and self._answer is None:
             self._answer = torch.zeros(1, dtype=torch.uint8, device="cpu")
             posted = self._transport.post(Message(self._neighbour, self._answer), None, ANSWER_TAG)
             self._posted.append((self._answer, posted))
-
-    def heard(self) -> bool:
-        """Whether the neighbour has answered the last question; then it may be asked again."""
-        answered = self._answer is not None and bool(self._answer.item())
-        if answered:
-            self._answer = None
-        return answered
+        return False
 
 
 class Liveness:
@@ -131,7 +127,19 @@ class Liveness:
                     group.stop(group.generation, reason, final=True)
                 return
             if self._silence >= SILENCE_SECONDS:
-                self._give_up(group)
+                if self._store_silent:
+                    own_name = self._notes.name(self._notes.rank)
+                    reason = (
+                        f"The job's store has not answered {own_name} for {SILENCE_SECONDS:g} s: the process that "
+                        "hosts it, usually worker 0, is frozen, or its host has vanished."
+                    )
+                else:
+                    silent, latest = self._notes.name(self._neighbour).capitalize(), self._sign or ""
+                    reason = (
+                        f"{silent} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen or dead, "
+                        f"or its host has vanished. When last heard of, it was {latest.partition(' ')[2]}"
+                    )
+                group.stop(group.generation, reason, final=True)
                 return
             del group  # do not keep an unused group alive
             if self._end.wait(BEAT_SECONDS):
@@ -150,13 +158,11 @@ class Liveness:
         self._store_silent = False
         if sign != self._sign or sign in (None, LEFT):
             self._sign, self._silence = sign, 0.0
-        elif answers is not None and answers.heard():
-            self._silence = 0.0
         with contextlib.suppress(RuntimeError):  # raised if the connections are closed
             if answers is not None and round_seconds > SILENCE_SECONDS / 4:  # the watcher may have asked meanwhile
                 answers.offer(1 + int(2 * round_seconds / SILENCE_SECONDS))
-            if answers is not None and self._silence >= SILENCE_SECONDS / 2:
-                answers.ask()
+            if answers is not None and answers.heard(ask=self._silence >= SILENCE_SECONDS / 2):
+                self._silence = 0.0
         if note is not None:
             group.stop(generation, note.reason, final=note.final)
         wait = group.waiting
@@ -167,17 +173,3 @@ class Liveness:
                 if rank != self._notes.rank
             ]
             logger.warning("%s is %s\n%s", self._notes.name(self._notes.rank), wait, "\n".join(others))
-
-    def _give_up(self, group: Member) -> None:
-        if self._store_silent:
-            reason = (
-                f"The job's store has not answered {self._notes.name(self._notes.rank)} for {SILENCE_SECONDS:g} s: the "
-                "process that hosts it, usually worker 0, is frozen, or its host has vanished."
-            )
-        else:
-            silent = self._notes.name(self._neighbour).capitalize()
-            reason = (
-                f"{silent} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen or dead, or its "
-                f"host has vanished. When last heard of, it was {(self._sign or '').partition(' ')[2]}"
-            )
-        group.stop(group.generation, reason, final=True)

@@ -8,9 +8,8 @@ import os
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
 from concurrent import futures
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -151,8 +150,8 @@ class ProcessTransport(Transport):
             self.notes.leave_note(generation, f"{me.capitalize()} raised CommunicationTimeout: {waited}", final=False)
             return CommunicationTimeout(f"{waited}\n{self.whereabouts(group, call)}\n{LEFT_EARLY}"), False
         lost = (
-            f"The connection to {who} closed without a word ({failure.reason}): its process died or left, or its "
-            f"host or the network is gone, while {me} waited in: {call}\nSee that worker's own output. "
+            f"The connection to {who} closed without an error message ({failure.reason}): its process died or left, or "
+            f"its host or the network is gone, while {me} waited in: {call}\nSee that worker's own output. "
             f"{LEFT_EARLY}\n{self.whereabouts(group, call)}"
         )
         return PeerError(lost), True
@@ -180,8 +179,17 @@ class GlooTransport(ProcessTransport):
     def _connect(self, generation: int) -> None:
         store = dist.PrefixStore(f"sar/{generation}/gloo", self._store)
         limit = timedelta(seconds=CONNECT_TIMEOUT)
-        with _batch_threads():
+        # Start gloo's threads in the batch class, if the system has it and the user has not chosen a class.
+        usual = hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER
+        try:
+            with suppress(OSError):  # a sandbox
+                if usual:
+                    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             self._gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
+        finally:
+            with suppress(OSError):
+                if usual:
+                    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
     def _close(self) -> None:
         for k in range(1, self.world_size):  # a time-out on any open connection makes gloo close all
@@ -314,24 +322,6 @@ def new_nccl(store: dist.Store, rank: int, world_size: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=Config.timeout)
     return dist.ProcessGroupNCCL(store, rank, world_size, options)
-
-
-@contextmanager
-def _batch_threads() -> Iterator[None]:
-    """Context that starts threads in the batch class, if the system has it: see [Note: gloo's threads].
-
-    If the user has chosen a scheduling class, this does nothing.
-    """
-    usual = hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER
-    try:
-        with suppress(OSError):  # a sandbox
-            if usual:
-                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        yield
-    finally:
-        with suppress(OSError):
-            if usual:
-                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _timed(options: Any) -> Any:

@@ -37,11 +37,7 @@ class Replicas:
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> calls that it was passed to
         self._stepped: dict[int, Tensor] = {}  # by `id`, in the order of the steps
         self._seen: set[str] = set()  # calls that the parameters of the latest checksum were passed to
-        self._hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._note(optimizer))
-
-    def close(self) -> None:
-        """Stop observing optimizers."""
-        self._hook.remove()
+        self.close = register_optimizer_step_post_hook(self._note).remove  # stops observing optimizers
 
     def share(self, model: Module, call: str) -> bool:
         """Record that a model's parameters should be equal on all workers; return whether any of them is new."""
@@ -66,10 +62,14 @@ class Replicas:
         counted = shared or stepped
         self._seen = set().union(*(self._shared[p] for p in shared))
         layout, values = zlib.crc32(repr([described(p) for p in counted]).encode()), 0
+        sums = []
         for p in counted:
             if p.device.type == "cpu":
                 values = zlib.crc32(as_bytes(p), values)
-        sums = [_integers(p).sum(dtype=torch.int64) for p in counted if p.device.type != "cpu"]
+            else:
+                bits = materialize(p.detach()).contiguous().view(-1)
+                integer = {1: torch.uint8, 2: torch.int16}.get(bits.element_size(), torch.int32)
+                sums.append(bits.view(integer).sum(dtype=torch.int64))
         if sums:  # read in one copy
             numbers = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
             values = zlib.crc32(repr(numbers).encode(), values)
@@ -106,23 +106,18 @@ class Replicas:
             "gradient, not a torch.nn.Parameter."
         )
 
-    def _note(self, optimizer: Optimizer) -> None:
-        if threading.get_ident() == self._thread and not torch.compiler.is_compiling():
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            self._stepped.update((id(p), p) for p in parameters if _counts(p))
+    def _note(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Hook that records the parameters that an optimizer of this thread has stepped."""
+        if threading.get_ident() != self._thread or torch.compiler.is_compiling():
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._stepped.update((id(p), p) for p in parameters if _counts(p))
 
 
 def _counts(parameter: Tensor) -> bool:
     """Whether a parameter may be a replica whose bits can be read."""
     plain = isinstance(parameter, Parameter) and type(parameter.data) is Tensor
     return plain and parameter.layout is torch.strided and not parameter.is_meta
-
-
-def _integers(parameter: Tensor) -> Tensor:
-    """The bits of a parameter as integers."""
-    bits = materialize(parameter.detach()).contiguous()
-    kinds = {1: torch.uint8, 2: torch.int16}
-    return bits.view(-1).view(kinds.get(bits.element_size(), torch.int32))
 
 
 def described(tensor: Tensor) -> str:

@@ -12,6 +12,7 @@ of the message's greatest number if that is more. Infinities and NaN do not chan
 import contextlib
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import frexp, prod
@@ -48,7 +49,12 @@ class FieldRows(NamedTuple):
     def write(self, values: Tensor) -> None:
         """Write (rows, ...) values, which may be overwritten. A copy from a device is only queued there."""
         if self.scale is not None:
-            scale = _scale(values, self.values.dtype)
+            # A power of two. Divided by it, the greatest finite value is 1/4 to 1 of the greatest number of the narrow
+            # type. The power and its reciprocal are normal numbers of the values' own dtype.
+            top = 2.0 ** (frexp(torch.finfo(self.values.dtype).max)[1] - 1)
+            low, high = values.nan_to_num(0, 0, 0).aminmax()
+            peak = torch.maximum(high, -low).clamp(min=torch.finfo(values.dtype).tiny * top)
+            scale = peak / (torch.frexp(peak).mantissa * top)
             self.scale.copy_(scale, non_blocking=True)
             values.mul_(scale.reciprocal())
         self.values.copy_(values, non_blocking=True)
@@ -112,12 +118,6 @@ class RowFormat:
             self.row_bytes += prod(shape) * dtype.itemsize
         self._layouts: dict[int, MessageLayout] = {}  # by rows; tiles have few sizes
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RowFormat) and self.fields == other.fields
-
-    def __hash__(self) -> int:
-        return hash(self.fields)
-
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "RowFormat":
         """The format of the rows of tensors, (N, ...) each."""
@@ -137,24 +137,20 @@ class RowFormat:
             layout = self._layouts[rows] = MessageLayout(ends[-1], tuple(ends[:-1]))
         return layout
 
-    def message_bytes(self, rows: int) -> int:
-        """Bytes of a message of that many rows."""
-        return self.layout(rows).nbytes
-
     def rows(self, message: Tensor, rows: int) -> list[FieldRows]:
         """The fields inside a message (uint8) of that many rows."""
         fields = []
         layout = self._layouts.get(rows) or self.layout(rows)
-        for field, begin in zip(self.fields, layout.begins, strict=True):
-            scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if field.scaled else None
-            fields.append(FieldRows(field.view(message, begin, rows), scale))
+        for form, begin in zip(self.fields, layout.begins, strict=True):
+            scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if form.scaled else None
+            fields.append(FieldRows(form.view(message, begin, rows), scale))
         return fields
 
     def round(self, values: Sequence[Tensor]) -> None:
         """Round rows of the fields, (rows, ...) each, in place, as if they had travelled in this format."""
         if all(field.dtype == column.dtype for field, column in zip(self.fields, values, strict=True)):
             return
-        message = torch.empty(self.message_bytes(len(values[0])), dtype=torch.uint8, device=values[0].device)
+        message = torch.empty(self.layout(len(values[0])).nbytes, dtype=torch.uint8, device=values[0].device)
         for rows, column in zip(self.rows(message, len(values[0])), values, strict=True):
             rows.write(column)
             column.copy_(rows.read(column.device, column.dtype))
@@ -165,17 +161,7 @@ def _row_format(fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...]) -> RowF
     return RowFormat(tuple(FieldFormat(dtype, tuple(shape)) for dtype, shape in fields))
 
 
-def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """A power of two, (). Divided by it, the greatest finite value is 1/4 to 1 of the greatest number of `dtype`.
-
-    The power and its reciprocal are normal numbers of the values' own dtype.
-    """
-    top = 2.0 ** (frexp(torch.finfo(dtype).max)[1] - 1)
-    low, high = values.nan_to_num(0, 0, 0).aminmax()
-    peak = torch.maximum(high, -low).clamp(min=torch.finfo(values.dtype).tiny * top)
-    return peak / (torch.frexp(peak).mantissa * top)
-
-
+@dataclass(eq=False)
 class BufferPool:
     """Pool of one worker's message buffers.
 
@@ -183,10 +169,9 @@ class BufferPool:
     (docs/memory.md).
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._free: list[Tensor] = []
-        self.bytes_kept = 0  # size of the free buffers
+    _device: torch.device
+    _free: list[Tensor] = field(init=False, default_factory=list)
+    bytes_kept: int = field(init=False, default=0)  # size of the free buffers
 
     def take(self, size: int) -> Tensor:
         """A buffer of at least `size` bytes (uint8), contents undefined."""

@@ -24,12 +24,11 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan, HaloSlice
+from sar.comm.halo_plan import HaloPlan
 from sar.comm.rows import RowFormat
 from sar.comm.settings import UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
 from sar.comm.tiles import GradientReturn, LocalFields, Tile
-from sar.comm.transport import Shared
 
 
 class SharedRows:
@@ -62,8 +61,13 @@ class SharedRows:
         formats = RowFormat.of(rows), RowFormat.of(totals)
         wires = settings.wire_features, settings.wire_gradients
         self._out, self._back = (form.narrowed(wire) for form, wire in zip(formats, wires, strict=True))
-        self._count()
-        rounded = formats != (self._out, self._back) or (keep and wires != (None, None))
+        # Count the bytes that would travel between processes: of rows that this worker reads, and that others read.
+        counts, me = plan.halo_counts, group.rank
+        received, sent = sum(of_owner[me] for of_owner in counts) - counts[me][me], sum(counts[me]) - counts[me][me]
+        counters.bytes_sent += self._out.row_bytes * sent + self._back.row_bytes * received
+        counters.bytes_received += self._out.row_bytes * received + self._back.row_bytes * sent
+        narrowed = [form.fields for form in formats] != [self._out.fields, self._back.fields]
+        rounded = narrowed or (keep and wires != (None, None))
         self._in_place = local is not None and not rounded
         if local is not None and self._in_place:
             rows += local.fields if self._fetches else ()
@@ -71,14 +75,6 @@ class SharedRows:
         self._shared = group.share(rows, totals, signature, in_order=returns is not None)
         self.columns = {owner: [tensor.rows for tensor in shared.read] for owner, shared in self._shared.items()}
         self.totals = {owner: [tensor.rows for tensor in shared.added_to] for owner, shared in self._shared.items()}
-
-    def _count(self) -> None:
-        """Count the bytes that would travel between processes: rows this worker reads, and its own that others read."""
-        counts, me = self._plan.halo_counts, self._group.rank
-        received, sent = sum(of_owner[me] for of_owner in counts) - counts[me][me], sum(counts[me]) - counts[me][me]
-        out, back = self._out.row_bytes, self._back.row_bytes
-        counters.bytes_sent += out * sent + back * received
-        counters.bytes_received += out * received + back * sent
 
     def tiles(self) -> Iterator[Tile]:
         """Iterate over the rows that this worker reads of others in its process: see [Note: reading ahead]."""
@@ -91,22 +87,18 @@ class SharedRows:
             if self._in_place:
                 rows, totals = ([tensor.rows for tensor in shared] for shared in owner)
                 yield Tile(halo, rows if self._fetches else None, totals or None, index)
-            else:
-                yield from self._copied(halo, index, owner)
-
-    def _copied(self, halo: HaloSlice, index: Tensor, owner: Shared) -> Iterator[Tile]:
-        rows = [column.read(index) for column in owner.read]
-        self._out.round(rows)
-        grads, returns = None, self._returns
-        if returns is not None:
-            grads = [
-                column.rows.new_full((len(index), *column.rows.shape[1:]), returns.start) for column in owner.added_to
-            ]
-        yield Tile(halo, rows if self._fetches else None, grads)
-        if returns is not None and grads is not None:
+                continue
+            rows = [column.read(index) for column in owner.read]
+            self._out.round(rows)
+            if self._returns is None:
+                yield Tile(halo, rows if self._fetches else None, None)
+                continue
+            totals = [column.rows for column in owner.added_to]
+            grads = [total.new_full((len(index), *total.shape[1:]), self._returns.start) for total in totals]
+            yield Tile(halo, rows if self._fetches else None, grads)
             self._back.round(grads)
-            for column, grad in zip(owner.added_to, grads, strict=True):
-                returns.add(index, grad, column.rows)
+            for total, grad in zip(totals, grads, strict=True):
+                self._returns.add(index, grad, total)
 
     def close(self) -> None:
         """Release the shared rows. If gradients return, meet again, after which all totals are complete."""

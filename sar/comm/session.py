@@ -282,8 +282,8 @@ def _joining(rank: int, size: int, store: str) -> Iterator[None]:
         ) from error
 
 
-def _check_same(asked: dict[str, int | str | None], *found: int | str) -> None:
-    for (what, wanted), present in zip(asked.items(), found, strict=True):
+def _check_same(asked: dict[str, int | str | None], *existing: int | str) -> None:
+    for (what, wanted), present in zip(asked.items(), existing, strict=True):
         if wanted is not None and wanted != present:
             raise ConfigError(
                 f"initialize_comms asks for {what} {wanted}, but the existing process group has {present}."

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -65,12 +66,12 @@ def _wait_for_threads() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
+@dataclass(eq=False)
 class BoundedStore:
     """A store whose requests are bounded, as all go through `ask`: see [Note: a store that does not answer]."""
 
-    def __init__(self, store: dist.Store) -> None:
-        self._store = store
-        self._unanswered: Future[Any] | None = None
+    _store: dist.Store
+    _unanswered: Future[Any] | None = None  # the latest request, if it has had no answer in time
 
     def ask(self, question: Callable[[dist.Store], T]) -> T:
         """The store's answer; raises SilentStoreError if it takes longer than `STORE_SECONDS`."""

@@ -8,6 +8,7 @@ the latest. `process_transport.py` has the transports between processes.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -57,17 +58,17 @@ class Member(Protocol):
     def whereabouts(self) -> str: ...
     def check(self) -> None: ...
     def abort(self, error: BaseException, *, final: bool = False) -> None: ...
-    def stop(self, generation: int, reason: str, *, final: bool) -> None: ...
+    def stop(self, generation: int, own: str, *, final: bool) -> None: ...
     def post(self, inbound: Message | None, outbound: Message | None, tag: int, call: str) -> tuple[Any, Any]: ...
     def wait(self, work: Any, peer: int, call: str) -> None: ...
     def wait_for(self, operation: Callable[[], T], call: str, peer: int | None = None) -> T: ...
 
 
+@dataclass(eq=False)
 class SharedTensor:
     """A tensor of one worker that others of the same process read in place, in memory or in a file."""
 
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
+    rows: Tensor
 
     def will_need(self, rows: Tensor | None = None) -> None:
         """Prefetch these rows, ascending, or all of them if None. Does nothing for tensors in memory."""
@@ -104,11 +105,8 @@ class Transport(ABC):
         self.world_size = world_size
         self.device = device
         self.each = 1
-
-    @property
-    def local_peers(self) -> range:
-        """Ranks of the workers in this process, including this one. They `share` tensors without copies."""
-        return range(self.rank, self.rank + 1)
+        # Ranks of the workers in this process, including this one. They `share` tensors without copies.
+        self.local_peers = range(rank, rank + 1)
 
     @property
     def final(self) -> bool:
@@ -142,15 +140,14 @@ class Transport(ABC):
         Workers of this process get the reason `own`, others `told`. If `final`, none can recover.
         """
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close the transport for good."""
+    def close(self) -> None:  # noqa: B027
+        """Close the transport for good. Does nothing if the connections outlive the group."""
 
-    @abstractmethod
     def explain(
         self, error: RuntimeError, group: Member, call: str, who: str
     ) -> tuple[CommunicationError, bool] | None:
         """The error to raise for a failed wait for `who`, and whether it is final; None if no wait has failed."""
+        return None
 
     @abstractmethod
     def whereabouts(self, group: Member, call: str) -> str:
@@ -214,20 +211,14 @@ class Transport(ABC):
         """See `Group.start_exchange`."""
         received = list(into)
         received[self.rank] = materialize(buffers[self.rank])
-        finish = self._swap(group, self.device, received, list(map(materialize, buffers)), call)
-
-        def wait() -> list[Tensor]:
-            finish()
-            return received
-
-        return wait
+        return self._swap(group, self.device, received, list(map(materialize, buffers)), call)
 
     def _swap(
-        self, group: Member, device: torch.device, received: Sequence[Tensor], sent: Sequence[Tensor], call: str
-    ) -> Callable[[], None]:
+        self, group: Member, device: torch.device, received: list[Tensor], sent: Sequence[Tensor], call: str
+    ) -> Callable[[], list[Tensor]]:
         """Begin to send `sent[q]` to each other worker q and to receive `received[p]` from each p.
 
-        Messages go through memory of `device`. Returns a function that waits for all of them.
+        Messages go through memory of `device`. Returns a function that waits for all of them and returns `received`.
         """
         waits = []
         for k in range(1, self.world_size):
@@ -238,13 +229,14 @@ class Transport(ABC):
             outbound = Message(reader, outgoing) if outgoing.nbytes else None
             waits.append((group.post(inbound, outbound, 0, call), source, incoming, reader, outgoing))
 
-        def finish() -> None:
+        def finish() -> list[Tensor]:
             for (receive, send), source, incoming, reader, _ in waits:
                 for work, peer in ((receive, source), (send, reader)):
                     if work is not None:
                         group.wait(work, peer, call)
                 if incoming is not received[source]:
                     received[source].copy_(incoming)
+            return received
 
         return finish
 

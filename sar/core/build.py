@@ -58,8 +58,15 @@ def check_partition(data: PartitionData, part: int, world_size: int) -> None:
             )
         if ETYPE not in shard.edge_features and len(data.edge_type_names) > 1 and len(src):
             raise PartitionError(f"The graph has several edge types, but the shard from {p} lacks {ETYPE!r}.")
-        _check_range(src, data.node_ranges[p], f"sources of the shard from partition {p}")
-        _check_range(dst, (start, end), f"destinations of the shard from partition {p} into partition {part}")
+        for nodes, (first, bound), what in (
+            (src, data.node_ranges[p], f"sources of the shard from partition {p}"),
+            (dst, (start, end), f"destinations of the shard from partition {p} into partition {part}"),
+        ):
+            if len(nodes) and not (int(nodes.min()) >= first and int(nodes.max()) < bound):
+                raise PartitionError(
+                    f"The {what} reach from {int(nodes.min())} to {int(nodes.max())}; expected IDs in [{first}, "
+                    f"{bound}). Has this worker loaded another worker's partition?"
+                )
 
 
 def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionData) -> Shard:
@@ -135,18 +142,9 @@ def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
         expected += count
 
 
-def _check_range(nodes: Tensor, node_range: tuple[int, int], what: str) -> None:
-    start, end = node_range
-    if len(nodes) and not (int(nodes.min()) >= start and int(nodes.max()) < end):
-        raise PartitionError(
-            f"The {what} reach from {int(nodes.min())} to {int(nodes.max())}; expected IDs in [{start}, {end}). "
-            "Has this worker loaded another worker's partition?"
-        )
-
-
 def _checked_rows(key: str, value: Tensor, rows: int) -> Tensor:
     if value.dim() == 0 or len(value) != rows:
-        raise PartitionError(f"Edge feature {key!r} has shape {tuple(value.shape)}; expected {rows} rows, one an edge.")
+        raise PartitionError(f"Edge feature {key!r} has shape {tuple(value.shape)}; expected {rows}, one per edge.")
     return value
 
 
@@ -162,10 +160,6 @@ class AgreedGraph:
     shards: dict[CanonicalEtype, list[Shard]]  # this worker's edges, by source partition
     edges_global: list[int]  # number of edges of every type on all workers
     signature: str  # equal on workers that hold parts of the same graph
-
-    @property
-    def part(self) -> int:
-        return self.group.rank
 
     def index(self, nodes: Tensor) -> Tensor:
         """Convert partition-local node IDs to positions within their types, int32."""
@@ -184,7 +178,15 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     if data.directory:
         graph += f", from a partition directory with the digest {data.directory}"
     group.agree(f"constructing the graph with {graph}")
-    ids_by_type, positions = _number_within_types(data, part)
+    start, end = data.node_ranges[part]
+    own, positions = torch.arange(start, end, device=device), None
+    ids_by_type = {names[0]: own}
+    if len(names) > 1:
+        kinds = data.node_features[NTYPE].to(device)
+        ids_by_type = {name: own[kinds == kind] for kind, name in enumerate(names)}
+        positions = torch.empty(end - start, dtype=torch.int32, device=device)
+        for ids in ids_by_type.values():
+            positions[ids - start] = torch.arange(len(ids), dtype=torch.int32, device=device)
     counts = torch.tensor([len(ids) for ids in ids_by_type.values()], device="cpu")
     totals = torch.stack(group.all_gather(counts, "node counts")).sum(0).tolist()
     relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
@@ -227,25 +229,10 @@ def build_structure(
         return structure, features
 
 
-def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Global IDs of this worker's nodes by type, and `AgreedGraph.positions`."""
-    (start, end), names = data.node_ranges[part], data.node_type_names
-    device = data.all_shard_edges[0].edges[0].device
-    nodes = torch.arange(start, end, device=device)
-    if len(names) == 1:
-        return {names[0]: nodes}, None
-    kinds = data.node_features[NTYPE].to(device)
-    ids_by_type = {name: nodes[kinds == kind] for kind, name in enumerate(names)}
-    positions = torch.empty(end - start, dtype=torch.int32, device=device)
-    for ids in ids_by_type.values():
-        positions[ids - start] = torch.arange(len(ids), dtype=torch.int32, device=device)
-    return ids_by_type, positions
-
-
 def _build_relation(
     graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int, features: dict[str, Tensor]
 ) -> Relation:
-    index, part, device, ranges = graph.index, graph.part, graph.device, graph.data.node_ranges
+    index, part, device, ranges = graph.index, graph.group.rank, graph.device, graph.data.node_ranges
     num_src, num_dst = graph.nodes.counts[etype[0]], graph.nodes.counts[etype[2]]
     blocks, halos, offset = [], [], 0
     for p, shard in enumerate(shards):
@@ -278,10 +265,10 @@ def connect(
 
     `send_rows` are the rows of this worker that each worker reads. `Relation` documents the other arguments.
     """
-    num_src, num_dst = blocks[graph.part].num_src, blocks[graph.part].num_dst
+    num_src, num_dst = blocks[graph.group.rank].num_src, blocks[graph.group.rank].num_dst
     degrees = [count_ids(block.cols, block.num_src) for block in blocks]
-    out_degrees = degrees[graph.part]
-    degrees[graph.part] = out_degrees[:0]
+    out_degrees = degrees[graph.group.rank]
+    degrees[graph.group.rank] = out_degrees[:0]
     for rows, counts in zip(send_rows, exchange_tensors(degrees), strict=True):
         out_degrees.index_add_(0, rows, counts.to(graph.device))
     in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=graph.device)

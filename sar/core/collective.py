@@ -53,10 +53,6 @@ class CallContext:
     relation: Relation
     settings: Settings
 
-    @property
-    def group(self) -> Group:
-        return self.structure.group
-
     def signature(self, call: str) -> str:
         """The text by which workers compare a call: its operation, relation, graph and settings."""
         return (
@@ -76,24 +72,23 @@ class CallContext:
     def can_hide_wire(self, x: Tensor) -> bool:
         """Whether other work can overlap with the messages of a call on x, (N_src, ...); equal on all workers."""
         few = self.relation.plan.mean_rows * x.itemsize * x.shape[1:].numel() < SMALL_TILE
-        on_cpu = x.device.type == self.group.device.type == "cpu"
-        return on_cpu and not few and len(self.group.local_peers) == 1
+        on_cpu = x.device.type == self.structure.group.device.type == "cpu"
+        return on_cpu and not few and len(self.structure.group.local_peers) == 1
 
-    def tiles(self, received: Iterable[Tile] | None) -> Iterable[tuple[EdgeBlock, Tile]]:
+    def tiles(self, received: Iterable[Tile] | None) -> Iterator[tuple[EdgeBlock, Tile]]:
         """Iterate over all edges of the relation: each block with the tile it reads.
 
         Edges that read this worker's rows come with `OWN_ROWS`, while the first messages travel. `received` is an
         exchange that has begun; None if nothing travels.
         """
         if received is None:
-            return [(block, OWN_ROWS) for block in self.relation.blocks]
-        return self._placed(received)
-
-    def _placed(self, received: Iterable[Tile]) -> Iterator[tuple[EdgeBlock, Tile]]:
+            for block in self.relation.blocks:
+                yield block, OWN_ROWS
+            return
         for tile in received:
             halo = tile.halo
             if halo is None:
-                block = self.relation.blocks[self.structure.part]
+                block = self.relation.blocks[self.structure.group.rank]
             elif tile.sources is None:
                 block = self.relation.tile(halo)
             else:
@@ -135,7 +130,7 @@ class Collective(ABC):
         self.needed = 0  # OR of all workers' flags; by default bit i is set if input i needs a gradient
         self.dtypes: list[torch.dtype | None] = []  # dtypes of the inputs
         self.number = 0  # number of the forward; see `Group.call_id`
-        self.given: list[Tensor] = []  # empty tensors that depend on the inputs: see [Note: second derivatives]
+        self.input_ties: list[Tensor] = []  # empty tensors that depend on the inputs: see [Note: second derivatives]
 
     @abstractmethod
     def forward(self, *inputs: Any) -> ForwardOutput:
@@ -166,7 +161,7 @@ class Collective(ABC):
         """An input that ties the node to autograd on all workers: see [Note: one worker's gradient is everybody's]."""
         grad = torch.is_grad_enabled()
         if grad:
-            self.given = [(x[:0] if x.dim() else x).clone() for x in inputs if x is not None and x.requires_grad]
+            self.input_ties = [(x[:0] if x.dim() else x).clone() for x in inputs if x is not None and x.requires_grad]
         return torch.empty(0, requires_grad=grad and self.distributed, device="cpu")
 
     def begin(self, what: str, flags: int = 0, *, communicates: bool) -> list[int]:
@@ -191,16 +186,16 @@ class Collective(ABC):
         self.needed = reduce(or_, self.all_flags)
         self.number = 0 if self.group is None else self.group.call_id
 
-    def end_forward(self, ctx: Any, made: ForwardOutput) -> tuple[Tensor, ...]:
+    def end_forward(self, ctx: Any, output: ForwardOutput) -> tuple[Tensor, ...]:
         """Save tensors for the backward, and return the results."""
         ctx.call = self
         if self.needed:
-            ctx.save_for_backward(*made.saved)
-            constants = [r for r in made.results if not r.is_floating_point() and not r.is_complex()]
-            ctx.mark_non_differentiable(*made.constants, *constants)
+            ctx.save_for_backward(*output.saved)
+            constants = [r for r in output.results if not r.is_floating_point() and not r.is_complex()]
+            ctx.mark_non_differentiable(*output.constants, *constants)
         else:
-            ctx.mark_non_differentiable(*made.results)
-        return made.results
+            ctx.mark_non_differentiable(*output.results)
+        return output.results
 
     def begin_backward(self, ctx: Any) -> list[Any]:
         """Agree on the backward, and return the saved tensors."""
@@ -209,11 +204,11 @@ class Collective(ABC):
         self.begin(f"{BACKWARD}{self.signature}; call {self.number}", communicates=self.backward_communicates)
         return saved
 
-    def end_backward(self, made: Sequence[Tensor | None], *grads: Tensor) -> Any:
+    def end_backward(self, input_grads: Sequence[Tensor | None], *grads: Tensor) -> Any:
         """The gradients of a node's arguments: the anchor, the call, and the inputs."""
-        wanted = zip(made, self.dtypes, self.needs, strict=True)
-        input_grads = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)]
-        return NotTwice.apply(input_grads, *self.given, *grads) if torch.is_grad_enabled() else tuple(input_grads)
+        columns = zip(input_grads, self.dtypes, self.needs, strict=True)
+        arguments = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in columns)]
+        return NotTwice.apply(arguments, *self.input_ties, *grads) if torch.is_grad_enabled() else tuple(arguments)
 
 
 class Node(torch.autograd.Function):
@@ -240,8 +235,8 @@ class NotTwice(torch.autograd.Function):
     """Identity of the first argument that depends on all others. Its backward raises, to forbid double backward."""
 
     @staticmethod
-    def forward(ctx: Any, made: list[Tensor | None], *others: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(made)
+    def forward(ctx: Any, gradients: list[Tensor | None], *others: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(gradients)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -10,13 +10,13 @@ finishes the call, because other workers wait for it.
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar.comm.gradients import refuse_average
-from sar.comm.group import Paused, run_to_end
 from sar.core.collective import Collective, ForwardOutput, NotTwice
 from sar.errors import GraphError
 from sar.per_thread import PerThread
@@ -28,39 +28,46 @@ Steps = Generator[None, None, Any]
 class Overlapping(Collective):
     """A collective that may pause while its first messages travel."""
 
-    paused: Paused[Any] | None = None
+    # Subclasses define these: whether overlapping other work with this call pays, which is equal on all workers, and
+    # `forward` and `backward` as generators.
+    can_hide_wire: Callable[..., bool]
+    forward_steps: Callable[..., Steps]
+    backward_steps: Callable[..., Steps]
 
-    def can_hide_wire(self, *inputs: Any) -> bool:
-        """Whether overlapping other work with this call pays; equal on all workers."""
-        raise NotImplementedError
-
-    def forward_steps(self, *inputs: Any) -> Steps:
-        """`forward` as a generator; see `Steps`."""
-        raise NotImplementedError
-
-    def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
-        """`backward` as a generator; see `Steps`."""
-        raise NotImplementedError
+    _rest: Steps | None = None  # the unfinished rest of one direction, for which other workers may be waiting
+    _output: Any = None  # its result, until `resume` returns it
 
     def forward(self, *inputs: Any) -> ForwardOutput:
-        output: ForwardOutput = run_to_end(self.forward_steps(*inputs))
+        output: ForwardOutput = _run_to_end(self.forward_steps(*inputs))
         return output
 
     def backward(self, saved: list[Any], *grads: Tensor) -> Sequence[Tensor | None]:
-        input_grads: Sequence[Tensor | None] = run_to_end(self.backward_steps(saved, *grads))
+        input_grads: Sequence[Tensor | None] = _run_to_end(self.backward_steps(saved, *grads))
         return input_grads
 
     def pause(self, steps: Steps) -> None:
-        """Run the first step; `resume` runs the rest."""
+        """Run the first step. `resume`, or else the group's next agreement, runs the rest."""
         assert self.group is not None
-        self.paused = self.group.pause(steps)
+        next(steps)
+        self._rest, self.group.paused = steps, self.finish
+
+    def finish(self) -> None:
+        """Run the remaining steps, unless they have been run."""
+        assert self.group is not None
+        if self.group.paused == self.finish:
+            self.group.paused = None
+        steps, self._rest = self._rest, None
+        if steps is not None:
+            self.group.check()
+            with torch.no_grad():
+                self._output = _run_to_end(steps)
 
     def resume(self) -> Any:
         """Run the remaining steps, and return the result without keeping a reference to it."""
-        paused, self.paused = self.paused, None
-        assert paused is not None
         with self.guard():
-            return paused.finish()
+            self.finish()
+            output, self._output = self._output, None
+            return output
 
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the results, as one node of autograd, or as two with the work of `meanwhile` between them."""
@@ -80,26 +87,24 @@ class Overlapping(Collective):
         return results
 
 
-class Meanwhile:
-    """The result of a layer's own work, computed during a call, or else on first use."""
-
-    def __init__(self, work: Callable[[], Tensor]) -> None:
-        self._work = work
-        self._made: Tensor | None = None
-
-    def __call__(self) -> Tensor:
-        if self._made is None:
-            self._made = self._work()
-        return self._made
+def _run_to_end(steps: Steps) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
-_meanwhile = PerThread[Meanwhile | None](None)
+_meanwhile = PerThread[Callable[[], Tensor] | None](None)
 
 
 @contextmanager
-def meanwhile(work: Callable[[], Tensor]) -> Iterator[Meanwhile]:
-    """Context in which the first call that can overlap with other work runs `work`: see [Note: two halves]."""
-    result = Meanwhile(work)
+def meanwhile(work: Callable[[], Tensor]) -> Iterator[Callable[[], Tensor]]:
+    """Context in which the first call that can overlap with other work runs `work`: see [Note: two halves].
+
+    It yields a function that returns the result, which it computes on first use if no call has done so.
+    """
+    result = cache(work)
     with _meanwhile.set_to(result):
         yield result
 
@@ -140,4 +145,4 @@ class _SecondHalf(torch.autograd.Function):
         with torch.no_grad(), call.guard():
             call.pause(call.backward_steps(call.begin_backward(ctx), *grads))
         tie = torch.empty(0, device="cpu")
-        return *(NotTwice.apply([tie], *call.given, *grads) if torch.is_grad_enabled() else (tie,)), None
+        return *(NotTwice.apply([tie], *call.input_ties, *grads) if torch.is_grad_enabled() else (tie,)), None

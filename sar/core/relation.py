@@ -195,11 +195,6 @@ class Structure:
         nodes = self.src.nbytes + (self.dst.nbytes if self.is_block else 0)
         return nodes + sum(relation.nbytes for relation in self.relations)
 
-    @property
-    def part(self) -> int:
-        """The index of this worker's partition, which is its rank."""
-        return self.group.rank
-
     @cached_property
     def sampling_graph(self) -> Any:
         """This worker's edges and their ends as a graph of `library`; cached."""

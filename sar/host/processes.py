@@ -1,12 +1,12 @@
 """Worker processes on this host: spawned, watched, and gone when the call returns."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import secrets
 import signal
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from torch.distributed import TCPStore
 
 from sar.errors import CommunicationTimeout, PeerError, SarError
 
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 GRACE = 3.0
 """Seconds that the other workers get, after one failed, to say why they stop."""
 
@@ -141,21 +142,16 @@ def _end(processes: dict[Connection, SpawnProcess]) -> None:
 def _work(channel: Connection, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Run `target` in this worker and send its result or error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the parent, whatever ends it
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid != os.getppid():
+        os._exit(1)
     try:
         result = target(lambda content: channel.send(_Message("progress", content)), *args)
         channel.send(_Message("result", result))
     except Exception as error:
         where = f"worker {os.environ['RANK']} failed:\n{traceback.format_exc()}"
         channel.send(_Message("error", where.rstrip(), is_echo=isinstance(error, PeerError)))
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent ends, for whatever reason."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
 
 
 @contextlib.contextmanager

@@ -201,8 +201,7 @@ class _OneFolder(_CacheLocator):
     def get_source_stamp(self) -> str:
         return self._digest
 
-    def get_disambiguator(self) -> str:
-        return self._digest
+    get_disambiguator = get_source_stamp
 
 
 class _KernelFiles(CompileResultCacheImpl):

@@ -25,18 +25,18 @@ def edge_softmax(
 ) -> Any:
     """Normalise the logits of the edges that share a node: exp(x_e) / sum of exp(x_e') over edges e' at that node.
 
-    By destination nothing is communicated, because a node's in-edges are all on its own worker. By source it is a
+    By destination workers do not communicate, because all in-edges of a node are on its worker. By source it is a
     collective call.
 
     Args:
         graph: a distributed graph.
-        logits: (E, *) floating point, in the visible edge order; with `eids`, a row for each of those. With several
-            edge types a dictionary with those of each type; the sum is over a node's edges of all types.
-        eids: local edge IDs to which the softmax is confined, (K,) integer; default all.
+        logits: (E, *) floating point, in the visible edge order, or (K, *) with `eids`. With several edge types, a
+            dictionary with the logits of each type; then the softmax is over a node's edges of all types.
+        eids: local IDs of the edges that take part, (K,) integer. Default: all.
         norm_by: `dst` (default) or `src`.
 
     Returns:
-        (E, *) or (K, *), like `logits`; or a dictionary of them by canonical edge type.
+        The softmax in the shape of `logits`, or a dictionary of them by canonical edge type.
 
     Raises:
         GraphError: for logits of another length, a dictionary without some edge types, or another `norm_by`.
@@ -57,7 +57,7 @@ def edge_softmax(
             raise GraphError(f"The logits have shape {tuple(x.shape)}; expected {rows} rows, one for each edge.")
         if not x.dtype.is_floating_point:
             raise GraphError(f"The logits are {x.dtype}; expected floating point.")
-        if chosen is not None:  # Edges that are left out weigh exp(-inf) = 0.
+        if chosen is not None:  # other edges get the weight exp(-inf) = 0
             by_type[etype] = x.new_full((count, *x.shape[1:]), -torch.inf).index_copy(0, chosen, x)
     end, normalise = (2, _by_destination) if norm_by == "dst" else (0, _by_source)
     scores: dict[CanonicalEtype, Tensor] = {}
@@ -74,7 +74,7 @@ def edge_softmax(
 
 
 def _by_destination(contexts: Sequence[CallContext], logits: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The softmax over the in-edges of nodes of one type, from the logits of each relation that leads to them."""
+    """The softmax over the in-edges of one type of nodes, from the logits of each relation into them."""
     if len(logits) == 1:
         return list(_EdgeSoftmax(contexts[0].relation.blocks).apply(logits[0]))
     sizes = [*map(len, logits)]

@@ -1,19 +1,18 @@
 """Learnable embeddings of nodes, each row on the worker that owns its node, and their optimizers.
 
 [Note: lookups and gradients]
-The rows are not parameters of the model, because workers have different ones: `sync_params`, `gather_grads` and
+The rows are not parameters of the model, because each worker has different ones: `sync_params`, `gather_grads` and
 `DistributedDataParallel`, which work on parameters, would mix them up. `SparseAdam` and `SparseAdagrad` update them.
 
-`emb()` returns this worker's rows themselves; a distributed graph makes their gradient whole. `emb(node_ids)` fetches
-the rows of any nodes, each once: one message with IDs to every owner, one with rows back. The fetched rows are a leaf
-of autograd, so the backward communicates nothing, and a worker with an empty batch may leave it out. Leaves that a
-backward has reached are remembered. The optimizer's step sums their gradients at the rows' owners, and so knows which
-rows were used.
+`emb()` returns this worker's rows themselves, and a distributed graph completes their gradient. `emb(node_ids)` fetches
+the rows of any nodes, each once: one message with IDs to every owner, and one with rows back. The fetched rows are a
+leaf of autograd, so the backward does not communicate, and a worker with an empty batch may skip it. We keep the leaves
+that a backward has reached. The optimizer's step sums their gradients on the rows' owners, and so knows which rows were
+used.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -35,28 +34,29 @@ State = dict[str, Any]
 
 
 class DistEmbedding(nn.Module):
-    """A learnable row for every node of a type, divided among the workers as the nodes are.
+    """A learnable embedding with a row for every node of a type. Each worker has the rows of its own nodes.
 
-    Made by all workers together. The rows are not among `parameters()` nor in `state_dict()`: see `save` and `load`.
+    The constructor is a collective call. The rows are neither in `parameters()` nor in `state_dict()`: see `save` and
+    `load`.
 
     Args:
         graph: the whole graph.
         embedding_dim: D, width of a row.
         ntype: node type; may be left out if there is one.
-        init_func: makes this worker's rows, (N_i, D), from that shape and the dtype. While it runs, torch's default
-            generator has another state on every worker. Default: standard normal, as `torch.nn.Embedding`.
-        dtype: of the rows; default torch's default dtype.
+        init_func: returns this worker's initial rows, (N_i, D), from that shape and the dtype. While it runs, torch's
+            default generator has another state on every worker. Default: standard normal, as in `torch.nn.Embedding`.
+        dtype: dtype of the rows. Default: torch's default dtype.
 
     Raises:
-        GraphError: for message flow graphs, or if the type is not named among several.
+        GraphError: for message flow graphs, or if there are several types and `ntype` is None.
         ConfigError: for a dimension below 1.
         FieldError: for an unknown type.
 
     Attributes:
         weight: this worker's rows, (N_i, D); a leaf of autograd.
-        node_ids: the global IDs of their nodes, (N_i,) int64, ascending.
-        original_ids: names under which rows are saved, (N_i,) int64: the data's `orig_id`, or what else outlasts the
-            partitioning. None for global IDs.
+        node_ids: global IDs of their nodes, (N_i,) int64, ascending.
+        original_ids: IDs under which rows are saved, (N_i,) int64: the data's `orig_id`, or others that do not depend
+            on the partitioning. None to use global IDs.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DistEmbedding(nn.Module):
             self._call = f"DistEmbedding of {self._what}, width {embedding_dim}, {rows.dtype}"
             group.agree(f"making a {self._call}")
         self.weight = rows.detach().to(graph.device).requires_grad_()
-        # Of the lookups that a backward has reached, by id of the rows: global IDs, (K,), and the rows, (K, D).
+        # Lookups that a backward has reached, by `id` of the rows: their global IDs, (K,), and the rows, (K, D).
         self._lookups: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -97,17 +97,17 @@ class DistEmbedding(nn.Module):
 
     @uncompiled
     def forward(self, node_ids: Tensor | None = None) -> Tensor:
-        """This worker's rows or, in a call that all workers make together, the rows of any nodes.
+        """Return this worker's rows, or look up the rows of any nodes, which is a collective call.
 
         Args:
-            node_ids: global IDs, (K,) int64, also of other workers' nodes, also repeated; may be empty. None for this
-                worker's nodes: then every one of its rows counts as used.
+            node_ids: global IDs of nodes on any worker, (K,) int64; may repeat, and may be empty. None for the nodes of
+                this worker, which counts all of its rows as used.
 
         Returns:
-            (N_i, D), `weight` itself; or (K, D).
+            `weight` itself, (N_i, D), or the rows of `node_ids`, (K, D).
 
         Raises:
-            GraphError: for IDs that are not of nodes of this type.
+            GraphError: if some IDs are not of nodes of this type.
         """
         if node_ids is None:
             return self.weight
@@ -116,16 +116,17 @@ class DistEmbedding(nn.Module):
             wanted, place = self._owners.checked(node_ids).unique(return_inverse=True)
             rows, _ = self._owners.fetch(self.weight.detach(), wanted)
         if torch.is_grad_enabled() and self.weight.requires_grad:
-            rows = rows.to(accumulation_dtype(rows.dtype))  # in which gradients of repeated rows add up
-            rows.requires_grad_().register_post_accumulate_grad_hook(partial(self._remember, wanted))
+            rows = rows.to(accumulation_dtype(rows.dtype))  # because gradients of repeated rows add up
+            lookups = self._lookups
+            rows.requires_grad_().register_post_accumulate_grad_hook(lambda r: lookups.update({id(r): (wanted, r)}))
         return rows[to_device(place, rows.device)].to(self.weight.dtype)
 
     @torch.no_grad()
     def sum_gradients(self) -> tuple[Tensor, Tensor] | None:
-        """The gradients of this worker's rows from all workers' backwards since the last `forget_gradients`.
+        """Sum the gradients of this worker's rows over all backwards of all workers since `forget_gradients`.
 
-        Which rows were used, (U,) int64 ascending, and their gradients, (U, D); None if no worker used any. A
-        collective call, which the optimizers make.
+        Returns the indices of the rows that were used, (U,) int64 ascending, and their gradients, (U, D), or None if no
+        worker has used any. A collective call, which the optimizers make.
         """
         with session.current_group().guard() as group:
             flags = group.agree(
@@ -136,7 +137,7 @@ class DistEmbedding(nn.Module):
             grad, device = self.weight.grad, self.weight.device
             if grad is None:
                 used, grads = [self._owners.node_ids[:0]], [self.weight.detach()[:0]]
-            elif grad.is_sparse:  # summed before, with others'
+            elif grad.is_sparse:  # has been summed over workers before
                 used, grads = [grad.indices()[0]], [grad.values()]
             else:
                 used, grads = [torch.arange(len(grad), device=device)], [grad]
@@ -146,32 +147,32 @@ class DistEmbedding(nn.Module):
                 values = [self.weight.detach()[:0], *(rows.grad for _, rows in lookups if rows.grad is not None)]
                 fetched, sums = _summed(torch.cat(ids), torch.cat(values))
                 used.append(self._owners.rows(torch.cat(self._owners.send(fetched, fetched))).to(device))
-                grads += [to_device(theirs, device) for theirs in self._owners.send(fetched, sums)]
+                grads += [to_device(arrived, device) for arrived in self._owners.send(fetched, sums)]
         rows, total = (used[0], grads[0]) if len(used) == 1 else _summed(torch.cat(used), torch.cat(grads))
         return rows, total.to(self.weight.dtype)
 
     def forget_gradients(self) -> None:
-        """Set gradients to None, as `zero_grad` of the optimizers does."""
+        """Set gradients to None. The optimizers' `zero_grad` calls this."""
         self.weight.grad = None
         for _, rows in self._lookups.values():
-            rows.grad = None  # a graph that was retained reaches them again
+            rows.grad = None  # because a graph that was retained may reach them again
         self._lookups.clear()
 
     def save(
         self, folder: StrPath, *, node_ids: Tensor | None = None, optimizer: "SparseOptimizer | None" = None
     ) -> None:
-        """Write all rows, as `save_checkpoint` does; called by all workers together.
+        """Write all rows to a folder, as `save_checkpoint` does; a collective call.
 
-        Rows that were saved to the folder before are removed once the new ones are there.
+        It replaces rows that were saved to the folder before.
 
         Args:
-            folder: seen by all workers; it is made if need be.
-            node_ids: names of this worker's rows that outlast the partitioning, (N_i,) int64. Default: original IDs
-                if the data has them (`orig_id`), else global IDs, which serve this partitioning only.
-            optimizer: its state of these rows is written, too.
+            folder: path that all workers see. It is created if it does not exist.
+            node_ids: IDs of this worker's rows that do not depend on the partitioning, (N_i,) int64. Default: original
+                IDs if the data has them (`orig_id`), else global IDs, which are valid for this partitioning only.
+            optimizer: an optimizer whose state of these rows is written, too.
 
         Raises:
-            CheckpointError: if the files cannot be written; the files of before are still there.
+            CheckpointError: if the files cannot be written. Earlier files remain.
         """
         with session.current_group().guard():
             optimizers = [] if optimizer is None else [optimizer]
@@ -182,15 +183,15 @@ class DistEmbedding(nn.Module):
     def load(
         self, folder: StrPath, *, node_ids: Tensor | None = None, optimizer: "SparseOptimizer | None" = None
     ) -> None:
-        """Read rows that `save` wrote, on any number of workers; called by all workers together.
+        """Read rows that `save` has written, on any number of workers; a collective call.
 
         Args:
-            folder: seen by all workers.
-            node_ids: this worker's rows under the names given to `save`, if any were.
-            optimizer: takes the state that was saved with the rows.
+            folder: path that all workers see.
+            node_ids: IDs of this worker's rows, if IDs were passed to `save`.
+            optimizer: receives the state that was saved with the rows.
 
         Raises:
-            CheckpointError: if files are missing or damaged, of another width, or lack rows.
+            CheckpointError: if files are missing or damaged, if rows are missing, or if they have another width.
         """
         optimizers = [] if optimizer is None else [optimizer]
         with session.current_group().guard():
@@ -205,7 +206,7 @@ class DistEmbedding(nn.Module):
     def rows(
         self, optimizers: Sequence["SparseOptimizer"], node_ids: Tensor | None = None, *, empty: bool = False
     ) -> Rows:
-        """This worker's rows and optimizers' state, to be saved; or `empty` memory to load them into."""
+        """This worker's rows and optimizer state to save; if `empty`, uninitialised memory to load them into."""
         names = f"IDs in the input graph of {self._what}"
         if node_ids is None:
             node_ids = self.original_ids
@@ -222,7 +223,7 @@ class DistEmbedding(nn.Module):
 
     @torch.no_grad()
     def take_rows(self, rows: Rows, optimizers: Sequence["SparseOptimizer"]) -> None:
-        """Set rows and state from what `rows` returned, once it is filled in."""
+        """Copy rows and optimizer state that have been loaded into the result of `rows`."""
         self.weight.copy_(rows.columns["weight"])
         for number, optimizer in enumerate(optimizers):
             state = optimizer.state_of(self.weight)
@@ -240,29 +241,26 @@ class DistEmbedding(nn.Module):
         self._owners.node_ids = fn(self._owners.node_ids)
         return self
 
-    def _remember(self, ids: Tensor, rows: Tensor) -> None:
-        self._lookups[id(rows)] = ids, rows
-
 
 def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct IDs, ascending, and for each the sum of its values, (K, D), in float32 at least."""
+    """The distinct IDs, ascending, and the sum of the values, (K, D), of each, in float32 at least."""
     distinct, place = ids.unique(return_inverse=True)
     return distinct, added_up(values, place, len(distinct))
 
 
 class SparseOptimizer(torch.optim.Optimizer):
-    """Base of `SparseAdam` and `SparseAdagrad`: `step` and `zero_grad` as in torch, called by all workers together.
+    """Base class of `SparseAdam` and `SparseAdagrad`. `step` is a collective call.
 
-    Gradients are summed over workers, as `gather_grads` does, so divide the loss by the global count. A row is used
-    where `emb(node_ids)` has looked it up on any worker and a backward came back to it; `emb()` uses all. An embedding
-    that no worker has used stays as it is, and its steps are not counted. Learning rate schedulers work as ever.
-    `GradScaler.step` is a collective call, too: if a row's gradient overflows, all workers skip the step. Embeddings
-    are the same on all workers, in the same order; `defaults` are settings by name.
+    Gradients are summed over workers, as by `gather_grads`, so divide the loss by the global count. A row has been used
+    if `emb(node_ids)` has looked it up on any worker and a backward has reached it; `emb()` uses all rows. An embedding
+    that no worker has used does not change, and its steps are not counted. Learning rate schedulers work as in torch.
+    `GradScaler.step` is a collective call, too: if a row's gradient overflows, all workers skip the step. Pass the same
+    embeddings in the same order on all workers. `defaults` are settings by name.
     """
 
-    grad_scale: Tensor | None  # set by `GradScaler.step` while it calls `step`, as is found_inf
+    grad_scale: Tensor | None  # set by `GradScaler.step` while it calls `step`, as is `found_inf`
     found_inf: Tensor
-    row_state: ClassVar[tuple[str, ...]]  # names of the state's tensors with a row for every node, (N_i, D) each
+    row_state: ClassVar[tuple[str, ...]]  # names of the state's tensors that have a row for every node, (N_i, D) each
 
     def __init__(self, embeddings: Iterable[DistEmbedding], defaults: dict[str, Any]) -> None:
         self.embeddings = list(embeddings)
@@ -282,23 +280,23 @@ class SparseOptimizer(torch.optim.Optimizer):
         super().__init__([*weights, self._overflow], defaults)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of all backwards so far, and which rows were used; not a collective call."""
+        """Set gradients to None, and count no rows as used. This is not a collective call."""
         for emb in self.embeddings:
             emb.forget_gradients()
         self._overflow.grad = None
 
     @torch.no_grad()
     def gather_grads(self) -> None:
-        """Sum the gradients over workers now, into a sparse `weight.grad` of the rows' owners; a collective call.
+        """Sum the gradients over workers into a sparse `weight.grad` on the rows' owners; a collective call.
 
-        Needed before `GradScaler.unscale_`; `step` and `GradScaler.step` make it themselves.
+        Call it before `GradScaler.unscale_`. `step` and `GradScaler.step` call it themselves.
         """
         group, finite = session.current_group(), True
         for emb in self.embeddings:
-            found = emb.sum_gradients()
+            summed = emb.sum_gradients()
             emb.forget_gradients()
-            if found is not None:
-                rows, grads = found
+            if summed is not None:
+                rows, grads = summed
                 emb.weight.grad = torch.sparse_coo_tensor(
                     rows.unsqueeze(0), grads, emb.weight.shape, is_coalesced=True, check_invariants=False
                 )
@@ -319,7 +317,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Sum the gradients over workers and update the rows that were used; a collective call.
 
         Args:
-            closure: evaluates the model anew and returns the loss.
+            closure: evaluates the model again and returns the loss.
 
         Returns:
             The loss that `closure` returned.
@@ -328,28 +326,28 @@ class SparseOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scale = 1.0  # of the gradients
-        if hasattr(self, "found_inf"):  # a `GradScaler` calls
+        scale = 1.0  # factor of the gradients
+        if hasattr(self, "found_inf"):  # called by a `GradScaler`
             if self.grad_scale is None and self._summed_late:
                 raise ConfigError(
-                    "GradScaler.unscale_ saw no sums over workers; call gather_grads() of the optimizer before."
+                    "GradScaler.unscale_ needs gradients that are summed over workers; call optimizer.gather_grads()."
                 )
             if self.found_inf:
                 return loss
             scale = 1.0 if self.grad_scale is None else float(self.grad_scale)
         for emb in self.embeddings:
-            found = emb.sum_gradients()
-            if found is None:
+            summed = emb.sum_gradients()
+            if summed is None:
                 continue
             [group] = self.param_groups
             state = self.state_of(emb.weight)
             state["step"] += 1
-            rows, grads = found
+            rows, grads = summed
             self._update(emb.weight, rows, grads if scale == 1 else grads / scale, state, group)
         return loss
 
     def state_of(self, weight: Tensor) -> State:
-        """The state of an embedding's rows, created at the first use."""
+        """The state of an embedding's rows, created on first use."""
         [group] = self.param_groups
         state: State = self.state[weight]
         if not state:
@@ -360,4 +358,4 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _update(self, weight: Tensor, rows: Tensor, grads: Tensor, state: State, group: dict[str, Any]) -> None:
-        """Change `rows`, (U,), of the weight, (N_i, D), and of the state by their gradients, (U, D)."""
+        """Update `rows`, (U,), of the weight, (N_i, D), and of the state with their gradients, (U, D)."""

@@ -1,4 +1,4 @@
-"""Layers of `sar plan` and the demo where DGL is not installed: with the parameters of DGL's, and the same numbers."""
+"""Layers for `sar plan` and the demo without DGL, with the parameters and results of DGL's layers."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class SAGEConv(nn.Module):
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
         width, next_width = self.fc_neigh.in_features, self.fc_neigh.out_features
-        rows = self.fc_neigh(x) if width > next_width else x  # what is narrower travels
+        rows = self.fc_neigh(x) if width > next_width else x  # the narrower rows travel
         with meanwhile(lambda: self.fc_self(x)) as own:
             mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", rows)
         return own() + (mean if width > next_width else self.fc_neigh(mean))

@@ -1,7 +1,7 @@
-"""Rows of any nodes, fetched from their owners, and graphs of any pairs of nodes; gradients travel back.
+"""Fetches rows of any nodes from their owners, and builds graphs of any pairs of nodes. Both have gradients.
 
 Each pair, such as a positive or negative one of link prediction, goes to the owner of its destination, because the
-engine keeps edges there. Values of the pairs can be sent back to the workers that gave them.
+engine keeps edges there. Values of the pairs can be sent back to the workers that passed them.
 """
 
 from dataclasses import dataclass
@@ -39,12 +39,12 @@ class RowOwners:
         self.node_ids = graph.node_ids(ntype)
         self.ntype = ntype or "nodes"
         self._ends = torch.tensor([end for _, end in graph.node_ranges], device="cpu")
-        self._rank = graph._structure.part
+        self._rank = graph._structure.group.rank
         start, end = graph.node_ranges[self._rank]
         self._first = start if len(self.node_ids) == end - start else None  # of this worker's nodes, if all are these
 
     def checked(self, node_ids: Tensor) -> Tensor:
-        """The IDs as int64 on the CPU; raises for IDs of no node."""
+        """The IDs as int64 on the CPU. Raises a GraphError for IDs that do not exist."""
         if node_ids.dim() != 1 or (node_ids.numel() and node_ids.dtype not in (torch.int64, torch.int32)):
             raise GraphError(
                 f"The nodes are {node_ids.dtype} {tuple(node_ids.shape)}; expected global IDs, (K,) int64."
@@ -59,36 +59,38 @@ class RowOwners:
         return ids
 
     def send(self, ids: Tensor, values: Tensor) -> list[Tensor]:
-        """Send values of ascending `ids`, (K,), to the owners; return what each worker sent here; collective."""
+        """Send values of ascending `ids`, (K,), to their owners, in a collective call; return those that arrive."""
         ends = torch.searchsorted(ids, self._ends)
         values = to_device(values, session.comm_device())
         return exchange_tensors(values.split(ends.diff(prepend=ends.new_zeros(1)).tolist()))
 
     def sort(self, ids: Tensor) -> tuple[Tensor, list[int]]:
-        """Positions in `ids`, (K,), by the worker that owns the node, else in order; and how many each worker has."""
+        """Positions in `ids`, (K,), sorted stably by the worker that owns the node, and the number for each worker."""
         owners = torch.searchsorted(self._ends, ids, right=True)
         return owners.argsort(stable=True), owners.bincount(minlength=len(self._ends)).tolist()
 
     def rows(self, ids: Tensor) -> Tensor:
-        """The rows of this worker's nodes, by global ID; `GraphError` for nodes of another type."""
+        """The rows of this worker's nodes by global ID. Raises a GraphError for nodes of another type."""
         ids = to_device(ids, self.node_ids.device)
         if self._first is not None:
             return ids - self._first
-        rows, found = find_sorted(self.node_ids, ids)
-        if not bool(found.all()):
-            raise GraphError(f"A worker asked for node {int(ids[~found][0])}, which is not of the type {self.ntype!r}.")
+        rows, is_own = find_sorted(self.node_ids, ids)
+        if not bool(is_own.all()):
+            raise GraphError(
+                f"A worker asked for node {int(ids[~is_own][0])}, which is not of the type {self.ntype!r}."
+            )
         return rows
 
     def fetch(self, tensor: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The rows of ascending `ids`, (K,), of a tensor of which every worker has those of its nodes; collective.
+        """Fetch the rows of ascending `ids`, (K,); a collective call. `tensor` has the rows of this worker's nodes.
 
         Returns:
-            (K, ...), on the device of `tensor`; and which of this worker's rows each worker got.
+            (K, ...), on the device of `tensor`, and the indices of this worker's rows that each worker fetches.
         """
         asked = self.send(ids, ids)
         rows_sent = list(self.rows(torch.cat(asked)).split(list(map(len, asked))))
         rows = [tensor[rows] for rows in rows_sent]
-        own, rows[self._rank] = rows[self._rank], tensor[:0]  # which does not leave its device
+        own, rows[self._rank] = rows[self._rank], tensor[:0]  # own rows do not leave their device
         arrived = [to_device(received, tensor.device) for received in exchange_tensors(rows)]
         arrived[self._rank] = own
         return torch.cat(arrived), rows_sent
@@ -96,15 +98,14 @@ class RowOwners:
 
 @uncompiled
 def fetch_rows(graph: GraphShardManager, tensor: Tensor, node_ids: Tensor, ntype: str | None = None) -> Tensor:
-    """The rows of any nodes, of a tensor of which every worker has those of its own; called by all workers together.
+    """Fetch the rows of any nodes from the workers that own them; a collective call.
 
-    Each row travels once to each worker that asks for it, however often. In the backward their gradients travel back
-    and are added up.
+    Each row travels once to each worker that asks for it. In the backward the gradients travel back and are added up.
 
     Args:
         graph: the whole graph.
         tensor: (N_i, ...), a row for each of this worker's nodes of the type; equal dtype and width on all workers.
-        node_ids: global IDs, (K,) int64, also of other workers' nodes, also repeated; may be empty.
+        node_ids: global IDs of nodes on any worker, (K,) int64; may repeat, and may be empty.
         ntype: node type; may be left out if there is one.
 
     Returns:
@@ -125,7 +126,7 @@ def fetch_rows(graph: GraphShardManager, tensor: Tensor, node_ids: Tensor, ntype
 
 
 def added_up(values: Tensor, place: Tensor, count: int) -> Tensor:
-    """The sums of the values, (n, ...), of each of so many places, in float32 at least; the same bits in every run."""
+    """Sum the values, (n, ...), of each of `count` places, in float32 at least. All runs give the same bits."""
     values = values.to(accumulation_dtype(values.dtype))
     sums, place = values.new_zeros(count, *values.shape[1:]), to_device(place, values.device)
     if values.is_cpu:
@@ -139,7 +140,7 @@ class _Fetch(Collective):
         self.owners = owners
         self.shape = tensor.shape
         self.wanted, self.place = node_ids.unique(return_inverse=True)
-        self.sent: list[Tensor] = []  # which of this worker's rows each worker got
+        self.sent: list[Tensor] = []  # indices of this worker's rows that each worker has fetched
 
     def forward(self, tensor: Tensor) -> ForwardOutput:
         rows, self.sent = self.owners.fetch(tensor, self.wanted)
@@ -156,35 +157,35 @@ class _Fetch(Collective):
 
 @dataclass(frozen=True)
 class _Route:
-    """The way of pairs from the workers that gave them to those that have them as edges."""
+    """The permutations between pairs on the workers that passed them and edges on the workers that own them."""
 
-    given: Tensor  # this worker's pairs by the worker that has them, then as given, (K,); `sent` to each worker
-    sent: list[int]
-    edges: Tensor  # this worker's edges by the worker that gave them, then as given, (E,); `arrived` from each worker
-    arrived: list[int]
+    pairs: Tensor  # this worker's pairs, sorted stably by the worker that has them as edges, (K,)
+    sent: list[int]  # number of pairs sent to each worker
+    edges: Tensor  # this worker's edges, by the worker that passed them and in its order, (E,)
+    arrived: list[int]  # number of edges from each worker
 
 
 class PairGraph(GraphShardManager):
-    """A graph of pairs, without edge features; `edata["_ID"]` numbers the pairs of worker 0 as given, then of worker 1.
+    """A graph of pairs, created by `pair_graph`. It has no edge features.
 
-    Made by `pair_graph`.
+    `edata["_ID"]` numbers the pairs of worker 0 in the order in which they were passed, then those of worker 1.
     """
 
     _route: _Route
 
     @uncompiled
     def in_given_order(self, values: Tensor) -> Tensor:
-        """Values of the edges, at the workers that gave the pairs and in their order, with gradients; collective.
+        """Send values of edges back to the workers that passed the pairs, in their order; a collective call.
 
         Args:
             values: a row for each edge into this worker, (E, ...), such as `edata["score"]`; equal dtype and width on
-                all workers.
+                all workers. They may need a gradient.
 
         Returns:
-            (K, ...), a row for each pair that this worker gave.
+            (K, ...), a row for each pair that this worker passed.
 
         Raises:
-            GraphError: for values of another length, such as those of a graph made of this one by `add_self_loop`.
+            GraphError: for values of another length, such as those of a graph that `add_self_loop` has returned.
         """
         group, count = self._structure.group, len(self._route.edges)
         with group.guard():
@@ -208,10 +209,10 @@ class _Return(Collective):
         self.route = route
 
     def forward(self, values: Tensor) -> ForwardOutput:
-        return ForwardOutput((_carried(values, self.route.edges, self.route.arrived, self.route.given),))
+        return ForwardOutput((_carried(values, self.route.edges, self.route.arrived, self.route.pairs),))
 
     def backward(self, saved: list[Tensor | None], *grads: Tensor) -> tuple[Tensor]:
-        return (_carried(grads[0], self.route.given, self.route.sent, self.route.edges),)
+        return (_carried(grads[0], self.route.pairs, self.route.sent, self.route.edges),)
 
 
 def _carried(values: Tensor, order: Tensor, counts: list[int], places: Tensor) -> Tensor:
@@ -222,16 +223,16 @@ def _carried(values: Tensor, order: Tensor, counts: list[int], places: Tensor) -
 
 @uncompiled
 def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEtype = None) -> PairGraph:
-    """A graph of the same nodes whose edges are the pairs that all workers give; called by all workers together.
+    """Build a graph of the same nodes whose edges are the pairs that all workers pass; a collective call.
 
-    It takes the place of `dgl.graph((src, dst), num_nodes=g.num_nodes())`: set fields in `ndata`, score the pairs with
-    `apply_edges`, or run layers on it. Frames begin empty. Nodes are this worker's, edges are those into them in the
-    visible order; `in_given_order` brings values back to where the pairs were given. Pairs may be given repeatedly.
+    It replaces `dgl.graph((src, dst), num_nodes=g.num_nodes())`: set fields in `ndata`, score the pairs with
+    `apply_edges`, or run layers on it. It has no fields at first. Nodes are this worker's, edges are those into them in
+    the visible order; `in_given_order` sends values back to the workers that passed the pairs. Pairs may repeat.
 
     Args:
         graph: the whole graph.
-        src: global IDs of the pairs' sources, (K,) int64, also other workers' nodes; may be empty.
-        dst: those of their destinations, (K,).
+        src: global IDs of the pairs' sources on any worker, (K,) int64; may be empty.
+        dst: global IDs of their destinations, (K,).
         etype: edge type of the pairs: one of the graph, or a new (source type, relation, destination type); may be left
             out if there is one.
 
@@ -244,7 +245,7 @@ def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEty
         sources, destinations = RowOwners(graph, kind[0]), RowOwners(graph, kind[2])
         src, dst = sources.checked(src), destinations.checked(dst)
         if len(src) != len(dst):
-            raise GraphError(f"There are {len(src)} sources and {len(dst)} destinations; expected one of each a pair.")
+            raise GraphError(f"There are {len(src)} sources and {len(dst)} destinations; expected one each per pair.")
         call = f"pair_graph along {kind}, graph {graph._structure.signature}"
         group.agree(call)
         ids = torch.arange(len(src), device="cpu") + sum(group.gather_numbers(len(src), call)[: group.rank])
@@ -258,7 +259,7 @@ def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEty
                 sources.rows(asked)
         old, (order, counts) = graph._structure, sources.sort(src)
         shards = [column[order].to(graph.device).split(counts) for column in (src, dst, ids)]
-        start, end = old.node_ranges[old.part]
+        start, end = old.node_ranges[group.rank]
         kinds = torch.zeros(end - start, dtype=torch.int64, device=graph.device)
         for number, of_type in enumerate(old.dst.ids.values()):
             kinds[of_type - start] = number

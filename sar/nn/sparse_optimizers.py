@@ -1,4 +1,4 @@
-"""Optimizers of `DistEmbedding`s: Adam and Adagrad for the rows in use."""
+"""Adam and Adagrad for the rows of `DistEmbedding`s that were used."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,13 +9,13 @@ from sar.nn.embedding import DistEmbedding, SparseOptimizer, State
 
 
 class SparseAdam(SparseOptimizer):
-    """Adam for the rows in use, as `torch.optim.SparseAdam`: moments of the others do not decay.
+    """Adam for the rows that were used, like `torch.optim.SparseAdam`: moments of other rows do not decay.
 
     Args:
         embeddings: a list of `DistEmbedding`.
         lr: learning rate. Default 1e-3.
-        betas: decay of the first and of the second moment. Default (0.9, 0.999).
-        eps: added to the root of the second. Default 1e-8.
+        betas: decay rates of the first and second moments. Default (0.9, 0.999).
+        eps: added to the square root of the second moment. Default 1e-8.
     """
 
     row_state = ("exp_avg", "exp_avg_sq")
@@ -39,14 +39,14 @@ class SparseAdam(SparseOptimizer):
 
 
 class SparseAdagrad(SparseOptimizer):
-    """Adagrad for the rows in use, as `torch.optim.Adagrad` with sparse gradients.
+    """Adagrad for the rows that were used, like `torch.optim.Adagrad` with sparse gradients.
 
     Args:
         embeddings: a list of `DistEmbedding`.
         lr: learning rate. Default 1e-2.
-        lr_decay: in step t the rate is lr / (1 + (t - 1) lr_decay). Default 0.
+        lr_decay: decay of the learning rate, which is lr / (1 + (t - 1) lr_decay) in step t. Default 0.
         initial_accumulator_value: initial value of the sums of squares. Default 0.
-        eps: added to the root of the sum. Default 1e-10.
+        eps: added to the square root of the sum. Default 1e-10.
     """
 
     row_state = ("sum",)

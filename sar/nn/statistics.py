@@ -1,4 +1,4 @@
-"""Statistics over the rows of all workers: batch normalisation, and sums, means and maxima with gradients."""
+"""Batch normalisation, and sums, means and maxima with gradients, over the rows of all workers."""
 
 from typing import Any
 
@@ -15,16 +15,15 @@ from sar.core.eager import uncompiled
 from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 
-ROWS_BIT = 3  # of `_Normalise`'s flags: from here on how many rows a worker has
+ROWS_BIT = 3  # first bit of the number of a worker's rows in the flags of `_Normalise`
 
 
 class DistributedBN1D(_NormBase):
     """`torch.nn.BatchNorm1d` over the nodes of all workers.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased variance over all rows of all workers.
-    Workers send (count, mean, sum of squared deviations), which are combined as by Chan, Golub and LeVeque (1983), so
-    that nothing cancels; `running_var` takes the unbiased variance, as in torch. A worker without rows contributes
-    nothing.
+    Workers send (count, mean, sum of squared deviations), which are combined as by Chan, Golub and LeVeque (1983), to
+    avoid cancellation. `running_var` takes the unbiased variance, as in torch. A worker may have no rows.
 
     Args:
         n_feats: F, number of features.
@@ -59,7 +58,7 @@ class DistributedBN1D(_NormBase):
             (N_i, F).
 
         Raises:
-            GraphError: for another shape, or in training if all workers together have a single row.
+            GraphError: for another shape, or in training if all workers together have one row or none.
         """
         if x.dim() != 2 or x.shape[1] != self.n_feats or not x.is_floating_point():
             raise GraphError(
@@ -76,17 +75,16 @@ class DistributedBN1D(_NormBase):
 def convert_batchnorm(model: nn.Module) -> nn.Module:
     """Replace every `torch.nn.BatchNorm1d` in a model by a `DistributedBN1D` with its parameters and statistics.
 
-    The parameters stay the same objects, so that an optimizer made before goes on with them; hooks stay, too.
+    The parameters remain the same objects, so existing optimizers stay valid. Hooks are kept, too.
 
     Args:
-        model: changed in place; or a `BatchNorm1d` itself.
+        model: a model, which is changed in place, or a `BatchNorm1d`.
 
     Returns:
         The model, or its replacement.
 
     Raises:
-        ConfigError: for batch normalisation of other dimensions, or one that has not seen its input yet; nothing is
-            changed then.
+        ConfigError: for batch normalisation of other dimensions, or for a lazy one. Then nothing is changed.
     """
     replacements: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
@@ -99,7 +97,7 @@ def convert_batchnorm(model: nn.Module) -> nn.Module:
             norm.running_mean, norm.running_var = module.running_mean, module.running_var
             norm.num_batches_tracked = module.num_batches_tracked
             for key, hooks in vars(module).items():
-                if "_hook" in key:  # as torch names all of them; the same objects, so that their handles still work
+                if "_hook" in key:  # torch names all of them so; sharing the dictionaries keeps their handles valid
                     setattr(norm, key, hooks)
             replacements[module] = norm.train(module.training)
         elif isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
@@ -143,7 +141,7 @@ class _OverAllWorkers(Collective):
 
 
 class _Normalise(_OverAllWorkers):
-    """Normalises by the statistics of all workers; returns them too, as constants."""
+    """Normalises by the statistics of all workers, and returns these as constants, too."""
 
     def __init__(self, x: Tensor, eps: float, group: Group | None, training: bool) -> None:
         mode, gradients = "training" if training else "evaluation", "on" if torch.is_grad_enabled() else "off"
@@ -164,7 +162,7 @@ class _Normalise(_OverAllWorkers):
         wide = x.to(accumulation_dtype(x.dtype))
         own_mean = wide.mean(0) if len(x) else wide.new_zeros(x.shape[1])
         own = torch.cat([wide.new_full((1,), len(x)), own_mean, (wide - own_mean).square().sum(0)])
-        # As by Chan, Golub and LeVeque; in the same order on all workers, which therefore get the same bits.
+        # As by Chan, Golub and LeVeque, and in the same order on all workers, so that they get the same bits.
         counts, means, deviations = self.from_all(own).split([1, x.shape[1], x.shape[1]], dim=1)
         count = counts.sum()
         mean = (counts * means).sum(0) / count
@@ -187,25 +185,25 @@ class _Normalise(_OverAllWorkers):
 
 @uncompiled
 def global_sum(values: Tensor) -> Tensor:
-    """The sum of the workers' tensors, of equal shape and dtype; a collective call.
+    """Sum the workers' tensors, which have equal shapes and dtypes; a collective call.
 
-    The losses of all workers may depend on it: its gradients are summed too, so each worker's values get that of all
-    losses together.
+    The losses of all workers may depend on the sum. Its gradients are summed, too, so each worker's values get the
+    gradient of the sum of all losses.
     """
     return _GlobalSum(values).apply(values)[0]
 
 
 def global_mean(x: Tensor) -> Tensor:
-    """The mean over the rows of all workers, (N_i, ...) to (...); otherwise as `global_sum`."""
+    """The mean over the rows of all workers, from (N_i, ...) to (...); otherwise like `global_sum`."""
     own = x.sum(0, dtype=accumulation_dtype(x.dtype))
     total = global_sum(torch.cat([own.reshape(-1), own.new_full((1,), len(x))]))
     return (total[:-1] / total[-1].detach()).view(x.shape[1:]).to(x.dtype)
 
 
 def global_max(x: Tensor) -> Tensor:
-    """The maximum over the rows of all workers, (N_i, ...) to (...), of which equal ones share the gradient.
+    """The maximum over the rows of all workers, from (N_i, ...) to (...). Equal maxima share the gradient.
 
-    As of `torch.amax`, NaN is the greatest, and makes the gradient NaN.
+    As in `torch.amax`, NaN is the greatest value, and makes the gradient NaN.
     """
     with torch.no_grad():
         greatest = all_max(x.amax(0) if len(x) else x.new_full(x.shape[1:], -torch.inf))
@@ -213,11 +211,6 @@ def global_max(x: Tensor) -> Tensor:
         ties = global_sum(equal.sum(0, dtype=accumulation_dtype(x.dtype)))
         ties = ties.maximum((~greatest.isnan()).to(ties.dtype))  # without any rows there are none
     return greatest + (global_sum((zeros_of(x) * equal).sum(0)) / ties).to(x.dtype)
-
-
-def zeros_of(x: Tensor) -> Tensor:
-    """Zeros that bring x its gradient; x - x would be NaN if x is infinite."""
-    return _Zeros.apply(x)
 
 
 class _Zeros(torch.autograd.Function):
@@ -228,6 +221,10 @@ class _Zeros(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, grad: Tensor) -> Tensor:
         return grad
+
+
+zeros_of = _Zeros.apply
+"""Zeros whose gradient is passed on to x. We do not use x - x, because it is NaN if x is infinite."""
 
 
 class _GlobalSum(_OverAllWorkers):

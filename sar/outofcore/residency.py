@@ -202,15 +202,6 @@ class Residency(TorchDispatchMode):
                 tracked.pages = Pages(slot, address).fill(slot)
         return tracked.pages
 
-    def before_fork(self) -> None:
-        """Freeze all pages, so that after the fork neither process sees the other's writes."""
-        self.file.keep()
-        own_pages = [
-            tracked.pages for tracked in self._storages.values() if tracked.pages and tracked.storage() is not None
-        ]
-        for pages in (*own_pages, *self._in_file.values()):
-            pages.freeze()
-
     # -- tensors that other workers read
 
     def publish(self, tensor: Tensor) -> SharedTensor:
@@ -218,7 +209,9 @@ class Residency(TorchDispatchMode):
         tensor = tensor.detach()
         if tensor.nbytes < max(spillable.LEAST_BYTES, 1):
             return SharedTensor(tensor.clone(memory_format=torch.contiguous_format))
-        if (mapping := self._frozen(tensor)) is not None:
+        mapping = self._in_file.get(_address(tensor)) if tensor.is_contiguous() else None
+        if mapping is not None:
+            mapping.freeze()
             return Published.of(mapping.slot, tensor.shape, tensor.dtype, _begin(tensor, mapping))
         storage = tensor.untyped_storage()
         tracked, pages = self._storages.get(storage._cdata), None
@@ -244,7 +237,9 @@ class Residency(TorchDispatchMode):
     # -- tensors in the file
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self._tensor(Mapping(self.file.slot(prod(shape) * dtype.itemsize)), shape, dtype)
+        mapping = Mapping(self.file.slot(prod(shape) * dtype.itemsize))
+        self._in_file[mapping.address + mapping.begin] = mapping
+        return mapping.tensor(shape, dtype)
 
     def moved(self, tensor: Tensor) -> Tensor:
         """Move a tensor to the file, as `TensorFile.moved` does. Small tensors share a slot."""
@@ -258,17 +253,6 @@ class Residency(TorchDispatchMode):
         place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # with a version counter of its own
         self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
         return place.copy_(tensor)
-
-    def _tensor(self, mapping: Mapping, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        self._in_file[mapping.address + mapping.begin] = mapping
-        return mapping.tensor(shape, dtype)
-
-    def _frozen(self, tensor: Tensor) -> Mapping | None:
-        """Freeze a tensor's mapping in the file and return it; None if the tensor is not in the file."""
-        mapping = self._in_file.get(_address(tensor)) if tensor.is_contiguous() else None
-        if mapping is not None:
-            mapping.freeze()
-        return mapping
 
 
 def _address(tensor: Tensor) -> int:
@@ -298,8 +282,13 @@ def _tensors(values: Sequence[Any], tensors: list[Tensor] | None = None) -> list
 
 
 def _before_fork() -> None:
+    """Freeze all pages, so that after the fork neither process sees the other's writes."""
     for residency in _all:
-        residency.before_fork()
+        residency.file.keep()
+        storages = residency._storages.values()
+        own_pages = [tracked.pages for tracked in storages if tracked.pages and tracked.storage() is not None]
+        for pages in (*own_pages, *residency._in_file.values()):
+            pages.freeze()
 
 
 def _in_child() -> None:

@@ -24,6 +24,7 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -66,12 +67,12 @@ class SpillFile:
         if _libc.statfs(os.fsencode(folder), status) != 0:
             reason = os.strerror(ctypes.get_errno())
             raise ConfigError(
-                f"Cannot use {folder} as the folder for spilled tensors: {reason}. Name one that there is."
+                f"Cannot use {folder} as the folder for spilled tensors: {reason}. Choose an existing folder."
             )
         if (kind := _IN_MEMORY.get(status[0])) is not None:
             raise ConfigError(
                 f"The folder {folder} for spilled tensors is on a {kind}, which is memory itself: nothing would be "
-                "saved. Name a folder on a disk."
+                "saved. Choose a folder on a disk."
             )
         try:
             self.fd, name = tempfile.mkstemp(prefix="sar-spill-", dir=folder)
@@ -119,15 +120,15 @@ class SpillFile:
         self.fd = -1
 
 
+@dataclass(eq=False)
 class Slot:
     """A range of the file with `nbytes` bytes of data from `shift` on. Its space is freed with its last reference."""
 
-    def __init__(self, file: SpillFile, begin: int, nbytes: int, room: int) -> None:
-        self.file = file
-        self.begin = begin
-        self.nbytes = nbytes
-        self.shift = 0
-        self._room = room
+    file: SpillFile
+    begin: int
+    nbytes: int
+    _room: int
+    shift: int = field(init=False, default=0)
 
     def __del__(self) -> None:
         self.file.free(self.begin, self._room)
@@ -168,14 +169,14 @@ class Slot:
         return int(result)
 
 
+@dataclass(eq=False)
 class Pages:
     """Memory of the process that is backed by a slot's pages: see [Note: memory of the file]."""
 
-    def __init__(self, slot: Slot, address: int) -> None:
-        self.slot = slot
-        self.address = address
-        self.frozen = False  # whether others may read the slot, so that writes go to private pages
-        self._fresh = True  # True until the page table has entries for the pages
+    slot: Slot
+    address: int
+    frozen: bool = field(init=False, default=False)  # whether others may read the slot, so that writes go elsewhere
+    _fresh: bool = field(init=False, default=True)  # True until the page table has entries for the pages
 
     def fill(self, slot: Slot) -> "Pages":
         """Write the present contents to another slot, which nobody else reads, and map that one in place."""
@@ -193,32 +194,28 @@ class Pages:
 
     def renew(self) -> None:
         """Move to a new slot if this process has written to a frozen one."""
-        if self.frozen and self._changed():
+        if not self.frozen:
+            return
+        try:  # pages that the process has written to are private to it
+            with open("/proc/self/pagemap", "rb", 0) as file:
+                entries = os.pread(file.fileno(), 8 * self.slot.paged // PAGE, 8 * (self._begin // PAGE))
+        except OSError:
+            entries = b""  # the system does not say
+        kinds = {byte >> 5 for byte in set(entries[7::8])}
+        if len(entries) // 8 * PAGE < self.slot.paged or not kinds.isdisjoint(_OWN_PAGES):
             self.fill(self.slot.file.slot(self.slot.nbytes))
 
     def populate(self) -> None:
         """Read all pages into memory, as far as there is room."""
         self.slot.will_need(0, self.slot.nbytes)
         if self._fresh or self.slot.file.is_read:
-            self._advise(_MADV_POPULATE_READ)  # Linux before 5.14 refuses, and reads page by page as they are used
+            # Linux before 5.14 refuses, and reads page by page as they are used.
+            _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_POPULATE_READ)
             self._fresh = False
 
     @property
     def _begin(self) -> int:
         return self.address - self.address % PAGE
-
-    def _advise(self, advice: int) -> None:
-        _libc.madvise(_Address(self._begin), _Size(self.slot.paged), advice)
-
-    def _changed(self) -> bool:
-        """Whether some of the pages are private to the process; True if the system does not say."""
-        try:
-            with open("/proc/self/pagemap", "rb", 0) as file:
-                entries = os.pread(file.fileno(), 8 * self.slot.paged // PAGE, 8 * (self._begin // PAGE))
-        except OSError:
-            return True
-        kinds = {byte >> 5 for byte in set(entries[7::8])}
-        return len(entries) // 8 * PAGE < self.slot.paged or not kinds.isdisjoint(_OWN_PAGES)
 
 
 class Mapping(Pages):
@@ -242,7 +239,7 @@ class Mapping(Pages):
 
     def visit_rows(self) -> None:
         """Turn off the system's own read-ahead, because rows are read in no regular order."""
-        self._advise(_MADV_RANDOM)
+        _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_RANDOM)
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor that shares the mapping's memory, so that writes to it reach the file."""
@@ -251,13 +248,12 @@ class Mapping(Pages):
         return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=self.begin).view(tuple(shape))
 
 
+@dataclass(eq=False)
 class Published(SharedTensor):
     """A tensor in a slot that other workers read, from the slot's byte `begin` on."""
 
-    def __init__(self, rows: Tensor, slot: Slot, begin: int = 0) -> None:
-        super().__init__(rows)
-        self.slot = slot
-        self.begin = begin
+    slot: Slot
+    begin: int = 0
 
     @classmethod
     def of(cls, slot: Slot, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> "Published":

@@ -10,7 +10,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, setitem
 from typing import Any, Final
 
 import torch
@@ -18,26 +19,17 @@ import torch.autograd.profiler as profiler
 from numpy.random import mtrand
 from torch.nn.parallel import DistributedDataParallel
 
-from sar.comm.statistics import Listener, counters, listeners
+from sar.comm.statistics import counters, listeners
 from sar.config import Config
 from sar.errors import ConfigError
 from sar.outofcore.turns import Swapped
 
 
 def _attributes(owner: object, *names: str) -> Swapped:
-    """Several attributes of a class or module."""
-
-    def put(values: tuple[Any, ...]) -> None:
-        for name, value in zip(names, values, strict=True):
-            setattr(owner, name, value)
-
-    return Swapped(lambda: attrgetter(*names)(owner), put)
-
-
-def _take_warnings() -> dict[str, Any]:
-    """The attributes of the module `warnings` that `catch_warnings` changes."""
-    names = "filters", "showwarning", "_showwarnmsg_impl"
-    return {name: vars(warnings)[name] for name in names if name in vars(warnings)}
+    """Several attributes of an object or module."""
+    return Swapped(
+        lambda: attrgetter(*names)(owner), lambda values: vars(owner).update(zip(names, values, strict=True))
+    )
 
 
 def _put_warnings(attributes: dict[str, Any]) -> None:
@@ -47,29 +39,22 @@ def _put_warnings(attributes: dict[str, Any]) -> None:
     vars(warnings).update(attributes)
 
 
-def _put_copy(generator: Any) -> None:
-    mtrand.set_bit_generator(copy.deepcopy(generator))
-
-
-def _put_arguments(arguments: list[str]) -> None:
-    sys.argv[:] = arguments
-
-
-def _put_listeners(those: list[Listener]) -> None:
-    listeners[:] = those
-
+_WARNINGS: Final = {"filters", "showwarning", "_showwarnmsg_impl"} & vars(warnings).keys()
+"""The attributes of the module `warnings` that `catch_warnings` changes."""
+_ALL: Final = slice(None)
 
 STATE: Final = (
     Swapped(torch.get_rng_state, torch.set_rng_state),
-    Swapped(mtrand.get_bit_generator, mtrand.set_bit_generator, _put_copy),  # its state takes 0.2 ms to swap
+    # The generator, because its state takes 0.2 ms to swap.
+    Swapped(mtrand.get_bit_generator, mtrand.set_bit_generator, lambda g: mtrand.set_bit_generator(copy.deepcopy(g))),
     Swapped(random.getstate, random.setstate),
     Swapped(torch.get_default_dtype, torch.set_default_dtype),
     _attributes(Config, *Config.__annotations__),
-    Swapped(_take_warnings, _put_warnings),
+    Swapped(lambda: {name: vars(warnings)[name] for name in _WARNINGS}, _put_warnings),
     Swapped(lambda: dict(vars(counters)), vars(counters).update),
-    Swapped(lambda: list(listeners), _put_listeners),
+    Swapped(lambda: list(listeners), partial(setitem, listeners, _ALL)),
     Swapped(lambda: sys.modules["__main__"], lambda main: sys.modules.update({"__main__": main})),
-    Swapped(lambda: list(sys.argv), _put_arguments),
+    Swapped(lambda: list(sys.argv), lambda arguments: setitem(sys.argv, _ALL, arguments)),
     Swapped(os.getcwd, os.chdir),
     _attributes(sys, "stdout", "stderr"),
     Swapped(
@@ -90,7 +75,9 @@ _REFUSED: Final = (
 @contextmanager
 def refusals() -> Iterator[None]:
     """Context that refuses features which cannot work in a shared process, and makes `atexit` local to a worker."""
-    changes = [(owner, name, _refuse(what, why)) for owner, name, what, why in _REFUSED]
+    changes: list[tuple[Any, str, Any]] = [
+        (owner, name, partial(_refuse, what, why)) for owner, name, what, why in _REFUSED
+    ]
     changes += [(atexit, "register", _register), (atexit, "unregister", _unregister)]
     whole = [getattr(owner, name) for owner, name, _ in changes]
     for owner, name, instead in changes:
@@ -102,13 +89,10 @@ def refusals() -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def _refuse(what: str, why: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(
-            f"{what} cannot run in workers that share a process (SAR_RESIDENT): {why}, or start a process for each."
-        )
-
-    return refuse
+def _refuse(what: str, why: str, *args: Any, **kwargs: Any) -> None:
+    raise ConfigError(
+        f"{what} cannot run in workers that share a process (SAR_RESIDENT): {why}, or start a process for each."
+    )
 
 
 # -- the end of a worker's script

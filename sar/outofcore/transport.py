@@ -38,6 +38,7 @@ class InProcessTransport(Transport):
     def __init__(self, outer: Group, turns: Turns, place: int, residency: Residency | None = None) -> None:
         size = turns.size
         super().__init__(outer.rank * size + place, outer.world_size * size, outer.device)
+        self.local_peers = range(outer.rank * size, (outer.rank + 1) * size)
         self._outer = outer  # group of the W processes
         self._turns = turns
         self._place = place  # index among its process's V workers
@@ -45,11 +46,6 @@ class InProcessTransport(Transport):
         self._group: Member | None = None
         self._away = 0.0  # seconds in which others had the turn
         self._thread = threading.get_ident()
-
-    @property
-    def local_peers(self) -> range:
-        first = self.rank - self._place
-        return range(first, first + self._turns.size)
 
     @property
     def final(self) -> bool:
@@ -81,12 +77,6 @@ class InProcessTransport(Transport):
     def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
         self._turns.fail(PeerError(own), self._place)
         self._outer.stop(self._outer.generation, told, final=final)
-
-    def close(self) -> None:
-        """Do nothing, because the group of the processes outlives its workers."""
-
-    def explain(self, error: RuntimeError, group: Member, call: str, who: str) -> None:
-        """None, because the group of the processes has explained its failures already."""
 
     def whereabouts(self, group: Member, call: str) -> str:
         calls = all_gather_json(self.all_gather, call)
@@ -126,7 +116,8 @@ class InProcessTransport(Transport):
         return "" if waiting is None else waiting.call
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
-        own = Shared(self._publish(read), list(map(self._open, added_to)))
+        open_to_others = SharedTensor if self._residency is None else self._residency.open_to_others
+        own = Shared(self._publish(read), [open_to_others(total) for total in added_to])
         shared: list[Shared] = self._meet("a sharing", own, lambda brought: brought, in_order=in_order)
         return shared
 
@@ -135,10 +126,6 @@ class InProcessTransport(Transport):
         if self._residency is None:
             return [SharedTensor(_copy(tensor)) for tensor in tensors]
         return [self._residency.publish(materialize(tensor)) for tensor in tensors]
-
-    def _open(self, total: Tensor) -> SharedTensor:
-        """Handle through which other workers of the process add to a tensor."""
-        return SharedTensor(total) if self._residency is None else self._residency.open_to_others(total)
 
     # -- operations
 
@@ -188,23 +175,42 @@ class InProcessTransport(Transport):
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
         """See `Transport.post`. Messages go between processes, whose workers of one place have their turns together."""
         with _uncounted(messages=False):
-            return self._outer.post(self._to_process(inbound), self._to_process(outbound), tag, self._call)
+            size = self._turns.size
+            receive = inbound and Message(inbound.peer // size, inbound.data)
+            send = outbound and Message(outbound.peer // size, outbound.data)
+            return self._outer.post(receive, send, tag, self._call)
 
     def wait(self, work: Any, peer: int) -> None:
-        self._outer.wait(work, self._process_of(peer), self._call)
-
-    def _process_of(self, worker: int) -> int:
-        return worker // self._turns.size
-
-    def _to_process(self, message: Message | None) -> Message | None:
-        return None if message is None else message._replace(peer=self._process_of(message.peer))
+        self._outer.wait(work, peer // self._turns.size, self._call)
 
     def all_to_all(
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
     ) -> list[Tensor]:
         """See `Transport.all_to_all`. The workers meet once, and each pair of processes exchanges one message."""
+        size = self._turns.size
+
+        def finish(brought: list[list[SharedTensor]]) -> list[list[list[Tensor]]]:
+            """Messages to the workers of this process, indexed [process][sender][receiver]."""
+            tables, packed = [], []
+            for process in range(self._outer.world_size):
+                receivers = slice(process * size, (process + 1) * size)
+                table = [[shared.rows for shared in sent[receivers]] for sent in brought]
+                messages = [message for row in table for message in row] if process != self._outer.rank else []
+                # One message to each process, with its size in bytes and the messages' lengths in front.
+                lengths = torch.tensor([0, *map(len, messages)], dtype=torch.int64, device="cpu")
+                lengths[0] = lengths.nbytes + lengths.sum()
+                tables.append(table)
+                packed.append(torch.cat([lengths.view(torch.uint8), *messages]))
+            for process, message in enumerate(self._outer.exchange(self._call, packed)):
+                if process != self._outer.rank:
+                    head, rest = message.split([8 * (size * size + 1), len(message) - 8 * (size * size + 1)])
+                    pieces = iter(rest.split(head.view(torch.int64).tolist()[1:]))
+                    tables[process] = [[next(pieces) for _ in range(size)] for _ in range(size)]
+            return tables
+
         own = self._publish([bytes_of(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
-        arrived = group.wait_for(lambda: self._all_to_all(own), call)
+        tables = group.wait_for(lambda: self._meet("an exchange", own, finish), call)
+        arrived: list[Tensor] = [sent[self._place] for table in tables for sent in table]
         counters.bytes_sent += sum(len(shared.rows) for shared in own)
         counters.bytes_received += sum(map(len, arrived))
         counters.messages_sent += sum(len(shared.rows) > 0 for shared in own)
@@ -223,25 +229,6 @@ class InProcessTransport(Transport):
         received = self.all_to_all(group, call, buffers, into)
         return lambda: received
 
-    def _all_to_all(self, own: list[SharedTensor]) -> list[Tensor]:
-        """The bytes that every worker sent to this one, by rank; `own[q]` goes to worker q."""
-        size = self._turns.size
-
-        def finish(brought: list[list[SharedTensor]]) -> list[list[list[Tensor]]]:
-            """Messages to the workers of this process, indexed [process][sender][receiver]."""
-            tables = []
-            for process in range(self._outer.world_size):
-                receivers = slice(process * size, (process + 1) * size)
-                tables.append([[shared.rows for shared in sent[receivers]] for sent in brought])
-            messages = [_packed(table if p != self._outer.rank else []) for p, table in enumerate(tables)]
-            for process, message in enumerate(self._outer.exchange(self._call, messages)):
-                if process != self._outer.rank:
-                    tables[process] = _unpacked(message, size)
-            return tables
-
-        tables = self._meet("an exchange", own, finish)
-        return [sent[self._place] for table in tables for sent in table]
-
 
 @contextmanager
 def _uncounted(*, messages: bool = True) -> Iterator[None]:
@@ -259,17 +246,3 @@ def _copy(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     with _disable_current_modes():
         return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _packed(table: list[list[Tensor]]) -> Tensor:
-    """Pack messages into one, with its size in bytes and the messages' lengths in front."""
-    flat = [message for row in table for message in row]
-    lengths = torch.tensor([0, *map(len, flat)], dtype=torch.int64, device="cpu")
-    lengths[0] = lengths.nbytes + lengths.sum()
-    return torch.cat([lengths.view(torch.uint8), *flat])
-
-
-def _unpacked(message: Tensor, size: int) -> list[list[Tensor]]:
-    lengths = message[: 8 * (size * size + 1)].view(torch.int64).tolist()[1:]
-    pieces = iter(message[8 * (size * size + 1) :].split(lengths))
-    return [[next(pieces) for _ in range(size)] for _ in range(size)]

@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -72,24 +73,19 @@ def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.ar
         )
     if not environ.get("SAR_SPILL_DIR"):
         raise ConfigError("SAR_RESIDENT needs SAR_SPILL_DIR, a folder on a disk for what is not in memory.")
-    parts = environ.get("SAR_PARTS") or _number_of_parts(argv)
-    if parts is None or not str(parts).isdecimal() or int(parts) < 1:
-        state = "is not set" if parts is None else f"is {parts!r}"
-        raise ConfigError(
-            f"SAR_PARTS {state}, and no argument of the script names a directory of partitions that is there; name it, "
-            "or set SAR_PARTS to the number of partitions."
-        )
-    return Wanted(int(parts), Path(environ["SAR_SPILL_DIR"]))
-
-
-def _number_of_parts(argv: Sequence[str]) -> str | None:
-    """Number of partitions of the first argument that names a partition's JSON file, or the directory of one."""
-    for word in argv[1:]:
+    parts = environ.get("SAR_PARTS") or None
+    for word in argv[1:] if parts is None else []:  # the first that names a JSON file of partitions, or its directory
         named = Path(word.rpartition("=")[2])
         for file in [named] if named.suffix == ".json" else sorted(named.glob("*.json")) if named.is_dir() else []:
             with suppress(OSError, ValueError, TypeError, KeyError):
-                return str(int(json.loads(file.read_text())["num_parts"]))
-    return None
+                parts = parts or str(int(json.loads(file.read_text())["num_parts"]))
+    if parts is None or not str(parts).isdecimal() or int(parts) < 1:
+        state = "is not set" if parts is None else f"is {parts!r}"
+        raise ConfigError(
+            f"SAR_PARTS {state}, and no argument of the script names an existing directory of partitions; pass one, "
+            "or set SAR_PARTS to the number of partitions."
+        )
+    return Wanted(int(parts), Path(environ["SAR_SPILL_DIR"]))
 
 
 def initialize_comms(
@@ -146,8 +142,19 @@ def _run_script_again(asked: Wanted) -> None:
     size = -(-asked.parts // group.world_size)
     if size == 1:
         return
-    main = sys.modules["__main__"]
-    code = _code_of(main)
+    main, code = sys.modules["__main__"], None
+    spec: importlib.machinery.ModuleSpec | None = getattr(main, "__spec__", None)
+    loader: Any = getattr(spec, "loader", None)
+    if spec is not None and loader is not None:  # python -m
+        code = loader.get_code(spec.name)
+    if code is None:
+        file = getattr(main, "__file__", None)
+        if file is None or not os.path.isfile(file):
+            raise ConfigError(
+                "Workers that share a process (SAR_RESIDENT) run a script once for each, but this program has no file."
+            )
+        with io.open_code(os.path.abspath(file)) as stream:
+            code = compile(stream.read(), file, "exec")
     with group.guard():
         group.agree(f"starting {size} workers in each process")
     threads = run_in_turns(size, lambda place: _run_script(main, code), asked.folder)
@@ -231,23 +238,7 @@ def _run_script(main: ModuleType, code: CodeType) -> int:
     return 0
 
 
-def _code_of(main: ModuleType) -> CodeType:
-    """Compiled code of the program that runs as `__main__`. Raises a ConfigError if it has no file (a notebook)."""
-    spec: importlib.machinery.ModuleSpec | None = getattr(main, "__spec__", None)
-    loader: Any = getattr(spec, "loader", None)
-    if spec is not None and loader is not None:  # python -m
-        code: CodeType | None = loader.get_code(spec.name)
-        if code is not None:
-            return code
-    file = getattr(main, "__file__", None)
-    if file is None or not os.path.isfile(file):
-        raise ConfigError(
-            "Workers that share a process (SAR_RESIDENT) run a script once for each; there is no file of this program."
-        )
-    with io.open_code(os.path.abspath(file)) as stream:
-        return compile(stream.read(), file, "exec")
-
-
+@dataclass(eq=False)
 class WorkerThreads:
     """Runs `work(place)` in a thread for each of the workers that share the turns.
 
@@ -255,31 +246,44 @@ class WorkerThreads:
     failures: the exceptions, by place.
     """
 
-    def __init__(self, turns: Turns, work: Callable[[int], Any]) -> None:
-        self.turns = turns
-        self.work = work
-        self.results: list[Any] = [None] * turns.size
-        self.failures: dict[int, BaseException] = {}
-        self._threads = [
-            threading.Thread(target=self._run, args=(place,), name=f"sar-worker-{turns.first + place}", daemon=True)
-            for place in range(turns.size)
-        ]
+    turns: Turns
+    work: Callable[[int], Any]
+    results: list[Any] = field(init=False, default_factory=list)
+    failures: dict[int, BaseException] = field(init=False, default_factory=dict)
+    _threads: list[threading.Thread] = field(init=False, default_factory=list)
 
     def run(self, others_work: Callable[[], bool] = lambda: False) -> None:
         """Run all workers to their end: see [Note: watching turns].
 
         `others_work` returns whether this process waits for another process, which is not a stall of its own.
         """
+        self.results = [None] * self.turns.size
+        for place in range(self.turns.size):
+            name = f"sar-worker-{self.turns.first + place}"
+            self._threads.append(threading.Thread(target=self._run, args=(place,), name=name, daemon=True))
         for thread in self._threads:
             thread.start()
+        interrupt: KeyboardInterrupt | None = None
         try:
             self._watch(others_work)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            interrupt = error
             self.turns.fail(PeerError("Ctrl-C has ended the workers of this process."), now=True)
-            self._interrupt()
-            self._end()
-            raise
-        self._end()
+            for thread in self._threads:
+                if thread.is_alive() and thread.ident is not None:
+                    number, raised = ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(number, raised)
+        # Wait for the threads to end; after an error for `GRACE` seconds at most.
+        deadline = time.monotonic() + (GRACE if self.turns.ended_by is not None else float("inf"))
+        for thread in self._threads:
+            thread.join(max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)))
+        for place, thread in enumerate(self._threads):
+            if thread.is_alive():
+                left_by = self.turns.ended_by
+                self.failures.setdefault(place, left_by if left_by is not None else PeerError("still running"))
+                logger.error("worker %d does not end, and is left behind", self.turns.first + place)
+        if interrupt is not None:
+            raise interrupt
 
     def _run(self, place: int) -> None:
         try:
@@ -309,7 +313,12 @@ class WorkerThreads:
                 self.turns.fail(CommunicationTimeout(self._stuck(idle)), now=True)
             elif idle >= max(STALL_SECONDS, 2 * reported):
                 reported = idle
-                print(f"{self._stuck(idle)}\n{self._stacks()}", file=sys.stderr, flush=True)
+                frames = sys._current_frames()
+                lines = [self._stuck(idle), "\n"]
+                for thread in self._threads:
+                    if (frame := frames.get(thread.ident or 0)) is not None:
+                        lines += [f"{thread.name}:\n", *traceback.format_stack(frame)]  # the innermost call last
+                print("".join(lines), file=sys.stderr, flush=True)
 
     def _stuck(self, seconds: float) -> str:
         holder = self.turns.first + self.turns.holder
@@ -319,32 +328,7 @@ class WorkerThreads:
             f"Its latest call: {self.turns.latest[self.turns.holder]}"
         )
 
-    def _stacks(self) -> str:
-        """Stack trace of each worker, the innermost call last."""
-        frames = sys._current_frames()
-        stacks = [(thread.name, frames.get(thread.ident or 0)) for thread in self._threads]
-        return "".join(f"{name}:\n{''.join(traceback.format_stack(frame))}" for name, frame in stacks if frame)
-
-    def _end(self) -> None:
-        """Wait for the threads to end; after an error for `GRACE` seconds at most."""
-        deadline = time.monotonic() + (GRACE if self.turns.ended_by is not None else float("inf"))
-        for thread in self._threads:
-            thread.join(max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)))
-        for place, thread in enumerate(self._threads):
-            if thread.is_alive():
-                error = self.turns.ended_by
-                self.failures.setdefault(place, error if error is not None else PeerError("still running"))
-                logger.error("worker %d does not end, and is left behind", self.turns.first + place)
-
     @property
     def some_left(self) -> bool:
         """Whether some threads are still running."""
         return any(thread.is_alive() for thread in self._threads)
-
-    def _interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the workers' threads."""
-        for thread in self._threads:
-            if thread.is_alive() and thread.ident is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
-                )

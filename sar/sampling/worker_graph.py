@@ -130,7 +130,7 @@ def make_worker_graph(
     """
     logger.info("preparing %s", settings)
     group = session.current_group()
-    part = graph._structure.part
+    part = graph._structure.group.rank
     etypes = [found.etype for found in edges]
     if prob is not None and not any(prob in graph.edges[etype].data for etype in etypes):
         raise FieldError(f"prob={prob!r} is not an edge field of the graph; expected one of {sorted(graph.edata)}.")

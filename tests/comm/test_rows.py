@@ -17,7 +17,7 @@ HALF_DIGITS = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
 def travelled(columns, dtype):
     """The columns as they arrive, through a message that held other things before."""
     row, rows = RowFormat.of(columns).narrowed(dtype), len(columns[0])
-    message = torch.full((row.message_bytes(rows),), 255, dtype=torch.uint8)
+    message = torch.full((row.layout(rows).nbytes,), 255, dtype=torch.uint8)
     for column, place in zip(columns, row.rows(message, rows), strict=True):
         place.write(column.clone())
     return [place.read(CPU, column.dtype) for column, place in zip(columns, row.rows(message, rows), strict=True)]
@@ -107,6 +107,6 @@ def test_what_a_message_takes(field, half, header):
     narrowed = RowFormat((field,)).narrowed(half)
     (kept,) = narrowed.fields
     size = -(-8 * prod(kept.shape) * kept.dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    assert narrowed.message_bytes(8) == size + header
+    assert narrowed.layout(8).nbytes == size + header
     assert RowFormat((field,)).narrowed(None).fields == (field,)
     assert not field.scaled

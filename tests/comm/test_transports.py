@@ -133,7 +133,8 @@ def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_pl
                 if fetch:
                     assert torch.equal(rows[0][index] if in_place else rows[0], x[halo.owner][index])
                 if give:
-                    add(index if in_place else torch.arange(halo.rows), x[halo.owner][index] * (rank + 1), grads[0])
+                    rows = index if in_place else torch.arange(halo.end - halo.begin)
+                    add(rows, x[halo.owner][index] * (rank + 1), grads[0])
         return total
 
     threads = in_turns(workers, work)

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
 
 import sar
-from sar.comm.group import Paused
 from sar.core import collective, overlap
+from sar.core.overlap import Overlapping
 from sar.core.passing import builtin
 from tests.core.attempts import catch, fail_on_all_ranks
 from tests.matrix import corner
@@ -33,8 +33,8 @@ def in_two_halves():
         events.append("rest")
         return finish(paused)
 
-    finish = Paused.finish
-    with patch.object(collective, "SMALL_TILE", 0), patch.object(Paused, "finish", note_end):
+    finish = Overlapping.finish
+    with patch.object(collective, "SMALL_TILE", 0), patch.object(Overlapping, "finish", note_end):
         yield events
 
 

@@ -235,12 +235,12 @@ def make_sampling_graph(structure: Structure) -> Any:
     read = {relation.etype: source_ids(structure, relation) for relation in structure.relations}
     halos = {ntype: ids[:0] for ntype, ids in structure.src.ids.items()}
     for (ntype, _, _), ids_by_part in read.items():
-        remote = [ids for part, ids in enumerate(ids_by_part) if part != structure.part]
+        remote = [ids for part, ids in enumerate(ids_by_part) if part != structure.group.rank]
         halos[ntype] = torch.cat([halos[ntype], *remote]).unique()
     edges = {}
     for relation in structure.relations:
         places = [torch.searchsorted(halos[relation.etype[0]], ids) + relation.num_src for ids in read[relation.etype]]
-        places[structure.part] = torch.arange(relation.num_src, device=structure.device)
+        places[structure.group.rank] = torch.arange(relation.num_src, device=structure.device)
         src = [place[block.cols.long()] for place, block in zip(places, relation.blocks, strict=True)]
         dst = [block.destinations(0, block.num_edges) for block in relation.blocks]
         edges[relation.etype] = (torch.cat(src).cpu(), torch.cat(dst).cpu())
@@ -321,7 +321,7 @@ def _edges_here(
         """Values by the worker of the source, and what others have for edges out of this worker's nodes."""
         if not both_ends:
             return torch.cat([*pieces]).cpu()
-        sent = [piece[:0] if part == structure.part else piece for part, piece in enumerate(pieces)]
+        sent = [piece[:0] if part == structure.group.rank else piece for part, piece in enumerate(pieces)]
         device = session.comm_device()
         received = exchange_tensors([to_device(piece.detach().contiguous(), device) for piece in sent])
         return torch.cat([piece.cpu() for piece in (*pieces, *received)])

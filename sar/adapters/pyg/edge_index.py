@@ -48,7 +48,7 @@ class Numbering:
     def __init__(self, graph: GraphShardManager) -> None:
         self.graph = graph
         self.relation = graph.call_context().relation
-        self.part = graph._structure.part
+        self.part = graph._structure.group.rank
         # The number of the first source in each other partition, and one more than the last; with 0 for this worker's.
         self.bounds = list(accumulate(map(len, self.relation.halos), initial=self.relation.num_src))
         self.starts = [0 if part == self.part else start for part, start in enumerate(self.bounds[:-1])]

@@ -78,7 +78,7 @@ def source_ids(structure: Structure, relation: Relation) -> list[Tensor]:
     """Global IDs of the nodes that a relation reads in each partition, (N_read,) int64; all nodes of this worker's."""
     starts = [start for start, _ in structure.node_ranges]
     ids = [halo.long() + start for halo, start in zip(relation.halos, starts, strict=True)]
-    ids[structure.part] = structure.src.ids[relation.etype[0]]
+    ids[structure.group.rank] = structure.src.ids[relation.etype[0]]
     return ids
 
 

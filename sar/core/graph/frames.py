@@ -67,19 +67,17 @@ class Frame(Fields):
     def __repr__(self) -> str:
         return repr(self._columns)
 
-    def clone(self) -> "Frame":
-        """A frame with the same columns. Setting fields on it does not change this one."""
-        return Frame(self.rows, self.device, self.what, self._columns)
-
-    def to(self, device: torch.device) -> "Frame":
-        return Frame(self.rows, device, self.what, {k: v.to(device) for k, v in self._columns.items()})
+    def clone(self, device: torch.device | None = None) -> "Frame":
+        """A frame with the same columns, on another device if it is passed. Setting fields does not change this one."""
+        columns = self._columns if device is None else {k: v.to(device) for k, v in self._columns.items()}
+        return Frame(self.rows, device or self.device, self.what, columns)
 
 
+@dataclass(eq=False, repr=False)
 class FieldsByType(Fields):
     """Fields of several types. The value of a name is a dictionary from type to column."""
 
-    def __init__(self, frames: dict[Any, Frame]) -> None:
-        self._frames = frames
+    _frames: dict[Any, Frame]
 
     def __getitem__(self, key: str) -> Any:
         columns = {kind: frame[key] for kind, frame in self._frames.items() if key in frame}
@@ -121,17 +119,11 @@ class Frames:
             src = dst = src | dst
         return Frames(src, dst, {etype: self.edge[etype]})
 
-    def clone(self) -> "Frames":
-        """Frames with the same columns. Setting fields on them does not change these."""
-        return self._each(Frame.clone)
-
-    def to(self, device: torch.device) -> "Frames":
-        return self._each(lambda frame: frame.to(device))
-
-    def _each(self, change: Callable[[Frame], Frame]) -> "Frames":
-        src = {ntype: change(frame) for ntype, frame in self.src.items()}
-        dst = src if self.dst is self.src else {ntype: change(frame) for ntype, frame in self.dst.items()}
-        return Frames(src, dst, {etype: change(frame) for etype, frame in self.edge.items()})
+    def clone(self, device: torch.device | None = None) -> "Frames":
+        """Frames with the same columns, on another device if it is passed. Setting fields does not change these."""
+        src = {ntype: frame.clone(device) for ntype, frame in self.src.items()}
+        dst = src if self.dst is self.src else {ntype: frame.clone(device) for ntype, frame in self.dst.items()}
+        return Frames(src, dst, {etype: frame.clone(device) for etype, frame in self.edge.items()})
 
 
 def fields_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Fields:
@@ -139,15 +131,15 @@ def fields_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Fields:
     return frames[kinds[0]] if len(kinds) == 1 else FieldsByType({kind: frames[kind] for kind in kinds})
 
 
+@dataclass(eq=False, repr=False)
 class TypeView:
     """The type of `g.nodes`: `g.nodes[ntype].data` is a frame, and `g.nodes(ntype)` are local IDs.
 
     `resolve` maps a name, or None, to types, and raises a `FieldError` for an unknown name.
     """
 
-    def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]]) -> None:
-        self._frames = frames
-        self._resolve = resolve
+    _frames: Mapping[Any, Frame]
+    _resolve: Callable[[Any], list[Any]]
 
     def __getitem__(self, kind: Any) -> "DataOfType":
         return DataOfType(self._frames[self._resolve(kind)[0]])

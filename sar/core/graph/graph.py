@@ -170,7 +170,7 @@ class GraphShardManager(GraphQueries):
             return self
         structure = self._structure.to(device)
         relations = [relation for relation in structure.relations if relation.etype in self._relations]
-        return self._with(structure, relations, self._frames.to(device))
+        return self._with(structure, relations, self._frames.clone(device))
 
     @uncompiled
     def remove_self_loop(self: Self) -> Self:
@@ -180,14 +180,14 @@ class GraphShardManager(GraphQueries):
     @uncompiled
     def add_self_loop(self: Self) -> Self:
         """A homogeneous graph with an additional self-loop at each node, whose fields are 1. A collective call."""
-        first_node = self.node_ranges[self._structure.part][0]
+        first_node = self.node_ranges[self._structure.group.rank][0]
         return self._with_edges("with self-loops", partial(change_self_loops, first_node=first_node))
 
     def _with_edges(self: Self, how: str, change: Callable[..., tuple[Relation, dict[str, Tensor]]]) -> Self:
         """The graph with the edges that `change` returns. `how` describes the change, for the signature."""
         if not self.is_homogeneous:
             raise GraphError("Self-loops are changed on homogeneous graphs only.")
-        group, part = self._structure.group, self._structure.part
+        group, part = self._structure.group, self._structure.group.rank
         with group.guard():
             old = self._relation(None)
             relation, columns = change(old, dict(self._frames.edge[old.etype]), group, part)

@@ -43,33 +43,26 @@ def build_mfgs(
         group.agree(f"construct_mfgs of {n_layers} layers, keep_seed_nodes {keep_seed_nodes}")
         if n_layers < 1:
             raise GraphError(f"construct_mfgs got n_layers={n_layers}; expected at least 1.")
-        rows = _find_rows(graph, seed_nodes)
+        rows: Rows = {}  # of the seeds, in their order
+        if isinstance(seed_nodes, Mapping):
+            counts = graph.nodes.counts
+            if not set(seed_nodes) <= set(counts):
+                names = sorted(seed_nodes)
+                raise GraphError(f"seed_nodes has the node types {names}; expected some of {list(counts)}.")
+            for ntype, count in counts.items():
+                seeds = seed_nodes.get(ntype, torch.empty(0, dtype=torch.int64, device="cpu"))
+                rows[ntype] = checked_nodes(f"seed_nodes[{ntype!r}]", seeds, (0, count), "rows", graph.device)
+        else:
+            own = partition_data.node_ranges[graph.group.rank]
+            seeds = checked_nodes("seed_nodes", seed_nodes, own, "global IDs", graph.device)
+            for ntype, ids in graph.nodes.ids.items():
+                rows_of_type, is_of_type = find_sorted(ids, seeds)
+                rows[ntype] = rows_of_type[is_of_type]
         layers: list[GraphShardManager] = []
         for depth in range(n_layers):
             structure, features, rows = _make_layer(graph, rows, keep_seed_nodes, depth, library)
             layers.insert(0, make_graph(structure, features, partition_data.partition_book))
     return layers
-
-
-def _find_rows(graph: AgreedGraph, seed_nodes: Seeds) -> Rows:
-    """The rows of the seeds within their types, in the seeds' order."""
-    device = graph.device
-    if isinstance(seed_nodes, Mapping):
-        counts = graph.nodes.counts
-        if not set(seed_nodes) <= set(counts):
-            raise GraphError(f"seed_nodes has the node types {sorted(seed_nodes)}; expected some of {list(counts)}.")
-        none = torch.empty(0, dtype=torch.int64, device="cpu")
-        return {
-            ntype: checked_nodes(f"seed_nodes[{ntype!r}]", seed_nodes.get(ntype, none), (0, count), "rows", device)
-            for ntype, count in counts.items()
-        }
-    own = graph.data.node_ranges[graph.part]
-    seeds = checked_nodes("seed_nodes", seed_nodes, own, "global IDs", device)
-    rows = {}
-    for ntype, ids in graph.nodes.ids.items():
-        rows_of_type, mask = find_sorted(ids, seeds)
-        rows[ntype] = rows_of_type[mask]
-    return rows
 
 
 _OF_A_MASK = {
@@ -120,10 +113,6 @@ class _LayerEdges(NamedTuple):
     halos: list[Tensor]  # nodes that the edges read, partition-local over all types, ascending; empty for its own
     read_rows: list[Tensor]  # this worker's rows that the other one reads
 
-    @property
-    def num_edges(self) -> int:
-        return sum(len(dst) for dst in self.dst)
-
 
 def _make_layer(
     graph: AgreedGraph, rows: Rows, keep_seeds: bool, depth: int, library: GraphLibrary | None
@@ -133,11 +122,19 @@ def _make_layer(
         etype: _find_edges(graph, shards, graph.nodes.ids[etype[2]][rows[etype[2]]])
         for etype, shards in graph.shards.items()
     }
-    sources = {ntype: _find_sources(graph, ntype, edges, own if keep_seeds else own[:0]) for ntype, own in rows.items()}
+    sources: Rows = {}  # nodes that any worker reads: the destinations if they are kept, then the others, ascending
+    for ntype, own in rows.items():
+        is_read = torch.zeros(graph.nodes.counts[ntype], dtype=torch.bool, device=graph.device)
+        for etype, of_relation in edges.items():
+            for read in (of_relation.cols[graph.group.rank], *of_relation.read_rows) if etype[0] == ntype else ():
+                is_read[read.long()] = True
+        first = own if keep_seeds else own[:0]
+        is_read[first] = False
+        sources[ntype] = torch.cat([first, is_read.nonzero().squeeze(1)])
     counts = [
         *map(len, sources.values()),
         *map(len, rows.values()),
-        *(layer_edges.num_edges for layer_edges in edges.values()),
+        *(sum(map(len, layer_edges.dst)) for layer_edges in edges.values()),
     ]
     totals = torch.tensor(graph.group.gather_numbers(counts, "counts of a message flow graph"), device="cpu").sum(0)
     src_counts, dst_counts, edge_counts = (some.tolist() for some in totals.split([len(rows), len(rows), len(edges)]))
@@ -145,26 +142,13 @@ def _make_layer(
         _make_relation(graph, etype, of_relation, sources[etype[0]], len(rows[etype[2]]), total)
         for (etype, of_relation), total in zip(edges.items(), edge_counts, strict=True)
     ]
-    nodes = _node_set(graph, sources, src_counts), _node_set(graph, rows, dst_counts)
+    src, dst = (
+        NodeSet({t: graph.nodes.ids[t][index] for t, index in side.items()}, side, dict(zip(side, counts, strict=True)))
+        for side, counts in ((sources, src_counts), (rows, dst_counts))
+    )
     signature = digest(f"{graph.signature} {depth} layers below the last {totals.tolist()}")
-    structure = Structure(graph.group, graph.device, [*graph.data.node_ranges], *nodes, relations, signature, library)
+    structure = Structure(graph.group, graph.device, [*graph.data.node_ranges], src, dst, relations, signature, library)
     return structure, [of_relation.features for of_relation in edges.values()], sources
-
-
-def _find_sources(graph: AgreedGraph, ntype: str, edges: Mapping[CanonicalEtype, _LayerEdges], first: Tensor) -> Tensor:
-    """Rows of the nodes of a type that any worker reads: those of `first`, then the others, ascending."""
-    is_read = torch.zeros(graph.nodes.counts[ntype], dtype=torch.bool, device=graph.device)
-    for etype, of_relation in edges.items():
-        if etype[0] == ntype:
-            for rows in (of_relation.cols[graph.part], *of_relation.read_rows):
-                is_read[rows.long()] = True
-    is_read[first] = False
-    return torch.cat([first, is_read.nonzero().squeeze(1)])
-
-
-def _node_set(graph: AgreedGraph, rows: Rows, totals: list[int]) -> NodeSet:
-    ids = {ntype: graph.nodes.ids[ntype][index] for ntype, index in rows.items()}
-    return NodeSet(ids, rows, dict(zip(rows, totals, strict=True)))
 
 
 def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -> _LayerEdges:
@@ -176,7 +160,7 @@ def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -
         edges, owner = expand_runs(begin, end)
         first, last = graph.data.node_ranges[part]
         sources = shard.src[edges] - first
-        if part == graph.part:
+        if part == graph.group.rank:
             halo, column = sources[:0].to(torch.int32), graph.index(sources)
         else:
             halo, column = number_distinct(sources, last - first)
@@ -197,7 +181,7 @@ def _make_relation(
     blocks = []
     offset = 0
     for part, (cols, dst) in enumerate(zip(edges.cols, edges.dst, strict=True)):
-        own = part == graph.part
+        own = part == graph.group.rank
         num_src = len(sources) if own else len(edges.halos[part])
         columns = number[cols.long()] if own else cols
         blocks.append(EdgeBlock.from_coo(columns, dst, num_src, num_dst, edge_offset=offset))

@@ -1,7 +1,8 @@
 """Types, counts, degrees, IDs and fields of a graph, under DGL's names."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -16,14 +17,11 @@ from sar.errors import FieldError, GraphError, MissingMethodError
 ALL = "__ALL__"
 
 
+@dataclass(eq=False, repr=False)
 class EdgeTypeView(TypeView):
     """The type of `g.edges`: `g.edges[etype].data` is a frame."""
 
-    def __init__(
-        self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]], missing: Callable[[str], Exception]
-    ) -> None:
-        super().__init__(frames, resolve)
-        self._missing = missing
+    _missing: Callable[[str], Exception]
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise for DGL's `g.edges()`, the ends of all edges, which no worker has."""
@@ -35,9 +33,15 @@ class GraphQueries:
 
     Counts are local: nodes of this worker, edges into it. Names that end in `_global` count the whole graph. Returned
     tensors and lists are copies, which the caller may change, except for fields.
+
+    Attributes:
+        device: the device of the structure and the fields.
+        is_block: whether sources and destinations differ, as on message flow graphs.
     """
 
     batch_size = 1
+    idtype = torch.int64
+    """The dtype of node and edge IDs."""
 
     def __init__(
         self, structure: Structure, relations: list[Relation], frames: Frames, partition_book: Any = None
@@ -46,6 +50,8 @@ class GraphQueries:
         self._relations = {relation.etype: relation for relation in relations}
         self._frames = frames
         self.partition_book = partition_book
+        self.device = structure.device
+        self.is_block = structure.is_block
 
     if not TYPE_CHECKING:  # type checkers should report unknown attributes
 
@@ -57,11 +63,6 @@ class GraphQueries:
         if structure is None or structure.library is None:
             return MissingMethodError(f"A distributed graph has no attribute {name!r}.")
         return structure.library.missing_method(name)
-
-    @property
-    def is_block(self) -> bool:
-        """Whether sources and destinations differ, as on message flow graphs."""
-        return self._structure.is_block
 
     # -- types
 
@@ -122,12 +123,12 @@ class GraphQueries:
             return next(iter(self._relations.values()))
         return self._relations[self.to_canonical_etype(etype)]
 
-    def _ntypes_of(self, ntype: str | None, known: list[str]) -> list[str]:
-        """The named type in a list, or all `known` ones if `ntype` is None."""
+    def _ntypes_of(self, ntype: str | None, ntypes: list[str]) -> list[str]:
+        """The named type in a list, or all of `ntypes` if `ntype` is None."""
         if ntype is None:
-            return known
-        if ntype not in known:
-            raise FieldError(f"There is no node type {ntype!r} here; expected one of {known}.")
+            return ntypes
+        if ntype not in ntypes:
+            raise FieldError(f"There is no node type {ntype!r} here; expected one of {ntypes}.")
         return [ntype]
 
     # -- counts
@@ -201,16 +202,6 @@ class GraphQueries:
     # -- node IDs and devices
 
     @property
-    def device(self) -> torch.device:
-        """The device of the structure and the fields."""
-        return self._structure.device
-
-    @property
-    def idtype(self) -> torch.dtype:
-        """The dtype of node and edge IDs."""
-        return torch.int64
-
-    @property
     def seeds(self) -> Any:
         """The destinations, in the order of their rows.
 
@@ -253,7 +244,8 @@ class GraphQueries:
         Args:
             ntype: node type; may be left out if there is one.
         """
-        original, rows = self._structure.original_ids, self.node_ids(ntype) - self.node_ranges[self._structure.part][0]
+        original, (start, _) = self._structure.original_ids, self.node_ranges[self._structure.group.rank]
+        rows = self.node_ids(ntype) - start
         return None if original is None else original[rows.to(original.device)].long()
 
     @property

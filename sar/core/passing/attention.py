@@ -113,7 +113,7 @@ def attention(
         by_head = x, None if y is x else y, *(p if p is None else p.unsqueeze(0) for p in (attn, attn_dst)), edge_weight
         if len(blocks := column_blocks(context, x, by_head)) > 1:
             return in_blocks(partial(_of_heads, context, score, factor), blocks)
-    seed = int(torch.randint(2**62, (), device="cpu")) + context.structure.part * SEED_STEP if dropout else 0
+    seed = int(torch.randint(2**62, (), device="cpu")) + context.structure.group.rank * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
     signature = context.signature(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
     if spills(x.device):
@@ -139,7 +139,7 @@ class _AttentionCall(Collective):
     def __init__(
         self, context: CallContext, how: Attention, recompute: Callable[..., Tensor] | None, signature: str
     ) -> None:
-        super().__init__(context.group, signature)
+        super().__init__(context.structure.group, signature)
         self.context = context
         self.relation = context.relation
         self.how = how
@@ -198,7 +198,11 @@ class _AttentionCall(Collective):
             received = exchange.exchange_tiles(x.device, fetch, keep=keep, local=local, returns=returns)
         ends = _ends(inputs, *scores)
         note_scores(self.how, stats, ends.y)
-        sums = _zero_gradients(inputs, ends, *totals)
+        ends_grad = totals[0]  # sources and destinations share a gradient if they are the same
+        if inputs.attn_dst is not None or inputs.y is not None:
+            ends_grad = torch.zeros_like(ends.y)
+        attn_grad, weight_grad = (None if each is None else torch.zeros_like(each) for each in (ends.attn, ends.weight))
+        sums = Gradients(totals[0], ends_grad, attn_grad, weight_grad, *totals[1:])
         for block, tile in self.context.tiles(received):
             operands, gradients = ends, sums
             if tile.grads is not None:
@@ -207,7 +211,16 @@ class _AttentionCall(Collective):
             attend_grad(block, self.how, operands, grad, stats, gradients)
         if scores:
             add_score_grads(ends, sums)
-        return [*_input_gradients(inputs, ends, sums), *[None] * len(recompute_from)]
+        y_grad, attn_dst_grad = None if inputs.y is None else sums.y, None
+        if inputs.attn_dst is not None:
+            features, features_grad = ends.x, sums.x
+            if inputs.y is not None:
+                features = inputs.y.detach().to(ends.x.dtype)
+                features_grad = y_grad = torch.zeros_like(features)
+            attn_dst = inputs.attn_dst.to(ends.x.dtype)
+            attn_dst_grad = torch.zeros_like(attn_dst)
+            project_grad(features, attn_dst, sums.y, features_grad, attn_dst_grad)
+        return [*Inputs(sums.x, y_grad, sums.attn, attn_dst_grad, sums.weight), *[None] * len(recompute_from)]
 
 
 def _replaced(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands:
@@ -225,28 +238,3 @@ def _ends(inputs: Inputs, x_score: Tensor | None = None) -> AttentionOperands:
     attn = None if inputs.attn is None else inputs.attn.detach().to(dtype)
     weight = None if inputs.edge_weight is None else inputs.edge_weight.detach().to(dtype)
     return AttentionOperands(x, y, attn, weight, x_score)
-
-
-def _zero_gradients(
-    inputs: Inputs, ends: AttentionOperands, x_grad: Tensor, x_score_grad: Tensor | None = None
-) -> Gradients:
-    """Zeros for the gradients of the kernels' operands. Sources and destinations share one if they are the same."""
-    shared = inputs.attn_dst is None and inputs.y is None
-    y_grad = x_grad if shared else torch.zeros_like(ends.y)
-    attn = None if ends.attn is None else torch.zeros_like(ends.attn)
-    weight = None if ends.weight is None else torch.zeros_like(ends.weight)
-    return Gradients(x_grad, y_grad, attn, weight, x_score_grad)
-
-
-def _input_gradients(inputs: Inputs, ends: AttentionOperands, grads: Gradients) -> Inputs:
-    """Compute the gradients of the inputs from those of the kernels' operands."""
-    if inputs.attn_dst is None:
-        return Inputs(grads.x, None if inputs.y is None else grads.y, grads.attn, None, grads.weight)
-    features, features_grad = ends.x, grads.x
-    if inputs.y is not None:
-        features = inputs.y.detach().to(ends.x.dtype)
-        features_grad = torch.zeros_like(features)
-    attn_dst = inputs.attn_dst.to(ends.x.dtype)
-    attn_dst_grad = torch.zeros_like(attn_dst)
-    project_grad(features, attn_dst, grads.y, features_grad, attn_dst_grad)
-    return Inputs(grads.x, None if inputs.y is None else features_grad, grads.attn, attn_dst_grad, grads.weight)

@@ -5,7 +5,7 @@ memory: the worker holds the messages of all its edges.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -29,20 +29,19 @@ class EdgeFields(NamedTuple):
     edge: Frame
 
 
+@dataclass(eq=False, repr=False)
 class RowView(Mapping[str, Tensor]):
     """Mapping of fields to some of their rows, gathered on first lookup. `read` collects the names looked up."""
 
-    def __init__(self, fields: Fields, gather: Callable[[Tensor], Tensor], read: set[str] | None = None) -> None:
-        self._fields = fields
-        self._gather = gather
-        self._read = read if read is not None else set()
-        self._rows: dict[str, Tensor] = {}
+    _fields: Fields
+    _gather: Callable[[Tensor], Tensor]
+    _read: set[str] = field(default_factory=set)
+    _rows: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     def __getitem__(self, key: str) -> Tensor:
         if key not in self._rows:
-            column = self._fields[key]  # raises the frame's own error
+            self._rows[key] = self._gather(self._fields[key])  # raises the frame's own error
             self._read.add(key)
-            self._rows[key] = self._gather(column)
         return self._rows[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -109,10 +108,10 @@ def checked_results(function: Callable[..., object], results: object, rows: int)
         raise GraphError(
             f"{name} returned a {type(results).__name__}; expected a dictionary from field name to tensor."
         )
-    for field, value in results.items():
+    for key, value in results.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != rows:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise GraphError(f"{name} returned {field!r} with {shape}; expected a tensor of {rows} rows.")
+            raise GraphError(f"{name} returned {key!r} with {shape}; expected a tensor of {rows} rows.")
     return results
 
 
@@ -134,10 +133,7 @@ def results_on_nothing(
         return {name: rows[:0] for name, rows in results.items()}
 
 
-@lru_cache(maxsize=256)
-def _log_once(text: str) -> None:
-    logger.info(text)
-
+_log_once = lru_cache(maxsize=256)(logger.info)
 
 MessageFunction = Callable[[EdgeBatch], Fields]
 NodeFunction = Callable[[NodeBatch], Fields]
@@ -169,30 +165,23 @@ def reduce_mailboxes(
         rows.append(members)
         pieces.append(checked_results(function, function(batch), len(members)))
     if not pieces:
+
+        def call(count: int) -> Mapping[str, Tensor]:
+            # The mailbox depends on the messages, so that this worker's backward reaches the other workers, too.
+            mailbox = {
+                name: torch.cat([m[:0], m.new_zeros(count, *m.shape[1:])]).unsqueeze(1) for name, m in messages.items()
+            }
+            data = RowView(nodes, lambda column: column.new_zeros(count, *column.shape[1:]))
+            members = relation.in_degrees.new_zeros(count)
+            return checked_results(function, function(NodeBatch(members, data, mailbox, relation.etype[2])), count)
+
         rows.append(relation.in_degrees.new_empty(0))
-        pieces.append(_reduce_nothing(relation, function, messages, nodes))
+        pieces.append(results_on_nothing(function, call))
     index, results = torch.cat(rows), {}
     for name in pieces[0]:
         values = torch.cat([piece[name] for piece in pieces])
         results[name] = values.new_zeros(relation.num_dst, *values.shape[1:]).index_copy(0, index, values)
     return results
-
-
-def _reduce_nothing(
-    relation: Relation, function: NodeFunction, messages: dict[str, Tensor], nodes: Fields
-) -> Mapping[str, Tensor]:
-    """Results of the function if no node has messages: fields of the right names and shapes without rows."""
-
-    def call(rows: int) -> Mapping[str, Tensor]:
-        # The mailbox depends on the messages, so that this worker's backward reaches the other workers, too.
-        mailbox = {
-            name: torch.cat([m[:0], m.new_zeros(rows, *m.shape[1:])]).unsqueeze(1) for name, m in messages.items()
-        }
-        data = RowView(nodes, lambda column: column.new_zeros(rows, *column.shape[1:]))
-        members = relation.in_degrees.new_zeros(rows)
-        return checked_results(function, function(NodeBatch(members, data, mailbox, relation.etype[2])), rows)
-
-    return results_on_nothing(function, call)
 
 
 def apply_nodes(function: NodeFunction, new: Mapping[str, Tensor], frame: Frame, ntype: str) -> dict[str, Tensor]:

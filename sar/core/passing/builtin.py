@@ -99,14 +99,15 @@ def parse_message(function: Any) -> Message:
     raise GraphError(f"{name} is not a message function; expected one of dgl.function, or a Python function.")
 
 
-def parse_reduction(function: Any, made: str | None) -> tuple[str, str]:
-    """Read a built-in reducer: its name and its output field. `made` is the output field of the message function."""
+def parse_reduction(function: Any, message_field: str | None) -> tuple[str, str]:
+    """Read a built-in reducer: its name and its output field. `message_field` is that of the message function."""
     if not hasattr(function, "msg_field") or function.name not in REDUCERS:
         name = repr(getattr(function, "name", function))
         raise GraphError(f"{name} is not a reducer; expected {', '.join(REDUCERS)} of dgl.function, or a function.")
-    if made is not None and function.msg_field != made:
+    if message_field is not None and function.msg_field != message_field:
         raise GraphError(
-            f"The message function makes {made!r}, but the reducer reads {function.msg_field!r}; use one name for both."
+            f"The message function makes {message_field!r}, but the reducer reads {function.msg_field!r}; use one name "
+            "for both."
         )
     return function.name, function.out_field
 
@@ -136,7 +137,11 @@ def aggregate(
     Returns:
         The messages combined at their destinations, (N_dst, *message), or written to the edges, (E, *message).
     """
-    operands = (lhs,) if rhs is None else _promoted(lhs, rhs)
+    operands = (lhs,) if rhs is None else (lhs, rhs)
+    if rhs is not None and lhs.dtype != rhs.dtype and torch.is_autocast_enabled(lhs.device.type):  # which mixes dtypes
+        dtype = torch.promote_types(lhs.dtype, rhs.dtype)
+        if lhs.is_floating_point() and rhs.is_floating_point():
+            operands = lhs.to(dtype), rhs.to(dtype)
     if tensor_file.value is not None and reducer is not None and message.op is not Op.DOT:
         sides = zip((message.lhs, message.rhs), operands, strict=False)
         rows = next((x for side, x in sides if side is not None and side.target is Target.U), None)
@@ -179,23 +184,18 @@ class Operation:
 
     @classmethod
     def of(cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> "Operation":
-        """The relation's cached operation, or a new one."""
+        """The relation's cached operation, or a new one, for operands that can be used."""
         operations = context.relation.operations
         shapes = tuple([(x.dtype, x.shape[1:]) for x in operands])
         key = (message, reducer, shapes, context.settings, context.structure.signature, torch.is_grad_enabled())
         operation: Operation | None = operations.get(key)
-        if operation is None:
-            operation = operations[key] = cls.compiled(context, message, reducer, operands)
-            if len(operations) > OPERATIONS:
-                del operations[next(iter(operations))]
-        return operation
-
-    @classmethod
-    def compiled(
-        cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]
-    ) -> "Operation":
-        """Check the operands, and compile the operation."""
-        _check(message, reducer, operands)
+        if operation is not None:
+            return operation
+        dtype, *others = (operand.dtype for operand in operands)
+        if others and dtype != others[0]:
+            raise GraphError(f"The operands of {message} have dtypes {dtype} and {others[0]}; convert one of them.")
+        if not dtype.is_floating_point and not (message.op is Op.COPY and reducer is None):
+            raise GraphError(f"{message} is {dtype}; {REAL_ONLY}")
         sides = [message.lhs] if message.rhs is None else [message.lhs, message.rhs]
         lhs, *rhs = (
             EdgeOperand(None, side.target, tuple(operand.shape[1:]))
@@ -204,9 +204,11 @@ class Operation:
         spec = EdgeMessage(message.op, lhs, *rhs)
         source = next((i for i, operand in enumerate(spec.operands) if operand.target is Target.U), None)
         what = f"update_all, {reducer}" if reducer else "apply_edges"
-        shapes = " and ".join(str(operand.shape) for operand in spec.operands)
-        signature = context.signature(f"{what} of {message}: {operands[0].dtype}, widths {shapes}")
-        dtype, sum_dtype = operands[0].dtype, accumulation_dtype(operands[0].dtype)
+        widths = " and ".join(str(operand.shape) for operand in spec.operands)
+        signature, sum_dtype = (
+            context.signature(f"{what} of {message}: {dtype}, widths {widths}"),
+            accumulation_dtype(dtype),
+        )
         widest = None if source is None else RowFormat((FieldFormat(sum_dtype, spec.operands[source].shape),))
         count = len(sides)
         reads = [operand_values_needed(message.op, side) for side in SIDES[:count]]
@@ -214,7 +216,10 @@ class Operation:
             tuple(any(needed >> i & 1 and reads[i][k] for i in range(count)) for k in range(count))
             for needed in range(4)
         )
-        return cls(spec, reducer, source, dtype, sum_dtype, signature, widest, values_read)
+        operation = operations[key] = cls(spec, reducer, source, dtype, sum_dtype, signature, widest, values_read)
+        if len(operations) > OPERATIONS:
+            del operations[next(iter(operations))]
+        return operation
 
 
 class BuiltinCall(Overlapping):
@@ -317,7 +322,7 @@ class BuiltinCall(Overlapping):
         grad: Tensor,
         needed: int,
         argmax: Tensor | None = None,
-        kept: Mapping[HaloSlice | None, Tensor] | None = None,
+        kept_rows: Mapping[HaloSlice | None, Tensor] | None = None,
     ) -> Steps:
         """Compute the gradients of this worker's operands, after the agreement on the backward.
 
@@ -326,13 +331,18 @@ class BuiltinCall(Overlapping):
             grad: gradient of the result, before the division of means.
             needed: operands that need a gradient on any worker, as bits.
             argmax: edges of the maxima or minima.
-            kept: source rows that the forward has kept.
+            kept_rows: source rows that the forward has kept.
         """
         gradient = EdgeOperand.of(grad, Target.E if self.reducer is None else Target.V)
-        grads = [
-            self._zeros(spec, grad.device, leaves=i == self.source) if needed >> i & 1 else None
-            for i, spec in enumerate(message.operands)
-        ]
+        relation, dtype = self.context.relation, self.operation.sum_dtype
+        rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}
+        grads: list[Tensor | None] = [None] * len(message.operands)
+        for i, spec in enumerate(message.operands):
+            shape = rows[spec.target], *spec.shape
+            if needed >> i & 1 and i == self.source:  # other workers of the process may add to it in their turns
+                grads[i] = empty_spillable(shape, dtype, grad.device, zeros=True)
+            elif needed >> i & 1:
+                grads[i] = torch.zeros(shape, dtype=dtype, device=grad.device)
         received = None
         if self.distributed and self.source is not None:
             own, own_grad = values[self.source], grads[self.source]
@@ -344,35 +354,9 @@ class BuiltinCall(Overlapping):
             if tile.halo is None:
                 yield  # other work may run while the first messages travel
             if tile.halo is not None and self.source is not None:
-                tile_values[self.source] = (kept or {}).get(tile.halo) if tile.rows is None else tile.rows[0]
+                tile_values[self.source] = (kept_rows or {}).get(tile.halo) if tile.rows is None else tile.rows[0]
                 tile_grads[self.source] = None if tile.grads is None else tile.grads[0]
             for i, out in enumerate(tile_grads):
                 if out is not None:
                     aggregate_grad(block, message.with_values(tile_values), SIDES[i], gradient, out, arg=argmax)
         return grads
-
-    def _zeros(self, spec: EdgeOperand, device: torch.device, *, leaves: bool) -> Tensor:
-        """Zeros for a gradient. If it `leaves` memory, other workers of the process may add to it in their turns."""
-        relation, dtype = self.context.relation, self.operation.sum_dtype
-        rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}[spec.target]
-        if leaves:
-            return empty_spillable((rows, *spec.shape), dtype, device, zeros=True)
-        return torch.zeros(rows, *spec.shape, dtype=dtype, device=device)
-
-
-def _promoted(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert operands to the wider of their floating-point dtypes under autocast, which mixes dtypes."""
-    mixed = lhs.dtype != rhs.dtype and lhs.is_floating_point() and rhs.is_floating_point()
-    if not mixed or not torch.is_autocast_enabled(lhs.device.type):
-        return lhs, rhs
-    dtype = torch.promote_types(lhs.dtype, rhs.dtype)
-    return lhs.to(dtype), rhs.to(dtype)
-
-
-def _check(message: Message, reducer: str | None, operands: Sequence[Tensor]) -> None:
-    lhs, *rhs = (operand.dtype for operand in operands)
-    if rhs and lhs != rhs[0]:
-        raise GraphError(f"The operands of {message} have dtypes {lhs} and {rhs[0]}; convert one of them.")
-    copied = message.op is Op.COPY and reducer is None
-    if not lhs.is_floating_point and not copied:
-        raise GraphError(f"{message} is {lhs}; {REAL_ONLY}")

@@ -29,6 +29,7 @@ import torch
 from numpy.random import mtrand
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import TensorWeakRef
 
 from sar.core.passing.reductions import by_head
@@ -52,35 +53,20 @@ class _SeeTensors(TorchFunctionMode):
     def see(self, tensor: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _see_all(self, argument: Any) -> Any:
-        if isinstance(argument, Tensor):
-            return self.see(argument)
-        if type(argument) in (list, tuple):
-            return type(argument)(map(self._see_all, argument))
-        if isinstance(argument, tuple) and hasattr(argument, "_make"):  # a named one
-            return argument._make(map(self._see_all, argument))
-        if type(argument) is dict:
-            return {key: self._see_all(value) for key, value in argument.items()}
-        return argument
-
-    def _know(self, result: Any) -> None:
-        if isinstance(result, tuple | list):
-            for each in result:
-                self._know(each)
-        elif isinstance(result, Tensor) and (self.constants or (result.requires_grad and result.is_leaf)):
-            self.known[id(result)] = result
-
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__" and not isinstance(attribute := func(*args), Tensor):
             return attribute  # reading a shape, for example, does not use a tensor's values
-        result = func(*self._see_all(args), **self._see_all(kwargs or {}))
-        self._know(result)
+        args, kwargs = tree_map_only(Tensor, self.see, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and (self.constants or (each.requires_grad and each.is_leaf)):
+                self.known[id(each)] = each
         return result
 
 
 _HIDDEN = (
-    "A message function gives code that torch cannot look into, such as TorchScript or an autograd function of yours, "
-    "a tensor that has a hook, or that is computed before the call and needs a gradient; give it "
+    "A message function passes to code that torch cannot look into, such as TorchScript or your own autograd function, "
+    "a tensor that has a hook, or that is computed before the call and needs a gradient; pass "
     "`tensor.view_as(tensor)` instead, or set it as a field."
 )
 
@@ -110,12 +96,12 @@ def _first_reached(results: Iterable[Tensor], computed: Iterable[Tensor], start:
 
 
 class FindCaptured(_SeeTensors):
-    """Mode that finds the tensors that a function captures in a run; `given` are its arguments."""
+    """Mode that finds the tensors that a function captures in a run; `arguments` are those of the run."""
 
     constants = True
 
-    def __init__(self, given: Iterable[Tensor]) -> None:
-        super().__init__(given)
+    def __init__(self, arguments: Iterable[Tensor]) -> None:
+        super().__init__(arguments)
         self._found: list[tuple[Tensor, int]] = []
         with torch.inference_mode(False), torch.enable_grad():
             # Autograd numbers its nodes, so those of existing tensors have lower numbers than this one.
@@ -138,6 +124,10 @@ class FindCaptured(_SeeTensors):
         return [tensor for tensor, version in self._found if tensor.requires_grad or tensor._version == version]
 
 
+_EMPTY = CellType()
+"""Equal to the cells of closure variables that have no value yet."""
+
+
 class Captured:
     """The captured tensors of a function, and a copy of the function. Neither keeps the tensors alive between runs.
 
@@ -151,7 +141,7 @@ class Captured:
         if not isinstance(function, FunctionType) or not function.__closure__:
             return
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
-        cells = [CellType(cell.cell_contents) if _is_bound(cell) else cell for cell in function.__closure__]
+        cells = [cell if cell == _EMPTY else CellType(cell.cell_contents) for cell in function.__closure__]
         for cell, original in zip(cells, function.__closure__, strict=True):
             if cell is not original and id(cell.cell_contents) in numbers:
                 self.cells.append((cell, numbers[id(cell.cell_contents)]))
@@ -162,10 +152,6 @@ class Captured:
         copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
         copy.__dict__.update(function.__dict__)
         self.function = copy
-
-
-def _is_bound(cell: CellType) -> bool:
-    return cell != CellType()  # an empty cell means that the variable has no value yet
 
 
 class StandIns(_SeeTensors):
@@ -200,9 +186,9 @@ class StandIns(_SeeTensors):
         self.used.add(number)
         return self.leaves[number]
 
-    def reached(self, results: Iterable[Tensor], given: Iterable[Tensor]) -> list[int]:
-        """Numbers of captured tensors that autograd reaches instead of a leaf. `given` are the run's other leaves."""
-        other_leaves = self.known.keys() | map(id, given)
+    def reached(self, results: Iterable[Tensor], leaves: Iterable[Tensor]) -> list[int]:
+        """Numbers of captured tensors that autograd reaches instead of a leaf. `leaves` are the run's other leaves."""
+        other_leaves = self.known.keys() | map(id, leaves)
         self.known = {id(leaf): leaf for leaf in self.leaves}  # frees the leaves that the function has created
         computed = [tensor for tensor in self.captured if tensor is not None and tensor.grad_fn is not None]
         hidden = [tensor for tensor in _first_reached(results, computed, 0) if id(tensor) not in other_leaves]
@@ -234,7 +220,7 @@ class AmbientState:
         # Modules that the function is or uses: its object, closure variables, and the globals that it names.
         inner = getattr(function, "__func__", function)
         reached = [getattr(function, "__self__", function)]
-        reached += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_bound(cell)]
+        reached += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if cell != _EMPTY]
         if isinstance(inner, FunctionType):
             reached += [inner.__globals__.get(name) for name in inner.__code__.co_names]
         for module in (module for each in reached if isinstance(each, nn.Module) for module in each.modules()):

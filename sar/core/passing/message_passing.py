@@ -162,9 +162,6 @@ class _MaxAtSources(_AtSources):
             total.index_reduce_(0, block.cols, values[block.ids(0, block.num_edges)], "amax")
         return ForwardOutput((greatest,))
 
-    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
-        raise AssertionError("no gradient flows through a maximum at sources")
-
 
 def _keep_greater(rows: Tensor, values: Tensor, total: Tensor) -> None:
     rows = rows.long()

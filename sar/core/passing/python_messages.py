@@ -58,7 +58,7 @@ def run_python(
         `PEAKS` as well.
     """
     recording = record(context, function, fields)
-    messages = recording.made
+    messages = recording.messages
     if reduced is not None:
         if reduced not in messages:
             raise GraphError(
@@ -86,12 +86,9 @@ class Recording(NamedTuple):
 
     read: list[dict[str, Tensor]]  # the fields of sources, destinations and edges that it reads
     captured: list[Tensor]  # tensors that it uses but are not fields; empty without gradient mode
-    made: dict[str, Tensor]  # its messages, (0, ...) each
+    messages: dict[str, Tensor]  # its messages, (0, ...) each
     state: AmbientState
-
-    @property
-    def columns(self) -> list[Tensor]:
-        return [column for fields in self.read for column in fields.values()]
+    columns: list[Tensor]  # all columns of `read`
 
 
 class _Sample(dict[str, Tensor]):
@@ -131,8 +128,9 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
 
     with state.restored():
         recorded = results_on_nothing(function, call)
-    columns = [{name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True)]
-    return Recording(columns, list(captured.values()) if torch.is_grad_enabled() else [], dict(recorded), state)
+    read = [{name: frame[name] for name in sorted(names)} for frame, names in zip(fields, reads, strict=True)]
+    used = list(captured.values()) if torch.is_grad_enabled() else []
+    return Recording(read, used, dict(recorded), state, [column for columns in read for column in columns.values()])
 
 
 class _Recorded(dict[str, Tensor]):
@@ -162,13 +160,13 @@ class PythonCall(Collective):
         edge: Frame,
     ) -> None:
         reducer = next(iter(reductions.values())).reducer
-        reads, makes = recording.read[0], {name: recording.made[name] for name in reductions}
+        reads, makes = recording.read[0], {name: recording.messages[name] for name in reductions}
         self.name = function_name(function)
         signature = context.signature(
             f"{reducer or 'apply_edges'} of {self.name}, which reads {_described(reads)} of the sources "
             f"and makes {_described(makes)}"
         )
-        super().__init__(context.group, signature, distributed=bool(reads))
+        super().__init__(context.structure.group, signature, distributed=bool(reads))
         self.context = context
         self.names = [list(fields) for fields in recording.read]
         self.num_src, self.num_fields = len(reads), len(recording.columns)
@@ -177,7 +175,7 @@ class PythonCall(Collective):
         self.edge_ids = Frame(edge.rows, edge.device, edge.what, {EID: edge[EID]} if EID in edge else None)
         self.reductions = reductions  # by name of the message
         self.differentiable = any(message.requires_grad for message in makes.values())
-        read = RowFormat.of([*recording.columns, *recording.made.values()])
+        read = RowFormat.of([*recording.columns, *recording.messages.values()])
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
         self.captured = Captured(function, recording.captured)
         self.state = recording.state
@@ -371,27 +369,22 @@ class _GradientSums:
         reached = leaves.reached(messages, inputs)
         used = [*inputs, *(leaves.leaves[i] for i in self.wanted), *(leaves.captured[i] for i in reached)]
         input_grads = torch.autograd.grad(messages, used, grads, allow_unused=True)
-        self._add_to_fields(block, tile, input_grads[: len(inputs)])
+        field_grads, returned = iter(input_grads), iter(tile.grads or ())
+        for i, total in enumerate(self.totals):
+            if total is None:
+                continue
+            grad = next(field_grads)
+            if tile.halo is not None and i < call.num_src:
+                total = next(returned)
+            if grad is not None and i < call.first_edge_field:
+                total += grad
+            elif grad is not None:
+                add_to_edges(total, block, grad)
         for number, grad in zip([*self.wanted, *reached], input_grads[len(inputs) :], strict=True):
             before = self.captured[number]
             if grad is not None:
                 grad = grad.to(accumulation_dtype(grad.dtype))
                 self.captured[number] = grad if before is None else before + grad
-
-    def _add_to_fields(self, block: EdgeBlock, tile: Tile, field_grads: Sequence[Tensor | None]) -> None:
-        grads, returned = iter(field_grads), iter(tile.grads or ())
-        for i, total in enumerate(self.totals):
-            if total is None:
-                continue
-            grad = next(grads)
-            if tile.halo is not None and i < self.call.num_src:
-                total = next(returned)
-            if grad is None:
-                continue
-            if i < self.call.first_edge_field:
-                total += grad
-            else:
-                add_to_edges(total, block, grad)
 
 
 def _described(fields: Fields) -> str:

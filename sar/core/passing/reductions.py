@@ -35,9 +35,8 @@ from sar.kernels import (
 
 def gather_rows(column: Tensor, block: EdgeBlock, target: Target) -> Tensor:
     """The row of each edge's source (`Target.U`) or destination (`Target.V`), (E_block, ...)."""
-    if not column.is_floating_point():
-        return column.index_select(0, _node_rows(block, target))
-    return _Gather.apply(column, block, target)
+    rows = block.cols if target is Target.U else block.destinations(0, block.num_edges)
+    return _Gather.apply(column, rows, block, target) if column.is_floating_point() else column.index_select(0, rows)
 
 
 def edge_rows(column: Tensor, block: EdgeBlock) -> Tensor:
@@ -55,23 +54,19 @@ def add_to_edges(column: Tensor, block: EdgeBlock, values: Tensor) -> None:
         column.index_add_(0, block.edge_ids, values.to(column.dtype))
 
 
-def _node_rows(block: EdgeBlock, target: Target) -> Tensor:
-    return block.cols if target is Target.U else block.destinations(0, block.num_edges)
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, column: Tensor, block: EdgeBlock, target: Target) -> Tensor:
+    def forward(ctx: Any, column: Tensor, rows: Tensor, block: EdgeBlock, target: Target) -> Tensor:
         ctx.shape, ctx.block, ctx.target = column.shape, block, target
-        return column.index_select(0, _node_rows(block, target))
+        return column.index_select(0, rows)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         out = torch.zeros(ctx.shape, dtype=accumulation_dtype(grad.dtype), device=grad.device)
         copies = EdgeMessage(Op.COPY, EdgeOperand(None, ctx.target, tuple(ctx.shape[1:])))
         aggregate_grad(ctx.block.renumbered, copies, "lhs", EdgeOperand.of(grad, Target.E), out)
-        return out.to(grad.dtype), None, None
+        return out.to(grad.dtype), None, None, None
 
 
 UNFILLED = "unfilled "
@@ -116,20 +111,18 @@ class Reduction:
         elif combined.argmax is None:
             aggregate_sum(block.renumbered, _copies(message, Target.E), combined.total)
         else:
-            self._take_better(message.to(combined.total.dtype), combined.total, combined.argmax, block)
-
-    def _take_better(self, message: Tensor, total: Tensor, argmax: Tensor, block: EdgeBlock) -> None:
-        """Update the extremes and their edges. If messages are equal, the greatest edge ID wins."""
-        largest = self.reducer == "max"
-        best = torch.full_like(total, -torch.inf if largest else torch.inf)
-        position = torch.full_like(argmax, -1)
-        aggregate_cmp(block.renumbered, _copies(message, Target.E), best, position, largest)
-        ids = torch.cat([block.ids(0, block.num_edges), block.cols.new_full((1,), -1)])  # for position -1, no message
-        edges = ids[position.long()].to(position.dtype)
-        better = (best > total) if largest else (best < total)
-        better |= (best == total) & (edges > argmax)
-        torch.where(better, best, total, out=total)
-        torch.where(better, edges, argmax, out=argmax)
+            # Update the extremes and their edges. If messages are equal, the greatest edge ID wins.
+            total, argmax, largest = combined.total, combined.argmax, self.reducer == "max"
+            best = torch.full_like(total, -torch.inf if largest else torch.inf)
+            position = torch.full_like(argmax, -1)
+            aggregate_cmp(block.renumbered, _copies(message.to(total.dtype), Target.E), best, position, largest)
+            # The last entry is for position -1, which means that there is no message.
+            ids = torch.cat([block.ids(0, block.num_edges), block.cols.new_full((1,), -1)])
+            edges = ids[position.long()].to(position.dtype)
+            better = (best > total) if largest else (best < total)
+            better |= (best == total) & (edges > argmax)
+            torch.where(better, best, total, out=total)
+            torch.where(better, edges, argmax, out=argmax)
 
     def finish(self, combined: Combined) -> Tensor:
         """The final result, after all messages have been added."""
@@ -158,7 +151,11 @@ class Reduction:
         if argmax is None:
             edge_apply(block.renumbered, _copies(grad, Target.V), message_grads)
         else:
-            positions = _positions(argmax, block)
+            positions = torch.full_like(argmax, -1)  # in the block; -1 for edges of other blocks
+            ids, order = block.ids(0, block.num_edges).sort()
+            if len(ids):
+                place = torch.searchsorted(ids, argmax.long()).clamp(max=len(ids) - 1)
+                positions = torch.where(ids[place] == argmax, order[place], -1).to(argmax.dtype)
             copies = EdgeMessage(Op.COPY, EdgeOperand(None, Target.E, self.shape))
             aggregate_grad(
                 block.renumbered, copies, "lhs", EdgeOperand.of(grad, Target.V), message_grads, arg=positions
@@ -168,16 +165,6 @@ class Reduction:
 
 def _copies(values: Tensor, target: Target) -> EdgeMessage:
     return EdgeMessage(Op.COPY, EdgeOperand.of(values, target))
-
-
-def _positions(argmax: Tensor, block: EdgeBlock) -> Tensor:
-    """Convert edge IDs to positions in the block, -1 for edges of other blocks."""
-    ids = block.ids(0, block.num_edges)
-    if not len(ids):
-        return torch.full_like(argmax, -1)
-    ids, order = ids.sort()
-    place = torch.searchsorted(ids, argmax.long()).clamp(max=len(ids) - 1)
-    return torch.where(ids[place] == argmax, order[place], -1).to(argmax.dtype)
 
 
 def places(block: EdgeBlock, like: Tensor) -> tuple[Tensor, Tensor]:
