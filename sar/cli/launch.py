@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from contextlib import suppress
@@ -65,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
             torchrun.run(parser.parse_args([*options, *script]))
         except ChildFailedError as error:  # torchrun has logged it
             _, failure = error.get_first_failure()
+            if failure.exitcode == -signal.SIGKILL:
+                print("sar launch: a worker was killed (signal 9), as if memory was short", file=sys.stderr)
             return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         except SignalException as error:  # Ctrl-C, for one; the workers are gone
             return 128 + error.sigval

@@ -109,6 +109,7 @@ def _supervise(
                 processes[channel].join(GRACE)
                 code = processes[channel].exitcode
                 end = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+                end += ", as if memory was short" if code == -signal.SIGKILL else ""
                 message = _Message("error", f"worker {rank} died without a traceback ({end}).")
             if message.kind == "progress":
                 on_progress(message.content)

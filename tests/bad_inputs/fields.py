@@ -108,12 +108,14 @@ CASES = {
     "a field that nobody has set": Case(
         lambda: update(),
         "FieldError",
-        "There is no field 'x' on the nodes of type '_N'; set there: none.",
+        "There is no field 'x' on the nodes of type '_N'; set there: none. Features of a partition are in its data: "
+        "data['x'].",
     ),
     "a field that is not there to delete": Case(
         lambda: graph().ndata.pop("y"),
         "FieldError",
-        "There is no field 'y' on the nodes of type '_N'; set there: none.",
+        "There is no field 'y' on the nodes of type '_N'; set there: none. Features of a partition are in its data: "
+        "data['y'].",
     ),
     "one tensor for several types": Case(
         lambda: typed().ndata.__setitem__("x", ones()),
@@ -173,7 +175,8 @@ CASES = {
     "a message function that reads what is not there": Case(
         lambda: update(ones(), message=lambda edges: {"m": edges.src["y"]}),
         "FieldError",
-        "There is no field 'y' on the nodes of type '_N'; set there: 'x'.",
+        "There is no field 'y' on the nodes of type '_N'; set there: 'x'. Features of a partition are in its data: "
+        "data['y'].",
     ),
     "a reduce function that returns a tensor": Case(
         lambda: update(ones(), reducer=lambda nodes: nodes.mailbox["m"].sum(1)),

@@ -68,7 +68,7 @@ def test_workers_find_each_other_and_return_by_rank() -> None:
     [
         ("raise", r"(?s)worker 1 failed.*Traceback.*ValueError: the cause$"),
         corner("echo", r"(?s)worker 1 failed.*Traceback.*ValueError: the cause$"),
-        ("signal", r"worker 1 died without a traceback \(signal 9\)"),
+        ("signal", r"worker 1 died without a traceback \(signal 9, as if memory was short\)"),
         corner("exit", r"worker 1 died without a traceback \(exit status 7\)"),
     ],
 )
