@@ -1,0 +1,74 @@
+"""Sums of rows over in-edges beside DGL's, in one process: `python -m benchmarks.sums`.
+
+`update_all` with `copy_u` and with `u_mul_e` (one and four weights an edge), on one worker, with the allocator and the
+huge pages of both equal. Prints the time over DGL's, as medians of calls in turn.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import sar
+from benchmarks.graphs import GeneratedSize, prepare
+from sar.adapters.dgl.models import dgl_graph
+from sar.adapters.dgl.shim import require_dgl
+from sar.partition.inspect.text_tables import as_text
+
+SIZES = GeneratedSize(20_000, 400_000, 1), GeneratedSize(100_000, 2_000_000, 1)
+WIDTHS = 16, 32, 64, 128, 256
+
+
+def main() -> None:
+    """Print a table of ratios, and the milliseconds of sar."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15, metavar="N", help="of each call (%(default)s)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="(1 2)")
+    arguments = parser.parse_args()
+    sar.initialize_comms()
+    rows = [("graph", "threads", "call", *(f"width {width}" for width in WIDTHS))]
+    for size in SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            prepared = prepare("rmat", size, Path(folder), Path(folder), 0)
+            ours = sar.construct_full_graph(sar.load_dgl_partition_data(prepared.partitions(1), 0, "cpu"))
+            data = prepared.data
+        theirs = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes).formats("csc")
+        for threads in arguments.threads:
+            torch.set_num_threads(threads)
+            for weights in (0, 1, 4):
+                cells = [_compare(ours, theirs, width, weights, arguments.repeats) for width in WIDTHS]
+                call = f"u_mul_e, {weights}" if weights else "copy_u"
+                rows.append((f"{data.num_nodes:,} / {len(data.src):,}", str(threads), call, *cells))
+                print(as_text([rows[0], rows[-1]]), flush=True)
+    print(as_text(rows, 3))
+
+
+def _compare(ours: Any, theirs: Any, width: int, weights: int, repeats: int) -> str:
+    """The time of one call over DGL's, and its milliseconds."""
+    fn = require_dgl().function
+    x = torch.rand(theirs.num_nodes(), *((4, width // 4) if weights == 4 else (width,)))
+    weight = torch.rand(theirs.num_edges(), *((4, 1) if weights == 4 else (1,)))
+    message = fn.u_mul_e("x", "w", "m") if weights else fn.copy_u("x", "m")
+
+    def call(graph: Any) -> Callable[[], None]:
+        graph.ndata["x"], graph.edata["w"] = x, weight
+        return lambda: graph.update_all(message, fn.sum("m", "out"))
+
+    calls, seconds = (call(ours), call(theirs)), ([], [])  # type: tuple[Any, Any], tuple[list[float], list[float]]
+    with torch.no_grad():
+        for repeat in range(repeats + 3):
+            for run, times in zip(calls, seconds, strict=True):
+                start = time.perf_counter()
+                run()
+                if repeat >= 3:
+                    times.append(time.perf_counter() - start)
+    return f"{median(seconds[0]) / median(seconds[1]):.2f} ({1e3 * median(seconds[0]):.1f} ms)"
+
+
+if __name__ == "__main__":
+    main()
