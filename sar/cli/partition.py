@@ -95,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     if Writers.here().rank == 0:
         method, why = outcome.assigned.choice
         print(f"{outcome.report.as_text()}\n\nmethod {method or 'unknown'}: {why}")
+        for note in outcome.notes:
+            print(note)
         print(f"wrote {outcome.json_file}")
     return 0
 
