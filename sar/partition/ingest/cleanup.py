@@ -96,8 +96,8 @@ def clean_up(
         if relation.removed:
             lost = f", with their {', '.join(relation.columns)}" if relation.columns else ""
             notes.append(
-                f"{relation.removed} of {source.num_edges} edges {':'.join(etype)} were removed{lost}: an earlier edge has "
-                "the same ends."
+                f"{relation.removed} of {source.num_edges} edges {':'.join(etype)} were removed{lost}: an earlier one "
+                "has the same ends."
             )
     return replace(graph, edges=edges | reverse_edges, edge_data=edge_data | reverse_data, notes=notes)
 

@@ -3,7 +3,7 @@ are copied once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -20,7 +20,7 @@ from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, JoinedColumn
 from sar.partition.ingest.files import ColumnChoice, Files, NotNumbersError, detect_format, find_files
 from sar.partition.ingest.parquet import parquet_ids, parquet_rows
-from sar.partition.ingest.text import TextFormat, text_ids, text_rows
+from sar.partition.ingest.text import TextFormat, is_number, text_ids, text_rows
 from sar.storage.arrays import Array, ArrayFile, StoredArray, as_column, open_npy
 from sar.storage.tensor_files import open_tensors
 
@@ -74,8 +74,8 @@ class CheckedColumn:
         if suspicious and (found := np.isnan(values).reshape(len(values), -1).any(1)).any():
             row = rows.indices(self.shape[0])[0] + int(np.argmax(found))
             raise PartitionError(
-                f"{self.where}, row {row} (from 0), has NaN; expected numbers. Fill the missing values in, as labels with "
-                "-1, or allow NaN (allow_nan=True, --allow-nan), which labels and masks may never have."
+                f"{self.where}, row {row} (from 0), has NaN; expected numbers. Fill the missing values in, as labels "
+                "with -1, or allow NaN (allow_nan=True, --allow-nan), which labels and masks may never have."
             )
         return values
 
@@ -135,11 +135,11 @@ def check_splits(graph: GraphSource, mask_column: int | None = None) -> GraphSou
             for rows in pieces(column.shape[0], CHUNK_ROWS):
                 values = column[rows] if column.dtype.kind != "b" else np.empty(0)
                 if (wrong := (values != 0) & (values != 1)).any():
-                    row = int(np.argmax(wrong))
+                    row, split = int(np.argmax(wrong)), name.removesuffix("_mask")
                     raise PartitionError(
-                        f"'{kind}/{name}' has {values[row]} in row {rows.start + row} (from 0); expected a mask of True "
-                        "and False, or 1 and 0. A list of the IDs of nodes is named with "
-                        f"--{name.partition('_')[0]}-nodes FILE ({name.partition('_')[0]}_nodes=)."
+                        f"'{kind}/{name}' has {values[row]} in row {rows.start + row} (from 0); expected a mask of "
+                        "True and False, or 1 and 0. A list of the IDs of nodes is named with "
+                        f"--{split}-nodes FILE ({split}_nodes=)."
                     )
             fields[name] = column
         return fields
@@ -222,7 +222,7 @@ def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path
     ]
     dtype = _common_dtype([part.dtype for part in parts])
     for file, part in zip(source.files, parts, strict=True):
-        if part.shape[1:] != parts[0].shape[1:] or dtype is None:
+        if part.shape[1:] != parts[0].shape[1:] or (dtype is None and part.dtype != parts[0].dtype):
             raise PartitionError(
                 f"{file} has rows of shape {part.shape[1:]} and {part.dtype}; expected {parts[0].shape[1:]} and "
                 f"{parts[0].dtype} as in {source.files[0]}, as both belong to '{key}'. Write them alike."
@@ -289,8 +289,7 @@ def _class_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredA
         if len(distinct) > _MOST_CLASSES:
             raise PartitionError(f"{source.files[0]} has more than {_MOST_CLASSES} class names; number the classes.")
     for one in distinct:
-        with suppress(ValueError):
-            float(one)
+        if is_number(one):
             raise NotNumbersError(f"{source.files[0]} has {one!r} among names of classes; expected names or numbers.")
     names = sorted(distinct)
     number_of = pyarrow.array(names, pyarrow.string())

@@ -36,8 +36,8 @@ ALL_COLUMNS = "*"
 ADVICE = " IDs that are strings, or have gaps, are numbered with --ids map (ids='map')."
 END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
 MATRIX_MARKET = (
-    "is a MatrixMarket file, whose first row is a size and whose IDs begin at 1; expected a table of edges. Convert it: "
-    "A = scipy.io.mmread(FILE), then numpy.save('edges.npy', numpy.stack([A.row, A.col], axis=1))."
+    "is a MatrixMarket file, whose first row is a size and whose IDs begin at 1; expected a table of edges. "
+    "Convert it: A = scipy.io.mmread(FILE), then numpy.save('edges.npy', numpy.stack([A.row, A.col], axis=1))."
 )
 _PACKED = (".bz2", ".xz", ".zst", ".zip", ".7z")
 
@@ -160,8 +160,8 @@ class ColumnChoice:
             self._wanted == [ALL_COLUMNS] and len(names) != len(self._all)
         ):
             raise ConfigError(
-                f"{path} has the columns {', '.join(names[:10])}; expected {', '.join(expected[:10])} among them, as in "
-                f"{self._first}. Write all files with the same columns."
+                f"{path} has the columns {', '.join(names[:10])}; expected {', '.join(expected[:10])} among them, as "
+                f"in {self._first}. Write all files with the same columns."
             )
         return [names.index(name) for name in expected]
 

@@ -29,7 +29,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMMENT_MARKS = "#%"
 _BLANKS_TO_SPACES = bytes.maketrans(b"\t\r", b"  ")
 _INTEGER = re.compile(r"[+-]?[0-9]+|0[xX][0-9a-fA-F]+")
-_LIKE_A_NUMBER = re.compile(r"[+-]?\.?[0-9]")  # also hexadecimal numbers and dates, which are no names of columns
+_LIKE_A_VALUE = re.compile(r"[+-]?\.?[0-9]|(?i:true|false)$")  # also hexadecimal numbers and dates
 _MOST_DIGITS = 40  # more do not fit into 64 bits, nor are they for int()
 _EXACT_FLOAT32 = 2.0**24  # from here on float32 does not tell integers apart
 _NO_TEXT = {  # first bytes of files that are no text, however they are called
@@ -196,7 +196,7 @@ class _TextTable:
         self.shown = repr(", ".join(self.first_fields))
         known = {name.casefold() for name in self.first_fields}
         self.has_known_names = any({*ends} <= known for ends in END_NAMES) or choice.by_name
-        numbers = [bool(_LIKE_A_NUMBER.match(one)) or _is_number(one) for one in self.first_fields]
+        numbers = [bool(_LIKE_A_VALUE.match(one)) or is_number(one) for one in self.first_fields]
         self.has_header = how.header if how.header is not None else self.has_known_names or not any(numbers)
         self.names = self.first_fields if self.has_header else [str(number) for number in range(len(self.first_fields))]
         if self.has_header and all(numbers) and first:
@@ -360,7 +360,8 @@ def _has_single_blanks(text: bytes) -> bool:
     return not (doubled | at_an_end).any()
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether Python reads the text as a number."""
     try:
         float(text)
     except ValueError:
@@ -380,7 +381,7 @@ def _bad_numbers(
     for row in table.rows(block):
         fields = [row.fields[i] for i in columns if i < len(row.fields)]
         all_integers = all_integers and all(map(_INTEGER.fullmatch, fields))
-        if len(row.fields) != width or not all(map(_is_number, fields)):
+        if len(row.fields) != width or not all(map(is_number, fields)):
             bad = table.bad_row(row, f"does not have {expected}, {table.separated}, as the first line has")
             return bad if len(row.fields) != width else NotNumbersError(str(bad))
     bad = table.bad_block(block, error)
