@@ -3,7 +3,8 @@
 [Note: sorting on disk] Edges are told apart by sorting. A range of sources with too many edges for memory is divided
 into narrower ones: its edges go to a file for each, and each is dealt with in turn, in order. A single source with too
 many edges is divided by destinations in the same way, and what is left then are copies of one edge. Features travel
-with their edges, as one record, so that every file is read and written from front to back.
+with their edges, as one record, so that every file is read and written from front to back. A reverse edge has `~dst` in
+place of its destination, so that copies in the input can be told from edges that only meet their reverses.
 """
 
 import tempfile
@@ -28,7 +29,7 @@ from sar.storage.arrays import Array, ArrayFile, StoredArray
 _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time
 _COPIES = 5  # of a record, at most, in memory at a time: as read, sorted, and what sorting needs
-_SRC, _DST, _REVERSED = "src", "dst", "reversed"  # fields of a record; features are numbered
+_SRC, _DST = "src", "dst"  # fields of a record; features are numbered
 
 
 def clean_up(
@@ -140,7 +141,7 @@ class _Relation:
         with ExitStack() as stack:
             files = {
                 field: stack.enter_context(ArrayFile(folder / f"{name}.{field}", dtype, row_shape))
-                for field, (dtype, row_shape) in zip(self._kept_fields, kinds, strict=True)
+                for field, (dtype, row_shape) in zip(self.record.names or (), kinds, strict=True)
             }
             for records in self._cleaned(folder, most):
                 for field, file in files.items():
@@ -151,9 +152,7 @@ class _Relation:
     @property
     def record(self) -> np.dtype[Any]:
         """An edge with its features."""
-        ends: list[Any] = [(_SRC, np.int64), (_DST, np.int64)]
-        if self.both_ways:
-            ends.append((_REVERSED, np.bool_))  # tells copies in the input from edges that only meet their reverses
+        ends = [(_SRC, np.int64), (_DST, np.int64)]
         columns = enumerate(self.columns.values())
         return np.dtype(ends + [(f"feature{number}", column.dtype, column.shape[1:]) for number, column in columns])
 
@@ -178,13 +177,11 @@ class _Relation:
             for ends in self.edges.chunks(rows):
                 check_edges(*ends, self.num_nodes, f"edges of {self.name}", row)
                 records = np.empty(len(ends[0]), self.record)
-                records[_SRC], records[_DST] = ends if forward else ends[::-1]
-                if self.both_ways:
-                    records[_REVERSED] = not forward
+                records[_SRC], records[_DST] = ends if forward else (ends[1], ~ends[0])
                 for number, column in enumerate(self.columns.values()):
                     records[f"feature{number}"] = column[row : row + len(records)]
                 row += len(records)
-                yield records if self.self_loops == "keep" else records[records[_SRC] != records[_DST]]
+                yield records if self.self_loops == "keep" else records[ends[0] != ends[1]]
 
     def _sorted(self, stream: Iterable[Array], count: int, whole: _Range, folder: Path, most: int) -> Iterator[Array]:
         """The first one of equal edges, sorted by source and destination; see [Note: sorting on disk].
@@ -203,19 +200,20 @@ class _Relation:
                 copies += self._num_in_input(records)
             if first is not None:
                 self.removed += copies - self._num_in_input(first)
+                first[_DST] = _destinations(first)
                 yield first
         elif count <= most and possible < 2**62:
             records = np.concatenate(list(stream))
             key = (records[_SRC] - whole.src[0]) * num_destinations
-            key += records[_DST] - whole.dst[0]
+            key += _destinations(records) - whole.dst[0]
             if self.both_ways:  # reverses come after the edges themselves
-                key *= 2
-                key += records[_REVERSED]
+                key = key << 1 | (records[_DST] < 0)
             # Without features copies are the same, and whichever sort is fastest will do.
             order = np.argsort(key, kind="stable" if self.columns else None)
-            ascending = key[order] // 2 if self.both_ways else key[order]
+            ascending = key[order] >> 1 if self.both_ways else key[order]
             first_ones = records[order[first_of_equals(ascending)]]
             self.removed += self._num_in_input(records) - self._num_in_input(first_ones)
+            first_ones[_DST] = _destinations(first_ones)
             yield first_ones
         else:
             by, ranges = whole.divided(min(_MOST_FILES, max(2, -(-2 * count // most))))
@@ -227,11 +225,12 @@ class _Relation:
 
     def _num_in_input(self, records: Array) -> int:
         """The number of records that are edges of the input, not reverses."""
-        return len(records) - int(np.count_nonzero(records[_REVERSED])) if self.both_ways else len(records)
+        return int(np.count_nonzero(records[_DST] >= 0)) if self.both_ways else len(records)
 
-    @property
-    def _kept_fields(self) -> list[str]:
-        return [name for name in self.record.names or () if name != _REVERSED]
+
+def _destinations(records: Array) -> Array:
+    """The destinations of edges and reverse edges, (n,); see [Note: sorting on disk]."""
+    return records[_DST] ^ (records[_DST] >> 63)
 
 
 def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder: Path) -> list[StoredArray]:
@@ -243,7 +242,8 @@ def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder:
             if not files:
                 made = (ArrayFile(folder / str(number), records.dtype) for number in range(len(ranges)))
                 files = [stack.enter_context(file) for file in made]
-            which = ((records[by] - start) // (end - start)).astype(np.uint8)
+            values = _destinations(records) if by == _DST else records[_SRC]
+            which = ((values - start) // (end - start)).astype(np.uint8)
             order = np.argsort(which, kind="stable")
             bounds = np.searchsorted(which[order], np.arange(len(ranges) + 1))
             for file, low, high in zip(files, bounds[:-1], bounds[1:], strict=True):
