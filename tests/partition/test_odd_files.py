@@ -505,6 +505,8 @@ def test_names_of_classes(tmp_path: Path) -> None:
     assert values(read(edges_of(tmp_path), node_features={"label": f"{path}#spam"}), "label") == [True, False, True]
     pyarrow.parquet.write_table(pyarrow.table({"label": ["b", "a", "b"]}), tmp_path / "n.parquet")
     assert values(read(edges_of(tmp_path), node_features={"label": tmp_path / "n.parquet"}), "label") == [1, 0, 1]
+    path.write_text("label\nNeural Nets\nTheory\nTheory\n")
+    assert values(read(edges_of(tmp_path), node_features={"label": f"{path}#label"}), "label") == [0, 1, 1]
     path.write_text("label\n1\n2\nx\n")  # a slip of the pen, not three classes
     with pytest.raises(PartitionError, match="line 4: 'x' does not have 1 numbers"):
         read(edges_of(tmp_path), node_features={"label": f"{path}#label"})
@@ -622,3 +624,23 @@ def test_torch_is_not_asked_to_read_lists(tmp_path: Path) -> None:
     torch.save(torch.tensor([0]), tmp_path / "train.pt")
     with pytest.raises(ConfigError, match="cannot tell the format"):
         read(edges_of(tmp_path), train_nodes=tmp_path / "train.pt")
+
+
+def test_files_without_end_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """Packed comments, IDs and class names, far more than there may be."""
+    many = gzip.compress(b"#\n" * 3_000_000 + b"0,1\n1,0\n")
+    graph = read(file_of(tmp_path, "e.csv.gz", many))
+    assert pairs(graph) == [(0, 1), (1, 0)]
+    assert list(graph.notes) == [f"{tmp_path / 'e.csv.gz'}: 3000000 lines were passed over as comments."]
+    with pytest.raises(PartitionError, match="rows for 3 nodes; expected each node once"):
+        read(edges_of(tmp_path), train_nodes=file_of(tmp_path, "t.csv.gz", gzip.compress(b"1\n" * 3_000_000)))
+    names = "label\n" + "".join(f"class {i}\n" for i in range(70_000))
+    with pytest.raises(PartitionError, match="has more than 65536 class names"):
+        read(edges_of(tmp_path), node_features={"label": f"{file_of(tmp_path, 'l.csv', names)}#label"})
+
+
+def test_lists_of_nodes_in_an_npz_file_are_checked(tmp_path: Path) -> None:
+    arrays = {"num_nodes/a": np.int64(2), "edges/a:r:a/src": np.array([0]), "edges/a:r:a/dst": np.array([1])}
+    np.savez(tmp_path / "g.npz", **arrays, **{"train_idx/a": np.array([0, 2])})
+    with pytest.raises(ConfigError, match="train_idx/a has others than IDs of the 2 nodes"):
+        read(tmp_path / "g.npz")

@@ -26,7 +26,7 @@ from sar.storage.tensor_files import open_tensors
 
 LABEL = "label"
 _NEVER_NAN = (LABEL, *SPLIT)
-_MOST_CLASSES = 1 << 16
+_MOST_CLASSES, _LONGEST_CLASS = 1 << 16, 100
 
 
 @dataclass(frozen=True)
@@ -286,8 +286,11 @@ def _class_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredA
     distinct: set[str] = set()
     for _, column in chunks():
         distinct.update(map(str, column.unique().to_pylist()))
-        if len(distinct) > _MOST_CLASSES:
-            raise PartitionError(f"{source.files[0]} has more than {_MOST_CLASSES} class names; number the classes.")
+        if len(distinct) > _MOST_CLASSES or sum(map(len, distinct)) > _MOST_CLASSES * _LONGEST_CLASS:
+            raise PartitionError(
+                f"{source.files[0]} has more than {_MOST_CLASSES} class names, or of more than {_LONGEST_CLASS} "
+                "characters; expected fewer and shorter ones. Number the classes."
+            )
     for one in distinct:
         if is_number(one):
             raise NotNumbersError(f"{source.files[0]} has {one!r} among names of classes; expected names or numbers.")

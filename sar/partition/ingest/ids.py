@@ -109,9 +109,14 @@ def nodes_of_list(files: Sequence[Path], how: EdgeFormat, num_nodes: int, given:
 
     `PartitionError` if an ID is no node's, or is there twice.
     """
-    found = [pyarrow.chunked_array([column]) for (column,) in _chunks(files, how, of_edges=False)]
-    ids = pyarrow.concat_arrays([chunk.cast(pyarrow.string()) for one in found for chunk in one.chunks] or [[]])
     where = f"{files[0]}{' and so on' if len(files) > 1 else ''}"
+    found, count = [pyarrow.array([], pyarrow.string())], 0
+    for (column,) in _chunks(files, how, of_edges=False):
+        found.append(column.cast(pyarrow.string()))
+        count += len(column)
+        if count > 2 * num_nodes:  # no list of nodes, and perhaps without end
+            raise PartitionError(f"{where} has more than {count} rows for {num_nodes} nodes; expected each node once.")
+    ids = pyarrow.concat_arrays(found)
     counts = ids.value_counts()
     if twice := [one["values"].as_py() for one in counts if one["counts"].as_py() > 1][:1]:
         raise PartitionError(

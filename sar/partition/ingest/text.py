@@ -32,6 +32,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+|0[xX][0-9a-fA-F]+")
 _LIKE_A_VALUE = re.compile(r"[+-]?\.?[0-9]|(?i:true|false)$")  # also hexadecimal numbers and dates
 _MOST_DIGITS = 40  # more do not fit into 64 bits, nor are they for int()
 _EXACT_FLOAT32 = 2.0**24  # from here on float32 does not tell integers apart
+_COMMENTS_SEEN = 20
 _NO_TEXT = {  # first bytes of files that are no text, however they are called
     b"\x1f\x8b": "packed by gzip; expected text, or a name that ends in .gz. Rename it",
     b"BZh": "packed by bzip2; expected text. Unpack it",
@@ -177,7 +178,8 @@ class _TextTable:
     def __init__(self, path: Path, how: TextFormat, choice: ColumnChoice) -> None:
         self.path, self._how, self._choice = path, how, choice
         before, first = 0, ""  # the lines before the first row, and that
-        comments: list[str] = []
+        comments: list[str] = []  # of those the first few comments
+        self._comments = 0
         with self._open() as file:
             while raw := file.readline(_BLOCK_BYTES):
                 line = raw.decode(errors="replace").rstrip("\r\n")
@@ -186,7 +188,8 @@ class _TextTable:
                 if "\r" in line:
                     raise PartitionError(f"{path} has lines that end in CR alone; expected LF or CR LF. Convert it.")
                 if self._is_comment(line, before_rows=True):
-                    comments.append(line.strip())
+                    self._comments += 1
+                    comments += [line.strip()] if len(comments) < _COMMENTS_SEEN else []
                 elif line.strip(" \t" if how.delimiter is None else " \t".replace(how.delimiter, "")):
                     first = line
                     break
@@ -202,10 +205,9 @@ class _TextTable:
         if self.has_header and all(numbers) and first:
             how.note(f"{path}: the first line, {', '.join(self.first_fields[:10])}, was taken for names of columns.")
         self._skipped = before + self.has_header
-        self._comments = len(comments)
         # Names such as #cat may be IDs, if they stand in rows like the others.
         self.row_like_comments = [
-            line for line in comments[:100]
+            line for line in comments
             if how.comment is None and not line[1:2].isspace() and len(self._split(line)) == len(self.names)
         ]  # fmt: skip
 
@@ -311,6 +313,8 @@ class _TextTable:
         has_blanks_inside = len(fields) > 1 and [one.strip() for one in fields] != first.split()
         if found is None and (has_blanks_inside or ("\t" in first and ".tsv" in self.path.suffixes)):
             found = "\t"
+        elif found is None and len(first.split()) == 1:
+            found = ","  # a single column, in which names may have blanks
         self._blanks = found is None  # in runs, and at the ends of lines
         self._delimiter = found or " "
         self._blank_line = " \t\r" if found is None else " \t\r".replace(found, "")
