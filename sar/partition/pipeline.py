@@ -135,8 +135,11 @@ def run_assignment(
     assigning: AssigningOptions,
     memory: int | None = None,
     progress: Progress = lambda doing, share: None,
-) -> Choice:
-    """Divide a graph and write nothing but the assignment; on one process. Errors are as from `run_partition`."""
+) -> tuple[Choice, Sequence[str]]:
+    """Divides a graph and writes nothing but the assignment, on one process; errors are as from `run_partition`.
+
+    Returns the method with its reason, and remarks on the input.
+    """
     if assigning.write_assignment is None:
         raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
     folder = assigning.write_assignment.absolute().parent
@@ -146,7 +149,7 @@ def run_assignment(
         graph = open_input(source, Path(scratch), memory, assigning.seed)
         assigned = assign(assigning, graph, Path(scratch) / "method", memory, progress)
         write_once(assigning.write_assignment, graph, assigned)
-    return assigned.choice
+    return assigned.choice, graph.notes
 
 
 def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: int) -> GraphSource:

@@ -72,27 +72,30 @@ def test_a_first_row_that_may_be_a_comment_is_asked_for(tmp_path: Path) -> None:
     assert named(read(path, ids="map", header=False, comment="")) == [("#cat", "#dog"), ("bob", "#dog")]
     graph = read(path, ids="map", header=False, comment="#")
     assert named(graph) == [("bob", "#dog")]
-    assert list(graph.notes) == [f"{path}: 1 lines were passed over as comments."]
+    assert list(graph.notes) == [f"{path}: lines passed over as comments: 1"]
 
 
 def test_comments_stand_before_the_first_row(tmp_path: Path) -> None:
     path = file_of(tmp_path, "snap.txt", "# Nodes: 3 Edges: 2\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n")
     graph = read(path)
     assert pairs(graph) == [(0, 1), (1, 2)]
-    assert list(graph.notes) == [f"{path}: 2 lines were passed over as comments."]
+    assert list(graph.notes) == [f"{path}: lines passed over as comments: 2"]
     path = file_of(tmp_path, "late.csv", "src,dst\n# by hand\n0,1\n// more\n1,2\n")
     with pytest.raises(PartitionError, match=r"line 2: '# by hand' .*If the line is a comment: --comment '#'"):
         read(path)
     path = file_of(tmp_path, "slashes.csv", "// by hand\nsrc,dst\n0,1\n// more\n1,2\n")
     graph = read(path, comment="//")
     assert pairs(graph) == [(0, 1), (1, 2)]
-    assert list(graph.notes) == [f"{path}: 2 lines were passed over as comments."]
+    assert list(graph.notes) == [f"{path}: lines passed over as comments: 2"]
 
 
 def test_the_command_says_how_many_lines_it_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = file_of(tmp_path, "edges.csv", "0,1\n!no\n1,2\n!no\n2,0\n")
     assert main(["partition", str(path), "--comment", "!", "--parts", "2", "--out", str(tmp_path / "p")]) == 0
-    assert "edges.csv: 2 lines were passed over as comments." in capsys.readouterr().out
+    assert "edges.csv: lines passed over as comments: 2" in capsys.readouterr().out
+    arguments = ["--comment", "!", "--parts", "2", "--assign-only", "--write-assignment", str(tmp_path / "a")]
+    assert main(["partition", str(path), *arguments]) == 0
+    assert "edges.csv: lines passed over as comments: 2" in capsys.readouterr().out
 
 
 # Delimiters
@@ -631,7 +634,7 @@ def test_files_without_end_are_not_kept_in_memory(tmp_path: Path) -> None:
     many = gzip.compress(b"#\n" * 3_000_000 + b"0,1\n1,0\n")
     graph = read(file_of(tmp_path, "e.csv.gz", many))
     assert pairs(graph) == [(0, 1), (1, 0)]
-    assert list(graph.notes) == [f"{tmp_path / 'e.csv.gz'}: 3000000 lines were passed over as comments."]
+    assert list(graph.notes) == [f"{tmp_path / 'e.csv.gz'}: lines passed over as comments: 3000000"]
     with pytest.raises(PartitionError, match="rows for 3 nodes; expected each node once"):
         read(edges_of(tmp_path), train_nodes=file_of(tmp_path, "t.csv.gz", gzip.compress(b"1\n" * 3_000_000)))
     names = "label\n" + "".join(f"class {i}\n" for i in range(70_000))

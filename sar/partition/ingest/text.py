@@ -238,7 +238,7 @@ class _TextTable:
                 yield _Block(text, line)
                 line += _count_lines(text)
         if self._passed_over:
-            self._how.note(f"{self.path}: {self._passed_over} lines were passed over as comments.")
+            self._how.note(f"{self.path}: lines passed over as comments: {self._passed_over}")
 
     def parse(self, block: _Block, columns: Sequence[int], kind: pyarrow.DataType) -> list[Array]:
         """The numbers in some columns, (n,) each; `pyarrow.ArrowInvalid` where a row or a number does not fit."""
