@@ -238,6 +238,10 @@ def test_lists_of_nodes_by_type(tmp_path: Path) -> None:
     graph = read(paths, train_nodes={"b": listed})
     assert graph.node_data["b"]["train_mask"][:].tolist() == [False, False, True]
     assert "train_mask" not in graph.node_data["a"]
+    arguments = ["--train-nodes", f"b={listed}", "--parts", "1", "--out", str(tmp_path / "p")]
+    assert main(["partition", *(f"{name}={path}" for name, path in paths.items()), *arguments]) == 0
+    split = json.loads((tmp_path / "p" / "report.json").read_text())["parts"][0]["split"]
+    assert split == {"train_mask": 1}
     with pytest.raises(ConfigError, match="the nodes of train_mask are to be by type; expected some of a, b"):
         read(paths, train_nodes=listed)
 
@@ -647,3 +651,15 @@ def test_lists_of_nodes_in_an_npz_file_are_checked(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", **arrays, **{"train_idx/a": np.array([0, 2])})
     with pytest.raises(ConfigError, match="train_idx/a has others than IDs of the 2 nodes"):
         read(tmp_path / "g.npz")
+
+
+def test_errors_are_told_of_rows_that_pyarrow_sees_otherwise(tmp_path: Path) -> None:
+    with pytest.raises(PartitionError, match="an ID is empty"):  # between CR alone, which pyarrow takes for an end
+        read(file_of(tmp_path, "e.csv", "src,dst\na,b\nc,d\r,\r"), ids="map")
+    with pytest.raises(PartitionError, match="line 2"):
+        read(file_of(tmp_path, "e.csv", "0 1\n  \n"), delimiter=" ")
+    table = file_of(tmp_path, "l.csv", "a,b\nx,y\n")
+    with pytest.raises(PartitionError, match="line 2: 'x,y' does not have 2 numbers"):
+        read(edges_of(tmp_path), node_features={"label": f"{table}#*"})
+    with pytest.raises(ConfigError, match="2 columns were named for the IDs of nodes; expected one"):
+        read(edges_of(tmp_path), ids="map", node_features={"id": f"{table}#*"})

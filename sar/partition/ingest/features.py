@@ -18,7 +18,7 @@ from sar.common_tuples import SPLIT
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, JoinedColumn
-from sar.partition.ingest.files import ColumnChoice, Files, NotNumbersError, detect_format, find_files
+from sar.partition.ingest.files import ALL_COLUMNS, ColumnChoice, Files, NotNumbersError, detect_format, find_files
 from sar.partition.ingest.parquet import parquet_ids, parquet_rows
 from sar.partition.ingest.text import TextFormat, is_number, text_ids, text_rows
 from sar.storage.arrays import Array, ArrayFile, StoredArray, as_column, open_npy
@@ -266,7 +266,7 @@ def _text_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredAr
         except NotNumbersError as found:
             error = found if error is None or kind == "float64" else error
     try:
-        if name == LABEL and len(source.inside or [""]) == 1:
+        if name == LABEL and (source.inside is None or (len(source.inside) == 1 and source.inside[0] != ALL_COLUMNS)):
             return _class_columns(source, name, copy)
     except NotNumbersError:  # numbers among names: the line at fault is the one that is no number
         pass

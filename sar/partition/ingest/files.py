@@ -175,20 +175,20 @@ class ColumnChoice:
                 f"which of them are the feature: '{path.name}#{names[0]}', with several names '#{names[0]},{names[1]}',"
                 f" or all with '#{ALL_COLUMNS}'."
             )
-        if wanted is None or wanted == [ALL_COLUMNS]:
-            return list(range(len(names)))
         found: list[int] = []
-        for column in wanted:
+        for column in [] if wanted is None or wanted == [ALL_COLUMNS] else wanted:
             ends = None if column in names else re.fullmatch(r"(\d{1,9})-(\d{1,9})", str(column))
             if ends is None:
                 found.append(find_column(path, names, column))
             else:
                 first, last = (find_column(path, names, end) for end in ends.groups())
                 found += range(first, last + 1)
+        if wanted is None or wanted == [ALL_COLUMNS]:
+            found = list(range(len(names)))
         if self._of == "ids" and len(found) != 1:
             raise ConfigError(f"{path}: {len(found)} columns were named for the IDs of nodes; expected one.")
         if not found:
-            raise ConfigError(f"{path}: the columns {', '.join(map(str, wanted))} are none; expected at least one.")
+            raise ConfigError(f"{path}: the columns {shown} have none that is wanted; expected at least one.")
         return found
 
     def _find_ends(self, path: Path, names: Sequence[str], shown: str) -> list[int]:

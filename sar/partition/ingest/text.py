@@ -162,8 +162,10 @@ def text_ids(path: Path, how: TextFormat, choice: ColumnChoice) -> Iterator[list
             raise _bad_edge(table, block, (), (), error, ADVICE) from error
         texts = [compute.utf8_trim_whitespace(column.combine_chunks()) for column in found]
         if any(compute.any(compute.equal(column, "")).as_py() for column in texts):
-            empty = (row for row in table.rows(block) if not all(row.fields[column] for column in chosen))
-            raise table.bad_row(next(empty), "has an empty ID; expected one in each column")
+            for row in table.rows(block):
+                if not all(row.fields[column] for column in chosen if column < len(row.fields)):
+                    raise table.bad_row(row, "has an empty ID; expected one in each column")
+            raise table.bad_block(block, PartitionError("an ID is empty"))
         if unclear and not all(compute.all(compute.ascii_is_decimal(column)).as_py() for column in texts):
             raise ConfigError(
                 f"{path} begins with {table.shown}: names of columns, or IDs? Say which (header=, --header, "
@@ -272,7 +274,7 @@ class _TextTable:
 
     def bad_row(self, row: _Row, problem: str, hint: str = "") -> PartitionError:
         shown = row.text if len(row.text) < 80 else f"{row.text[:77]}..."
-        if self._how.comment is None and row.text[0] in _COMMENT_MARKS:
+        if self._how.comment is None and row.text.startswith((*_COMMENT_MARKS,)):
             hint = f" If the line is a comment: --comment '{row.text[0]}' (comment=).{hint}"
         elif self._blanks and "\t" in row.text:
             hint = f" If fields have blanks in them: --delimiter TAB (delimiter=).{hint}"
