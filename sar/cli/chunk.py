@@ -26,5 +26,5 @@ def run(arguments: argparse.Namespace) -> int:
         graph = open_input(input_options(arguments), Path(scratch), arguments.memory, arguments.seed)
         name = default_name(arguments) or graph.name or "graph"
         file = write_chunked(graph, arguments.out, name=name, num_chunks=arguments.chunks)
-    print(f"wrote {file}")
+    print("\n".join([*graph.notes, f"wrote {file}"]))
     return 0

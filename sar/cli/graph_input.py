@@ -40,17 +40,26 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     field = "one more field; of a table FILE#COLUMN, such as label=nodes.csv#label"
     for kind, form in (("node", "[NTYPE/]NAME=FILE"), ("edge", "[NTYPE:RELATION:NTYPE/]NAME=FILE")):
         add(f"--{kind}-feature", action="append", default=[], metavar=form, help=field)
-    add("--delimiter", help="of edges as text; default: found out")
-    header = "whether text begins with names; default: found out"
+    delimiter = "between fields of text, this one only: a character, or TAB; default: found out in each file"
+    add("--delimiter", type=lambda text: "\t" if text in ("TAB", "\\t") else text, metavar="CHARACTER", help=delimiter)
+    comment = "begins lines of text to pass over, '' none; default: # and %%, but only before the first row"
+    add("--comment", metavar="TEXT", help=comment)
+    header = "whether text begins with names of columns, in all tables; default: found out in each"
     add("--header", action=argparse.BooleanOptionalAction, help=header)
     add("--columns", nargs=2, metavar=("SRC", "DST"), help="of text and Parquet, by name or number")
     add("--dtype", choices=["int32", "int64"], help="of raw binary edges")
     split = "make masks of these shares of the labelled nodes, such as 0.6,0.2,0.2, drawn with --seed"
     add("--split", type=_shares, metavar="TRAIN,VAL,TEST", help=split)
+    for name in ("train", "val", "test"):
+        listed = f"file with the IDs of the nodes of {name}_mask, such as train.csv, an .npy file or FILE#COLUMN"
+        add(f"--{name}-nodes", action="append", default=[], metavar="[NTYPE=]FILE", help=listed)
+    add("--mask-column", type=int, metavar="K", help="of masks with several columns, (N, k): which to take, from 0")
+    add("--allow-empty", action="store_true", help="take files without edges")
     add("--allow-nan", action="store_true", help="take NaN in features")
     add("--allow-outside", action="store_true", help="read what a metadata.json names outside of its directory, too")
-    add("--undirected", action="store_true", help="give every edge its reverse")
-    add("--remove-duplicates", action="store_true", help="keep one of edges with the same ends")
+    undirected = "add reverse edges; of parallel edges only the first one stays, with its features (says how many go)"
+    add("--undirected", action="store_true", help=undirected)
+    add("--remove-duplicates", action="store_true", help="of parallel edges only the first one stays")
     add = group.add_mutually_exclusive_group().add_argument
     for what in ("remove", "add"):
         add(f"--{what}-self-loops", dest="self_loops", action="store_const", const=what, default="keep", help="all")
@@ -70,6 +79,9 @@ def input_options(arguments: argparse.Namespace) -> InputOptions:
         arguments,
         path=_path(arguments.input),
         num_nodes=_num_nodes(arguments.num_nodes),
+        train_nodes=_node_lists("--train-nodes", arguments.train_nodes),
+        val_nodes=_node_lists("--val-nodes", arguments.val_nodes),
+        test_nodes=_node_lists("--test-nodes", arguments.test_nodes),
         node_features=_named("--node-feature", arguments.node_feature),
         edge_features=_named("--edge-feature", arguments.edge_feature),
         columns=tuple(columns) or None,
@@ -136,6 +148,13 @@ def _num_nodes(given: Sequence[str]) -> int | dict[str, int] | None:
             f"--num-nodes {' '.join(given)}: expected a number, or NTYPE=NUMBER for each type."
         ) from error
     return counts[""] if one else counts or None
+
+
+def _node_lists(option: str, given: Sequence[str]) -> str | dict[str, str] | None:
+    """One file, or one by node type."""
+    if len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists()):
+        return given[0]
+    return _named(option, given) or None
 
 
 def _named(option: str, pairs: Sequence[str]) -> dict[str, str]:

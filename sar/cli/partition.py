@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     assigning = options_of(AssigningOptions, arguments, parts=_number_of_parts(arguments), balance=balance)
     if arguments.assign_only:
         with _stoppable(), progress_bar() as progress:
-            assigned = run_assignment(input_options(arguments), assigning, arguments.memory, progress)
-        print(f"method {assigned.method or 'unknown'}: {assigned.why}\nwrote {arguments.write_assignment}")
+            (method, why), notes = run_assignment(input_options(arguments), assigning, arguments.memory, progress)
+        print("\n".join([f"method {method or 'unknown'}: {why}", *notes, f"wrote {arguments.write_assignment}"]))
         return 0
     place = find_place()
     if place is not None and place.world_size > 1:
@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = run_partition(input_options(arguments), assigning, output, progress)
     if Writers.here().rank == 0:
         method, why = outcome.assigned.choice
-        print(f"{outcome.report.as_text()}\n\nmethod {method or 'unknown'}: {why}")
-        print(f"wrote {outcome.json_file}")
+        lines = [f"\nmethod {method or 'unknown'}: {why}", *outcome.notes, f"wrote {outcome.json_file}"]
+        print("\n".join([outcome.report.as_text(), *lines]))
     return 0
 
 

@@ -124,10 +124,15 @@ def node_fields(arrays: Mapping[str, Array], num_nodes: int, split: int = 0) -> 
     elif "feat" in arrays:
         fields["feat"] = np.asarray(arrays["feat"], dtype=np.float32)
     if "label" in arrays:
+        if arrays["label"].dtype.kind == "f" and np.isnan(arrays["label"]).any():
+            raise ConfigError("labels are NaN for some nodes; expected integers, -1 for nodes without a label.")
         fields["label"] = np.asarray(arrays["label"], dtype=np.int64)
     for key in SPLIT:
         if key in arrays:
-            masks = np.asarray(arrays[key], dtype=bool)
+            masks = np.asarray(arrays[key])
+            if not np.isin(masks, (0, 1)).all():
+                raise ConfigError(f"'{key}' has other values than True and False, or 1 and 0; expected a mask.")
+            masks = masks.astype(np.bool_)
             if masks.ndim > 1 and not 0 <= split < len(masks):
                 raise ConfigError(f"split {split} of '{key}' was asked for; it has splits 0 to {len(masks) - 1}.")
             fields[key] = masks[split] if masks.ndim > 1 else masks

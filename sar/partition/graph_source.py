@@ -82,7 +82,7 @@ class Column(Protocol):
 
 @dataclass(frozen=True)
 class JoinedColumn:
-    """Columns of the same row shape and dtype, one after the other: (sum of rows, ...)."""
+    """Columns of the same row shape, one after the other: (sum of rows, ...). The dtype holds the values of all."""
 
     parts: Sequence[Column]
 
@@ -92,7 +92,8 @@ class JoinedColumn:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.parts[0].dtype
+        dtypes = [part.dtype for part in self.parts]
+        return dtypes[0] if len({*dtypes}) == 1 else np.result_type(*dtypes)
 
     def __getitem__(self, rows: slice, /) -> Array:
         start, stop, _ = rows.indices(self.shape[0])
@@ -103,8 +104,8 @@ class JoinedColumn:
                 pieces.append(part[low:high])
             first += part.shape[0]
         if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate(pieces) if pieces else self.parts[0][0:0]
+            return pieces[0].astype(self.dtype, copy=False)
+        return np.concatenate(pieces, dtype=self.dtype) if pieces else self.parts[0][0:0].astype(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ class GraphSource:
     node_data: Mapping[str, Mapping[str, Column]]  # by node type, then name: columns of N_t rows
     edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]  # likewise of E_r rows, in the order of the edges
     name: str = ""  # of the graph, where its files say one
+    notes: Sequence[str] = ()  # what the user should know of how the graph was read
 
     @cached_property
     def first_node(self) -> dict[str, int]:

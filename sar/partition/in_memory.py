@@ -14,6 +14,7 @@ from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
 from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import GraphSource, logged_stages
+from sar.partition.ingest.features import check_splits
 from sar.partition.ingest.objects import as_array, from_object, with_masks
 from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport
@@ -95,7 +96,7 @@ def partition_graph(
     ):
         if not can:
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
-    graph = from_object(g)
+    graph = check_splits(from_object(g))
     graph = graph if split_idx is None else with_masks(graph, split_idx)
     field = balance_edges if isinstance(balance_edges, str) else None
     balance = (IN_EDGES if field is None else f"{IN_EDGES}/{field}",) if balance_edges else ()

@@ -6,7 +6,7 @@ Under a launcher with several processes, the first one assigns; all of them writ
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -48,6 +48,12 @@ class InputOptions:
     allow_nan: bool = False
     allow_outside: bool = False
     ids: Literal["map"] | None = None
+    comment: str | None = None
+    train_nodes: Files | Mapping[str, Files] | None = None
+    val_nodes: Files | Mapping[str, Files] | None = None
+    test_nodes: Files | Mapping[str, Files] | None = None
+    mask_column: int | None = None
+    allow_empty: bool = False
     undirected: bool = False
     remove_duplicates: bool = False
     self_loops: Literal["keep", "remove", "add"] = "keep"
@@ -74,6 +80,7 @@ class Outcome(NamedTuple):
     assigned: Assigned
     written: Written
     report: DirectoryReport  # in the directory too, as `report.json`
+    notes: Sequence[str]  # remarks on the input, as in `GraphSource`
 
 
 def run_partition(
@@ -120,7 +127,7 @@ def run_partition(
             report = written_report(graph, job.numbering.part_of, written, name, method)
             if staging.leads:
                 report.save(staging.path)
-    return Outcome(staging.target / f"{name}.json", assigned, written, report)
+    return Outcome(staging.target / f"{name}.json", assigned, written, report, graph.notes)
 
 
 def run_assignment(
@@ -128,8 +135,11 @@ def run_assignment(
     assigning: AssigningOptions,
     memory: int | None = None,
     progress: Progress = lambda doing, share: None,
-) -> Choice:
-    """Divide a graph and write nothing but the assignment; on one process. Errors are as from `run_partition`."""
+) -> tuple[Choice, Sequence[str]]:
+    """Divides a graph and writes nothing but the assignment, on one process; errors are as from `run_partition`.
+
+    Returns the method with its reason, and remarks on the input.
+    """
     if assigning.write_assignment is None:
         raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
     folder = assigning.write_assignment.absolute().parent
@@ -139,7 +149,7 @@ def run_assignment(
         graph = open_input(source, Path(scratch), memory, assigning.seed)
         assigned = assign(assigning, graph, Path(scratch) / "method", memory, progress)
         write_once(assigning.write_assignment, graph, assigned)
-    return assigned.choice
+    return assigned.choice, graph.notes
 
 
 def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: int) -> GraphSource:
@@ -208,7 +218,9 @@ def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOpt
     """Of all that decides about the result: options, the number of processes, and size and time of input files."""
     said = [repr(source), repr(assigning), output.name, output.memory, output.num_hops, writers.size]
     named = source.path.values() if isinstance(source.path, Mapping) else [source.path]
-    files = [*named, *source.node_features.values(), *source.edge_features.values()]
+    lists = [one for one in (source.train_nodes, source.val_nodes, source.test_nodes) if one is not None]
+    listed = [files for one in lists for files in (one.values() if isinstance(one, Mapping) else [one])]
+    files = [*named, *source.node_features.values(), *source.edge_features.values(), *listed]
     if assigning.assignment is not None:
         files.append(assigning.assignment)
     stamps = sorted({stamp for some in files for stamp in _stamps(some)})

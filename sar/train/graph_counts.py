@@ -5,6 +5,7 @@ Counted in a partition directory, or from an assignment before a graph is writte
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -20,7 +21,7 @@ from sar.partition.inspect.part_inspection import PartContent
 from sar.partition.write.write import Written, written_report
 from sar.storage.arrays import Array
 
-FEATURE, LABEL, TRAIN_MASK = "feat", "label", "train_mask"
+INPUTS, LABELS, TRAIN_MASK = ("feat", "x"), ("label", "y"), "train_mask"  # DGL's names, then those of PyTorch Geometric
 _ID_BYTES = 8
 _TYPE_BYTES = 4
 
@@ -73,9 +74,9 @@ def count_graph(
 ) -> GraphCounts:
     """Count the nodes, edges and halo rows of a partition directory, given as such or by its JSON file.
 
-    By default there is a worker for each part, `in_width` is that of the node feature `feat`, and `num_classes` is one
-    more than the greatest `label`. Raises `ConfigError` where the directory is not sound, or lacks a feature that would
-    say what is left out, and `PartitionError` where the JSON file is missing or damaged.
+    By default there is a worker for each part, `in_width` is that of the node feature `feat`, else `x`, and
+    `num_classes` is one more than the greatest `label`, else `y`. Raises `ConfigError` if the directory is not sound or
+    lacks a feature that would say what is left out, and `PartitionError` if the JSON file is missing or damaged.
     """
     report, contents = inspect_parts(path)
     if report.problems:
@@ -87,7 +88,7 @@ def count_graph(
         etype: ([of.edges_from[number].tolist() for of in readers], [of.rows_from[number].tolist() for of in readers])
         for number, etype in enumerate(contents[0].edge_types)
     }
-    return counts_of(report, crossing, in_width, num_classes, lambda: largest_value(path, LABEL))
+    return counts_of(report, crossing, in_width, num_classes, partial(largest_value, path))
 
 
 def counts_of(
@@ -95,19 +96,19 @@ def counts_of(
     crossing: Mapping[CanonicalEtype, tuple[list[list[int]], list[list[int]]]],
     in_width: int | None,
     num_classes: int | None,
-    largest_label: Callable[[], float],
+    largest_value_of: Callable[[str], float],
 ) -> GraphCounts:
     """What a report on parts, or on workers in place of them, says in numbers.
 
-    `crossing` has `RelationCounts.edges` and `halo` of each edge type; `largest_label` gives the greatest value of
-    `label`, where `num_classes` is None and there are labels. The rest is as in `count_graph`.
+    `crossing` has `RelationCounts.edges` and `halo` of each edge type; `largest_value_of` gives the greatest value
+    of a node feature, here of the labels if `num_classes` is None. The rest is as in `count_graph`.
     """
     info = GraphInfo(
         ntypes=list(report.num_nodes),
         canonical_etypes=list(crossing),
         num_nodes=report.num_nodes,
         in_widths=_in_widths(report, in_width),
-        num_classes=_classes(report, largest_label) if num_classes is None else num_classes,
+        num_classes=_classes(report, largest_value_of) if num_classes is None else num_classes,
     )
     return GraphCounts(
         info=info,
@@ -144,7 +145,7 @@ def count_source(
     sums = [np.sum(matrices, axis=0) for matrices in zip(*crossing.values(), strict=True)]
     report = written_report(graph, part_of, Written(nodes, edges, *sums), graph.name, "")
     of_types = {etype: (edges.tolist(), halo.tolist()) for etype, (edges, halo) in crossing.items()}
-    return counts_of(report, of_types, in_width, num_classes, lambda: _largest_label(graph))
+    return counts_of(report, of_types, in_width, num_classes, partial(_largest_value, graph))
 
 
 def even_share(counts: GraphCounts, num_parts: int, *, shown: int = 1) -> GraphCounts:
@@ -174,24 +175,26 @@ def _row_bytes(report: DirectoryReport, of: str, kind: str, original_ids: str | 
 
 
 def _in_widths(report: DirectoryReport, in_width: int | None) -> dict[str, int]:
-    """Width of `feat`, by node type."""
+    """Width of the input features, by node type."""
     if in_width is not None:
         return dict.fromkeys(report.num_nodes, in_width)
-    inputs = [one for one in report.features if (one.of, one.name) == ("nodes", FEATURE)]
-    found = {one.type: one.shape[0] for one in inputs if len(one.shape) == 1}
+    inputs = [one for one in report.features if one.of == "nodes" and one.name in INPUTS and len(one.shape) == 1]
+    inputs.sort(key=lambda one: INPUTS.index(one.name), reverse=True)
+    found = {one.type: one.shape[0] for one in inputs}  # of a type with both `feat`, which comes last
     if not found:
         raise ConfigError("there is no node feature 'feat' of one dimension; say how wide the input is: --features F.")
     return found
 
 
-def _classes(report: DirectoryReport, largest_label: Callable[[], float]) -> int:
-    if not any((one.of, one.name, one.shape) == ("nodes", LABEL, ()) for one in report.features):
-        raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
-    return int(largest_label()) + 1
+def _classes(report: DirectoryReport, largest_value_of: Callable[[str], float]) -> int:
+    names = {one.name for one in report.features if one.of == "nodes" and one.shape in ((), (1,))}
+    for name in LABELS:
+        if name in names:
+            return int(largest_value_of(name)) + 1
+    raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
 
 
-def _largest_label(graph: GraphSource) -> float:
-    labels = [fields[LABEL] for fields in graph.node_data.values() if LABEL in fields]
-    columns = [column for column in labels if len(column.shape) == 1]
+def _largest_value(graph: GraphSource, name: str) -> float:
+    columns = [fields[name] for fields in graph.node_data.values() if name in fields]
     starts = [(column, start) for column in columns for start in range(0, column.shape[0], CHUNK_ROWS)]
     return max((float(np.max(column[start : start + CHUNK_ROWS])) for column, start in starts), default=-1.0)

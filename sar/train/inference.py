@@ -39,9 +39,8 @@ from sar.storage.checksums import verifying
 from sar.storage.part_files import DST, SRC, FeatureFiles, PartFile, canonical_edge_types, check_node_ids, types_of
 from sar.storage.partition_json import PartitionJson, graph_path, read_partition_json
 from sar.storage.regroup import WorkerShare
-from sar.train.graph_counts import FEATURE, LABEL, GraphInfo
+from sar.train.graph_counts import INPUTS, LABELS, GraphInfo
 
-_INPUTS = (FEATURE, "x")
 _ROUND_OFF = {torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the largest output; 1e-5 in other dtypes
 _FEW, _MANY = 7, 8  # stand-ins of each node type in the two surroundings
 _WHOLE = "evaluate on the whole graph, as docs/howto/infer.md says"
@@ -70,7 +69,7 @@ def infer(
         ntype: their type; may be left out if there is one.
         hops: K: how far an output looks. None: as many hops as the model makes distributed calls, which is never too
             few, and too many if a layer makes several, as with several edge types.
-        num_classes: for `make_model`; None: one more than the greatest `label`, 0 without labels.
+        num_classes: for `make_model`; None: one more than the greatest `label`, else `y`, 0 without both.
         allow_outside: as in `load_dgl_partition_data`.
         check: compare so many of the nodes, drawn at random, with outputs of the model on the whole graph, which has
             to fit into memory.
@@ -88,10 +87,11 @@ def infer(
     nothing = _read(spec, wanted[:0], 0)
     widths = {key.partition("/")[0]: x.shape[-1] for key, x in nothing.node_features.items()}
     if not widths:
-        raise PartitionError(f"no node type has a feature {' or '.join(_INPUTS)}, which models start from.")
+        raise PartitionError(f"no node type has a feature {' or '.join(INPUTS)}, which models start from.")
     if num_classes is None:
-        with suppress(PartitionError):  # without labels
-            num_classes = int(largest_value(spec.path, LABEL)) + 1
+        for name in reversed(LABELS):  # so that the first one there decides
+            with suppress(PartitionError):  # without these labels
+                num_classes = int(largest_value(spec.path, name)) + 1
     counts = dict(zip(spec.node_types, np.diff(spec.node_ranges).sum((0, 2)).tolist(), strict=True))
     info = GraphInfo(spec.node_types, nothing.etypes, counts, widths, num_classes or 0)
     load = partial(_load, make_model, info, weights)  # anew for each run: layers may keep something of a graph
@@ -285,7 +285,7 @@ def _features(
         kinds = types_of(ids, ranges)
         with verifying(graph_path(spec, part).parent):
             for one in [*files.features(), *(files.original_ids() if what == "edges" else [])]:
-                if what == "edges" or one.name in _INPUTS:
+                if what == "edges" or one.name in INPUTS:
                     own = ids[kinds == one.type_id] - int(ranges[part, one.type_id, 0])
                     rows.setdefault(f"{names[one.type_id]}/{one.name}", []).append(one.take(own))
     return {key: torch.cat(found) for key, found in rows.items()}

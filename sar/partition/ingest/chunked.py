@@ -167,7 +167,8 @@ class _Metadata:
                 format_, delimiter, files = self._files(f"{key} of '{name}/{field}'", spec)
                 if not files:
                     raise self.error(f"there are no files for {key} of '{name}/{field}'")
-                source = FeatureSource(files, format_, (ALL_COLUMNS,), delimiter)
+                text = TextFormat(delimiter, numbers_are_rows=True)
+                source = FeatureSource(files, format_, (ALL_COLUMNS,), text)
                 found[name][field] = open_column(source, f"{name}/{field}", rows[name], scratch, allow_nan=allow_nan)
         return found
 
@@ -184,7 +185,7 @@ class _Metadata:
         files = [self.path.parent / file for file in data]
         for file in [] if self.allow_outside else files:
             check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent))
-        return _FORMATS[name], delimiter, find_files(files) if files else []
+        return _FORMATS[name], delimiter or None, find_files(files) if files else []
 
 
 def _short(found: Any) -> str:

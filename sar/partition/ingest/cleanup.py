@@ -3,10 +3,10 @@
 [Note: sorting on disk] Edges are told apart by sorting. A range of sources with too many edges for memory is divided
 into narrower ones: its edges go to a file for each, and each is dealt with in turn, in order. A single source with too
 many edges is divided by destinations in the same way, and what is left then are copies of one edge. Features travel
-with their edges, as one record, so that every file is read and written from front to back.
+with their edges, as one record, so that every file is read and written from front to back. A reverse edge has `~dst` in
+place of its destination, so that copies in the input can be told from edges that only meet their reverses.
 """
 
-import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +21,7 @@ from sar.errors import ConfigError
 from sar.id_slices import first_of_equals, pieces
 from sar.partition.graph_data import split_masks
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource, ReversedEdges, index_dtype
+from sar.partition.ingest.features import LABEL
 from sar.partition.ingest.files import check_edges
 from sar.partition.ingest.objects import from_object
 from sar.storage.arrays import Array, ArrayFile, StoredArray
@@ -29,7 +30,6 @@ _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time
 _COPIES = 5  # of a record, at most, in memory at a time: as read, sorted, and what sorting needs
 _SRC, _DST = "src", "dst"  # fields of a record; features are numbered
-LABEL = "label"
 
 
 def clean_up(
@@ -44,14 +44,15 @@ def clean_up(
     """Clean up the edges of a graph out of core.
 
     With `undirected` or `remove_duplicates`, edges come out sorted by source and then destination; else in their order.
-    Edge features follow their edges.
+    Edge features follow their edges. The result's `notes` say how many edges were removed because an earlier one has
+    the same ends.
 
     Args:
         graph: the graph, also in memory, as `partition_graph` takes it.
         scratch: directory for the new edges, which have to stay as long as the result is used; made if not there.
         undirected: every edge gets its reverse, and no edge is there twice. Of copies the first one's features stay;
             a reverse edge takes the features of the edge it comes from, unless it was there itself. Between two types
-            the reverse edges are a relation of their own, `RELATION reversed`, and duplicates stay.
+            the reverse edges are a relation of their own, `RELATION reversed`, and parallel edges stay.
         remove_duplicates: of edges with the same ends only the first one stays.
         self_loops: `remove` all, or `add`: exactly one at every node, the edges that are added come last. Only in
             relations between nodes of one type.
@@ -70,6 +71,7 @@ def clean_up(
     edge_data: dict[CanonicalEtype, Mapping[str, Column]] = {}
     reverse_edges: dict[CanonicalEtype, EdgeSource] = {}
     reverse_data: dict[CanonicalEtype, Mapping[str, Column]] = {}
+    notes = [*graph.notes]
     for number, (etype, source) in enumerate(graph.edges.items()):
         between = etype[0] != etype[2]
         relation = _Relation(
@@ -92,7 +94,13 @@ def clean_up(
             if reverse in graph.edges:
                 raise ConfigError(f"there is a relation {reverse} already; rename it, or leave the graph directed.")
             reverse_edges[reverse], reverse_data[reverse] = ReversedEdges(edges[etype]), edge_data[etype]
-    return replace(graph, edges=edges | reverse_edges, edge_data=edge_data | reverse_data)
+        if relation.removed:
+            lost = f", with their {', '.join(relation.columns)}" if relation.columns else ""
+            notes.append(
+                f"{relation.removed} of {source.num_edges} edges {':'.join(etype)} were removed{lost}: an earlier one "
+                "has the same ends."
+            )
+    return replace(graph, edges=edges | reverse_edges, edge_data=edge_data | reverse_data, notes=notes)
 
 
 class _Range(NamedTuple):
@@ -110,7 +118,7 @@ class _Range(NamedTuple):
         return by, [self._replace(**{by: (first, min(first + width, end))}) for first in starts]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Relation:
     """Edges of one type, and what is to be done with them."""
 
@@ -121,6 +129,7 @@ class _Relation:
     both_ways: bool
     unique: bool
     self_loops: Literal["keep", "remove", "add"]
+    removed: int = 0  # edges of the input that were removed as copies of earlier ones
 
     def clean(self, folder: Path, name: str, memory: int) -> tuple[EdgeSource, Mapping[str, Column]]:
         """The new edges and their features, in files."""
@@ -152,7 +161,7 @@ class _Relation:
         if self.unique:
             count = self.edges.num_edges * (2 if self.both_ways else 1)
             whole = _Range((0, self.num_nodes[0]), (0, self.num_nodes[1]))
-            yield from _sorted(self._stream(most), count, whole, folder, most)
+            yield from self._sorted(self._stream(most), count, whole, folder, most)
         else:
             yield from self._stream(most)
         if self.self_loops == "add":
@@ -168,42 +177,60 @@ class _Relation:
             for ends in self.edges.chunks(rows):
                 check_edges(*ends, self.num_nodes, f"edges of {self.name}", row)
                 records = np.empty(len(ends[0]), self.record)
-                records[_SRC], records[_DST] = ends if forward else ends[::-1]
+                records[_SRC], records[_DST] = ends if forward else (ends[1], ~ends[0])
                 for number, column in enumerate(self.columns.values()):
                     records[f"feature{number}"] = column[row : row + len(records)]
                 row += len(records)
-                yield records if self.self_loops == "keep" else records[records[_SRC] != records[_DST]]
+                yield records if self.self_loops == "keep" else records[ends[0] != ends[1]]
+
+    def _sorted(self, stream: Iterable[Array], count: int, whole: _Range, folder: Path, most: int) -> Iterator[Array]:
+        """The first one of equal edges, sorted by source and destination; see [Note: sorting on disk].
+
+        The stream has at most `count` records in chunks of at most `most`, the number that may be in memory at a time.
+        """
+        num_destinations = whole.dst[1] - whole.dst[0]
+        possible = (whole.src[1] - whole.src[0]) * num_destinations
+        if not count:
+            return
+        if possible == 1:  # all are copies of one edge
+            first: Array | None = None
+            copies = 0
+            for records in stream:
+                first = records[:1] if first is None and len(records) else first
+                copies += self._num_in_input(records)
+            if first is not None:
+                self.removed += copies - self._num_in_input(first)
+                first[_DST] = _destinations(first)
+                yield first
+        elif count <= most and possible < 2**62:
+            records = np.concatenate(list(stream))
+            key = (records[_SRC] - whole.src[0]) * num_destinations
+            key += _destinations(records) - whole.dst[0]
+            if self.both_ways:  # reverses come after the edges themselves
+                key = key << 1 | (records[_DST] < 0)
+            # Without features copies are the same, and whichever sort is fastest will do.
+            order = np.argsort(key, kind="stable" if self.columns else None)
+            ascending = key[order] >> 1 if self.both_ways else key[order]
+            first_ones = records[order[first_of_equals(ascending)]]
+            self.removed += self._num_in_input(records) - self._num_in_input(first_ones)
+            first_ones[_DST] = _destinations(first_ones)
+            yield first_ones
+        else:
+            by, ranges = whole.divided(min(_MOST_FILES, max(2, -(-2 * count // most))))
+            with tempfile.TemporaryDirectory(prefix="sort-", dir=folder) as files:
+                for part, one in zip(_distributed(stream, by, ranges, Path(files)), ranges, strict=True):
+                    count = part.shape[0]
+                    yield from self._sorted(map(part.__getitem__, pieces(count, most)), count, one, folder, most)
+                    part.path.unlink()
+
+    def _num_in_input(self, records: Array) -> int:
+        """The number of records that are edges of the input, not reverses."""
+        return int(np.count_nonzero(records[_DST] >= 0)) if self.both_ways else len(records)
 
 
-def _sorted(stream: Iterable[Array], count: int, whole: _Range, folder: Path, most: int) -> Iterator[Array]:
-    """The first one of equal edges, sorted by source and destination; see [Note: sorting on disk].
-
-    The stream has at most `count` records in chunks of at most `most`, the number that may be in memory at a time.
-    """
-    possible = (whole.src[1] - whole.src[0]) * (whole.dst[1] - whole.dst[0])
-    if not count:
-        return
-    if possible == 1:  # all are copies of one edge
-        yield from (records[:1] for records in itertools.islice(filter(len, stream), 1))
-    elif count <= most and possible < 2**63:
-        records = np.concatenate(list(stream))
-        yield records[_first_of_equal(records, whole)]
-    else:
-        by, ranges = whole.divided(min(_MOST_FILES, max(2, -(-2 * count // most))))
-        with tempfile.TemporaryDirectory(prefix="sort-", dir=folder) as files:
-            for part, one in zip(_distributed(stream, by, ranges, Path(files)), ranges, strict=True):
-                count = part.shape[0]
-                yield from _sorted(map(part.__getitem__, pieces(count, most)), count, one, folder, most)
-                part.path.unlink()
-
-
-def _first_of_equal(records: Array, whole: _Range) -> Array:
-    """Where the edges are, sorted, and each only once."""
-    key = (records[_SRC] - whole.src[0]) * (whole.dst[1] - whole.dst[0])
-    key += records[_DST] - whole.dst[0]
-    has_features = len(records.dtype.names or ()) > 2  # else copies are the same, and whichever sort is fastest will do
-    order = np.argsort(key, kind="stable" if has_features else None)
-    return order[first_of_equals(key[order])]
+def _destinations(records: Array) -> Array:
+    """The destinations of edges and reverse edges, (n,); see [Note: sorting on disk]."""
+    return records[_DST] ^ (records[_DST] >> 63)
 
 
 def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder: Path) -> list[StoredArray]:
@@ -215,7 +242,8 @@ def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder:
             if not files:
                 made = (ArrayFile(folder / str(number), records.dtype) for number in range(len(ranges)))
                 files = [stack.enter_context(file) for file in made]
-            which = ((records[by] - start) // (end - start)).astype(np.uint8)
+            values = _destinations(records) if by == _DST else records[_SRC]
+            which = ((values - start) // (end - start)).astype(np.uint8)
             order = np.argsort(which, kind="stable")
             bounds = np.searchsorted(which[order], np.arange(len(ranges) + 1))
             for file, low, high in zip(files, bounds[:-1], bounds[1:], strict=True):

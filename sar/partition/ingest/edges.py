@@ -8,7 +8,7 @@ import numpy as np
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
-from sar.partition.ingest.files import Wanted, check_edges
+from sar.partition.ingest.files import ADVICE, ColumnChoice, Wanted, check_edges
 from sar.partition.ingest.parquet import parquet_edges
 from sar.partition.ingest.text import TextFormat, text_edges
 from sar.storage.arrays import Array, ArrayFile, StoredArray, open_npy, open_raw
@@ -25,6 +25,7 @@ class EdgeFormat:
     columns: Wanted = None  # of text and Parquet
     dtype: str | None = None  # of raw files, `int32` or `int64`
     ambiguous_are_pairs: bool = False  # whether `.npy` arrays of (2, 2) alone are two edges, a row each
+    advice: str = ADVICE  # ends errors about an ID that is no node
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class CheckedEdges(EdgeSource):
 
     parts: Sequence[tuple[str, EdgeSource]]  # the edges of each file, with its name for errors
     limits: tuple[int, int]  # sources and destinations are below these
+    advice: str = ADVICE
 
     @property
     def num_edges(self) -> int:
@@ -54,7 +56,7 @@ class CheckedEdges(EdgeSource):
             low, high = max(start - first, 0), min(stop - first, edges.num_edges)
             if low < high:
                 pieces.append(edges.read(low, high))
-                check_edges(*pieces[-1], self.limits, where, low)
+                check_edges(*pieces[-1], self.limits, where, low, self.advice)
             first += edges.num_edges
         if len(pieces) == 2:
             return pieces[1]
@@ -80,7 +82,7 @@ def open_edges(
         parts = open_raw_edges(files, how.dtype)
     else:
         raise ConfigError(f"edges in the format {how.name!r} were asked for; expected text, parquet, npy or raw.")
-    edges = CheckedEdges(parts, limits)
+    edges = CheckedEdges(parts, limits, how.advice)
     least_nodes = None
     if None in num_nodes:
         least = np.zeros(2, np.int64)
@@ -93,14 +95,14 @@ def open_edges(
 def _copied(files: Sequence[Path], how: EdgeFormat, limits: tuple[int, int], scratch: Path, name: str) -> OpenedEdges:
     """Edges that are parsed into raw files, of 32 bits where all IDs are known to fit."""
     dtype = index_dtype(max(limits) - 1)
-    counts, least = [], [0, 0]
+    counts, least, choice = [], [0, 0], ColumnChoice("edges", how.columns)
     with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
         for file in files:
             before = src.rows
             if how.name == "text":
-                parsed = text_edges(file, how.text, how.columns, limits)
+                parsed = text_edges(file, how.text, choice, limits, how.advice)
             else:
-                parsed = parquet_edges(file, how.columns, limits)
+                parsed = parquet_edges(file, choice, limits, how.advice)
             for ends in parsed:
                 for i, (kept, ids) in enumerate(zip((src, dst), ends, strict=True)):
                     kept.append(ids)

@@ -3,24 +3,30 @@ are copied once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
+import pyarrow
+import pyarrow.compute as compute
 
 from sar.common_tuples import SPLIT
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import Column, JoinedColumn
-from sar.partition.ingest.files import Files, detect_format, find_files
-from sar.partition.ingest.parquet import parquet_rows
-from sar.partition.ingest.text import text_rows
+from sar.id_slices import pieces
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, JoinedColumn
+from sar.partition.ingest.files import ALL_COLUMNS, ColumnChoice, Files, NotNumbersError, detect_format, find_files
+from sar.partition.ingest.parquet import parquet_ids, parquet_rows
+from sar.partition.ingest.text import TextFormat, is_number, text_ids, text_rows
 from sar.storage.arrays import Array, ArrayFile, StoredArray, as_column, open_npy
 from sar.storage.tensor_files import open_tensors
 
-_NEVER_NAN = ("label", *SPLIT)
+LABEL = "label"
+_NEVER_NAN = (LABEL, *SPLIT)
+_MOST_CLASSES, _LONGEST_CLASS = 1 << 16, 100
 
 
 @dataclass(frozen=True)
@@ -30,17 +36,19 @@ class FeatureSource:
     files: Sequence[Path]
     format: str  # `npy`, `parquet`, `dgl` or `text`
     inside: Sequence[str] | None = None  # columns by name or number, `*` for all; or a tensor; None: the only one
-    delimiter: str | None = None  # of text files; None: found out
+    text: TextFormat = field(default_factory=TextFormat)
 
     @classmethod
-    def named(cls, files: Files) -> "FeatureSource":
+    def named(cls, files: Files, text: TextFormat) -> "FeatureSource":
         """From a file, directory, pattern or list; after `#` may stand what to take of it, separated by commas."""
         inside = None
         if isinstance(files, str | PathLike) and not Path(files).exists() and "#" in fspath(files):
             files, _, columns = fspath(files).rpartition("#")
             inside = columns.split(",")
         found = find_files(files)
-        return cls(found, detect_format(found), inside)
+        if ColumnChoice("feature", inside).by_name:
+            text = replace(text, header=True)
+        return cls(found, detect_format(found), inside, text)
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,8 @@ class CheckedColumn:
         if suspicious and (found := np.isnan(values).reshape(len(values), -1).any(1)).any():
             row = rows.indices(self.shape[0])[0] + int(np.argmax(found))
             raise PartitionError(
-                f"{self.where}, row {row} (from 0), has NaN; expected numbers. Fill the missing values in, or allow "
-                "NaN (allow_nan=True, --allow-nan), which labels and masks may never have."
+                f"{self.where}, row {row} (from 0), has NaN; expected numbers. Fill the missing values in, as labels "
+                "with -1, or allow NaN (allow_nan=True, --allow-nan), which labels and masks may never have."
             )
         return values
 
@@ -79,8 +87,82 @@ def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Co
     return CheckedColumn(column, where)
 
 
+@dataclass(frozen=True)
+class OneOfColumns:
+    """A column of an array of several, (rows, k), as (rows,)."""
+
+    columns: Column
+    number: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.columns.shape[:1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.columns.dtype
+
+    def __getitem__(self, rows: slice, /) -> Array:
+        return np.ascontiguousarray(self.columns[rows][:, self.number])
+
+
+def check_splits(graph: GraphSource, mask_column: int | None = None) -> GraphSource:
+    """The graph with masks of one column, after a pass over masks and labels of nodes, and over masks of edges.
+
+    `mask_column` is the column to take of masks with several, (N, k). Raises `PartitionError` if a mask has other
+    values than True and False, or 1 and 0, or a label of a node is NaN; `ConfigError` if masks have several columns
+    and none is chosen, or not that one.
+    """
+    chosen = []
+
+    def checked(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
+        fields = dict(fields)
+        for name in (one for one in SPLIT if one in fields):
+            column = fields[name]
+            if len(column.shape) == 2 and column.shape[1] == 1:
+                column = OneOfColumns(column, 0)
+            elif len(column.shape) == 2:
+                if mask_column is None or not 0 <= mask_column < column.shape[1]:
+                    raise ConfigError(
+                        f"'{kind}/{name}' has shape {column.shape}: {column.shape[1]} splits, of which column "
+                        f"{mask_column} was asked for; expected 0 to {column.shape[1] - 1} (mask_column=, "
+                        "--mask-column), or masks of one column."
+                    )
+                chosen.append(name)
+                column = OneOfColumns(column, mask_column)
+            if len(column.shape) != 1 or column.dtype.kind not in "biuf":
+                raise PartitionError(f"'{kind}/{name}' holds {column.dtype} {column.shape}; expected a mask (N,).")
+            for rows in pieces(column.shape[0], CHUNK_ROWS):
+                values = column[rows] if column.dtype.kind != "b" else np.empty(0)
+                if (wrong := (values != 0) & (values != 1)).any():
+                    row, split = int(np.argmax(wrong)), name.removesuffix("_mask")
+                    raise PartitionError(
+                        f"'{kind}/{name}' has {values[row]} in row {rows.start + row} (from 0); expected a mask of "
+                        "True and False, or 1 and 0. A list of the IDs of nodes is named with "
+                        f"--{split}-nodes FILE ({split}_nodes=)."
+                    )
+            fields[name] = column
+        return fields
+
+    node_data = {ntype: checked(ntype, fields) for ntype, fields in graph.node_data.items()}
+    edge_data = {etype: checked(":".join(etype), fields) for etype, fields in graph.edge_data.items()}
+    if mask_column is not None and not chosen:
+        raise ConfigError(f"column {mask_column} of masks was asked for; expected masks of several columns, (N, k).")
+    for ntype, fields in node_data.items():
+        if LABEL in fields and fields[LABEL].dtype.kind == "f":
+            label = CheckedColumn(fields[LABEL], f"'{ntype}/{LABEL}'")
+            for rows in pieces(label.shape[0], CHUNK_ROWS):
+                label[rows]
+    return replace(graph, node_data=node_data, edge_data=edge_data)
+
+
 def open_features(
-    features: Mapping[str, Files], rows: Mapping[str, int | None], scratch: Path, *, allow_nan: bool
+    features: Mapping[str, Files],
+    rows: Mapping[str, int | None],
+    scratch: Path,
+    *,
+    text: TextFormat | None = None,
+    allow_nan: bool,
 ) -> dict[str, dict[str, Column]]:
     """The columns, by type and name, of features that were named by `type/name`, or by `name` where there is one type.
 
@@ -99,7 +181,8 @@ def open_features(
                 f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(rows)}"
                 f"{' (or NAME alone)' if len(rows) == 1 else ''}."
             )
-        column = open_column(FeatureSource.named(files), f"{kind}/{name}", known[kind], scratch, allow_nan=allow_nan)
+        source = FeatureSource.named(files, text or TextFormat())
+        column = open_column(source, f"{kind}/{name}", known[kind], scratch, allow_nan=allow_nan)
         known[kind] = column.shape[0]
         found[kind][name] = column
     return found
@@ -112,12 +195,34 @@ def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path
     together or have another number of rows; `ConfigError` where one has nothing of the name asked for.
     """
     name = key.rpartition("/")[2]
-    parts = []
-    for number, file in enumerate(source.files):
-        part = _open_file(source, file, key, scratch / f"{quote(key, safe='')}.{number}")
-        parts.append(without_nan(part, name, str(file), allow_nan=allow_nan))
+    copy = scratch / quote(key, safe="")
+    parts: list[Column] = []
+    if source.format == "text":
+        parts = [*_text_columns(source, name, copy)]
+    elif source.format == "parquet":
+        try:
+            choice = ColumnChoice("feature", source.inside)
+            parts = [
+                _copied(parquet_rows(file, choice), file, Path(f"{copy}.{i}")) for i, file in enumerate(source.files)
+            ]
+        except NotNumbersError:
+            if name != LABEL:
+                raise
+            parts = [*_class_columns(source, name, copy)]
+    elif source.format == "npy":
+        for file in source.files:
+            array, transposed = open_npy(file)
+            parts.append(np.load(file, mmap_mode="r", allow_pickle=False) if transposed else array)
+    elif source.format == "dgl":
+        parts = [_open_tensor(file, source.inside, key) for file in source.files]
+    else:
+        raise ConfigError(f"'{key}' in the format {source.format!r} was asked for; expected npy, parquet, dgl or text.")
+    parts = [
+        without_nan(part, name, str(file), allow_nan=allow_nan) for file, part in zip(source.files, parts, strict=True)
+    ]
+    dtype = _common_dtype([part.dtype for part in parts])
     for file, part in zip(source.files, parts, strict=True):
-        if (part.shape[1:], part.dtype) != (parts[0].shape[1:], parts[0].dtype):
+        if part.shape[1:] != parts[0].shape[1:] or (dtype is None and part.dtype != parts[0].dtype):
             raise PartitionError(
                 f"{file} has rows of shape {part.shape[1:]} and {part.dtype}; expected {parts[0].shape[1:]} and "
                 f"{parts[0].dtype} as in {source.files[0]}, as both belong to '{key}'. Write them alike."
@@ -125,24 +230,81 @@ def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path
     found = sum(part.shape[0] for part in parts)
     if rows is not None and found != rows:
         last = f" to {source.files[-1]}" if len(source.files) > 1 else ""
+        hint = ""
+        if name in SPLIT:
+            hint = f" A list of the IDs of nodes is named with --{name.partition('_')[0]}-nodes FILE."
+        elif source.format == "text" and abs(found - rows) == 1:
+            hint = " Whether its first line is a row, or names columns, is told with --header or --no-header (header=)."
         raise PartitionError(
             f"{source.files[0]}{last} has {found} rows; expected {rows}, as many as there are nodes or edges of the "
-            f"type that '{key}' belongs to. Correct the file, or the number of nodes."
+            f"type that '{key}' belongs to. Correct the file, or the number of nodes.{hint}"
         )
     return parts[0] if len(parts) == 1 else JoinedColumn(parts)
 
 
-def _open_file(source: FeatureSource, file: Path, key: str, copy: Path) -> Column:
-    if source.format == "npy":
-        array, transposed = open_npy(file)
-        return np.load(file, mmap_mode="r", allow_pickle=False) if transposed else array
-    if source.format == "dgl":
-        return _open_tensor(file, source.inside, key)
-    if source.format == "parquet":
-        return _copied(parquet_rows(file, source.inside), file, copy)
-    if source.format == "text":
-        return _copied(text_rows(file, source.delimiter, source.inside), file, copy)
-    raise ConfigError(f"'{key}' in the format {source.format!r} was asked for; expected npy, parquet, dgl or text.")
+def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
+    """A dtype that holds the values of all; None if there is none, as for int64 and uint64."""
+    if len({*dtypes}) == 1:
+        return dtypes[0]
+    if any(dtype.kind not in "biuf" for dtype in dtypes):
+        return None
+    common = np.result_type(*dtypes)
+    return None if common.kind == "f" and not any(dtype.kind == "f" for dtype in dtypes) else common
+
+
+def _text_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredArray]:
+    """A column for each text file, all of the first of several types that holds the values of all files."""
+    error: NotNumbersError | None = None
+    kinds: tuple[Literal["int64", "float32", "float64", "bool"], ...] = "int64", "float32", "float64", "bool"
+    for kind in kinds:
+        choice = ColumnChoice("feature", source.inside)
+        try:
+            return [
+                _copied(text_rows(file, source.text, choice, kind), file, Path(f"{copy}.{i}"))
+                for i, file in enumerate(source.files)
+            ]
+        except NotNumbersError as found:
+            error = found if error is None or kind == "float64" else error
+    try:
+        if name == LABEL and (source.inside is None or (len(source.inside) == 1 and source.inside[0] != ALL_COLUMNS)):
+            return _class_columns(source, name, copy)
+    except NotNumbersError:  # numbers among names: the line at fault is the one that is no number
+        pass
+    assert error is not None
+    raise error
+
+
+def _class_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredArray]:
+    """A column of integers for each file of class names, which are numbered in alphabetical order."""
+
+    def chunks() -> Iterator[tuple[int, pyarrow.Array]]:
+        choice = ColumnChoice("ids", source.inside)
+        for i, file in enumerate(source.files):
+            read = text_ids(file, source.text, choice) if source.format == "text" else parquet_ids(file, choice)
+            yield from ((i, column) for (column,) in read)
+
+    distinct: set[str] = set()
+    for _, column in chunks():
+        distinct.update(map(str, column.unique().to_pylist()))
+        if len(distinct) > _MOST_CLASSES or sum(map(len, distinct)) > _MOST_CLASSES * _LONGEST_CLASS:
+            raise PartitionError(
+                f"{source.files[0]} has more than {_MOST_CLASSES} class names, or of more than {_LONGEST_CLASS} "
+                "characters; expected fewer and shorter ones. Number the classes."
+            )
+    for one in distinct:
+        if is_number(one):
+            raise NotNumbersError(f"{source.files[0]} has {one!r} among names of classes; expected names or numbers.")
+    names = sorted(distinct)
+    number_of = pyarrow.array(names, pyarrow.string())
+    with ExitStack() as stack:
+        out = [
+            stack.enter_context(ArrayFile(Path(f"{copy}.{i}"), np.dtype(np.int64))) for i in range(len(source.files))
+        ]
+        for i, column in chunks():
+            out[i].append(compute.index_in(column, number_of).to_numpy())
+        shown = ", ".join(f"{i} {one}" for i, one in enumerate(names[:20]))
+        source.text.note(f"'{name}': {len(names)} class names were numbered: {shown}{', ...' * (len(names) > 20)}.")
+        return [file.array() for file in out]
 
 
 def _copied(rows: Iterator[Array], file: Path, copy: Path) -> StoredArray:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from glob import has_magic
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -34,6 +35,15 @@ _DGL_STARTS = [mark.to_bytes(8, "little") for mark in (GRAPH_FILE_MARK, TENSOR_F
 ALL_COLUMNS = "*"
 ADVICE = " IDs that are strings, or have gaps, are numbered with --ids map (ids='map')."
 END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
+MATRIX_MARKET = (
+    "is a MatrixMarket file, whose first row is a size and whose IDs begin at 1; expected a table of edges. "
+    "Convert it: A = scipy.io.mmread(FILE), then numpy.save('edges.npy', numpy.stack([A.row, A.col], axis=1))."
+)
+_PACKED = (".bz2", ".xz", ".zst", ".zip", ".7z")
+
+
+class NotNumbersError(PartitionError):
+    """A feature has values that are no numbers of the type asked for."""
 
 
 def find_files(files: Files) -> list[Path]:
@@ -77,6 +87,10 @@ def _format_of(file: Path) -> str:
             start = opened.read(8)
         if start in _DGL_STARTS:
             return "dgl"
+    if suffix in _PACKED:
+        raise ConfigError(f"'{file}' is packed; expected a file that is not, or one packed by gzip (.gz). Unpack it.")
+    if suffix == ".mtx":
+        raise ConfigError(f"'{file}' {MATRIX_MARKET}")
     if found is None:
         endings = ", ".join(ending for endings in _SUFFIXES.values() for ending in endings)
         raise ConfigError(
@@ -106,57 +120,104 @@ def find_column(path: Path, names: Sequence[str], wanted: str | int) -> int:
     raise ConfigError(f"{path} has no column {wanted!r}; expected one of the columns {', '.join(names)}.")
 
 
-def feature_columns(path: Path, names: Sequence[str], wanted: Sequence[str] | None) -> list[int]:
-    """The numbers of the columns of a feature.
+class ColumnChoice:
+    """Finds the columns to read in each file of a table: the same ones, by their names if the files name them.
 
-    `wanted` has names or numbers; `ALL_COLUMNS` alone: all; None: the only one. `path` is for errors. `ConfigError`
-    where there are no such columns, or none were named where there are several.
+    Args:
+        of: `edges`: two columns, source and destination; by default `src` and `dst` or the like, else the only two.
+            `ids`: one column. `feature`: any number; by default the only one.
+        wanted: names, or numbers from 0; of a feature also ranges such as `0-1432`, and `ALL_COLUMNS` alone.
     """
-    if wanted is None and len(names) > 1:
-        raise ConfigError(
-            f"{path} has {len(names)} columns, {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}; say which "
-            f"of them are the feature: '{path.name}#{names[0]}', with several names '#{names[0]},{names[1]}', or "
-            f"all with '#{ALL_COLUMNS}'."
-        )
-    if wanted is None or list(wanted) == [ALL_COLUMNS]:
-        return list(range(len(names)))
-    return [find_column(path, names, column) for column in wanted]
 
+    def __init__(self, of: Literal["edges", "ids", "feature"], wanted: Wanted) -> None:
+        self._of, self._wanted = of, None if wanted is None else [*wanted]
+        self._first: Path | None = None  # the first file that has rows or names
+        self._all: Sequence[str] = ()  # its columns
+        self._chosen: list[int] = []  # in the first file
+        self._has_names = False
 
-def edge_columns(path: Path, names: Sequence[str], wanted: Wanted, shown: str) -> tuple[int, int]:
-    """The columns of sources and destinations.
+    @property
+    def by_name(self) -> bool:
+        """Whether a column is wanted by a name that is no number, so that the files must name their columns."""
+        return any(isinstance(one, str) and not re.fullmatch(r"[\d-]+|\*", one) for one in self._wanted or ())
 
-    `wanted` has names or numbers from 0; None: `src` and `dst` or the like, else the only two. `path` and `shown`, the
-    columns in words, are for errors: `ConfigError` where there are no such columns, or more than two and none named.
-    """
-    if wanted is None:
-        wanted = next((ends for ends in END_NAMES if {*ends} <= {*names}), (0, 1))
-        if isinstance(wanted[0], int) and len(names) != 2:
+    def numbers(self, path: Path, names: Sequence[str], shown: str, *, has_names: bool = True) -> list[int]:
+        """The numbers of the columns in one more file, whose columns are called `names`.
+
+        `has_names` is False if these are only numbers, and `shown` describes the columns in errors. Raises
+        `ConfigError` if the columns are not there, if it is unclear which are meant, or if they differ between files.
+        """
+        if self._first is None:
+            self._first, self._all, self._has_names = path, names, has_names
+            self._chosen = self._find(path, names, shown)
+            return self._chosen
+        if has_names and not self._has_names:
+            raise ConfigError(f"{path} has names of columns, {shown}, and {self._first} has none; name them in both.")
+        if list(names) == list(self._all) or (not has_names and len(names) == len(self._all)):
+            return self._chosen
+        expected = [self._all[i] for i in self._chosen]
+        if not all(names.count(name) == 1 for name in expected) or (
+            self._wanted == [ALL_COLUMNS] and len(names) != len(self._all)
+        ):
             raise ConfigError(
-                f"{path} has {len(names)} columns, {shown}; expected two, source and destination. Name these two "
-                "(columns=, --columns), or the delimiter between them (delimiter=, --delimiter)."
+                f"{path} has the columns {', '.join(names[:10])}; expected {', '.join(expected[:10])} among them, as "
+                f"in {self._first}. Write all files with the same columns."
             )
-    source, destination = (find_column(path, names, column) for column in wanted)
-    if source == destination:
-        raise ConfigError(f"sources and destinations are both to come from column {names[source]!r} of {path}.")
-    return source, destination
+        return [names.index(name) for name in expected]
+
+    def _find(self, path: Path, names: Sequence[str], shown: str) -> list[int]:
+        wanted = self._wanted
+        if self._of == "edges":
+            return self._find_ends(path, names, shown)
+        if wanted is None and len(names) > 1:
+            raise ConfigError(
+                f"{path} has {len(names)} columns, {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}; say "
+                f"which of them are the feature: '{path.name}#{names[0]}', with several names '#{names[0]},{names[1]}',"
+                f" or all with '#{ALL_COLUMNS}'."
+            )
+        found: list[int] = []
+        for column in [] if wanted is None or wanted == [ALL_COLUMNS] else wanted:
+            ends = None if column in names else re.fullmatch(r"(\d{1,9})-(\d{1,9})", str(column))
+            if ends is None:
+                found.append(find_column(path, names, column))
+            else:
+                first, last = (find_column(path, names, end) for end in ends.groups())
+                found += range(first, last + 1)
+        if wanted is None or wanted == [ALL_COLUMNS]:
+            found = list(range(len(names)))
+        if self._of == "ids" and len(found) != 1:
+            raise ConfigError(f"{path}: {len(found)} columns were named for the IDs of nodes; expected one.")
+        if not found:
+            raise ConfigError(f"{path}: the columns {shown} have none that is wanted; expected at least one.")
+        return found
+
+    def _find_ends(self, path: Path, names: Sequence[str], shown: str) -> list[int]:
+        wanted = self._wanted
+        if wanted is None:
+            lower = [name.casefold() for name in names]
+            pairs = (*END_NAMES, ("from", "to"), ("u", "v")) if len(names) == 2 else END_NAMES
+            ends = next((ends for ends in pairs if all(lower.count(end) == 1 for end in ends)), None)
+            if ends is not None:
+                return [lower.index(end) for end in ends]
+            if len(names) != 2:
+                raise ConfigError(
+                    f"{path} has {len(names)} columns, {shown}; expected two, source and destination. Name these two "
+                    "(columns=, --columns), or the delimiter between them (delimiter=, --delimiter)."
+                )
+            wanted = [0, 1]
+        source, destination = (find_column(path, names, column) for column in wanted)
+        if source == destination:
+            raise ConfigError(f"sources and destinations are both to come from column {names[source]!r} of {path}.")
+        return [source, destination]
 
 
-def id_columns(path: Path, names: Sequence[str], wanted: Wanted, shown: str, of_edges: bool) -> list[int]:
-    """The columns of IDs: of edges as in `edge_columns`, else the only one, or the one that is wanted."""
-    if of_edges:
-        return [*edge_columns(path, names, wanted, shown)]
-    chosen = feature_columns(path, names, None if wanted is None else [*map(str, wanted)])
-    if len(chosen) != 1:
-        raise ConfigError(f"{path}: {len(chosen)} columns were named for the IDs of nodes; expected one.")
-    return chosen
-
-
-def check_edges(src: Array, dst: Array, limits: tuple[int, int], where: str, first_row: int) -> None:
+def check_edges(
+    src: Array, dst: Array, limits: tuple[int, int], where: str, first_row: int, advice: str = ADVICE
+) -> None:
     """Raise `PartitionError` where an edge, of (n,) int64 each, ends at no node.
 
     `limits` are the numbers of nodes of the source and the destination type; `where` and `first_row` the file, and the
-    row in it of the first edge.
+    row in it of the first edge; `advice` ends the error.
     """
     for end, ids, limit in zip(("source", "destination"), (src, dst), limits, strict=True):
         row = first_outside(ids, limit)
@@ -164,5 +225,5 @@ def check_edges(src: Array, dst: Array, limits: tuple[int, int], where: str, fir
             expected = f"0 to {limit - 1}" if limit < np.iinfo(np.int64).max else "0 or more"
             raise PartitionError(
                 f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Correct "
-                f"the file, or the number of nodes.{ADVICE}"
+                f"the file, or the number of nodes.{advice}"
             )

@@ -21,8 +21,9 @@ import pyarrow.compute as compute
 from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
 from sar.id_slices import pieces
-from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, index_dtype
 from sar.partition.ingest.edges import EdgeFormat, open_npy_edges, open_raw_edges
+from sar.partition.ingest.files import ColumnChoice
 from sar.partition.ingest.parquet import parquet_ids
 from sar.partition.ingest.text import text_ids
 from sar.splitmix import STEP
@@ -101,6 +102,48 @@ def _mapped(
     for ntype, table in tables.items():
         by_type[ntype].store(chunk for (chunk,) in _chunks(*table, of_edges=False))
     return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in by_type.items()})
+
+
+def nodes_of_list(files: Sequence[Path], how: EdgeFormat, num_nodes: int, given: Column | None) -> Array:
+    """The nodes of a list of IDs, (N,) bool; `given` has the IDs that nodes have in the input, None: 0 to N - 1.
+
+    `PartitionError` if an ID is no node's, or is there twice.
+    """
+    where = f"{files[0]}{' and so on' if len(files) > 1 else ''}"
+    found, count = [pyarrow.array([], pyarrow.string())], 0
+    for (column,) in _chunks(files, how, of_edges=False):
+        found.append(column.cast(pyarrow.string()))
+        count += len(column)
+        if count > 2 * num_nodes:  # no list of nodes, and perhaps without end
+            raise PartitionError(f"{where} has more than {count} rows for {num_nodes} nodes; expected each node once.")
+    ids = pyarrow.concat_arrays(found)
+    counts = ids.value_counts()
+    if twice := [one["values"].as_py() for one in counts if one["counts"].as_py() > 1][:1]:
+        raise PartitionError(
+            f"{where} has the node {twice[0]!r} more than once; expected a list of the IDs of nodes, each once. A mask "
+            "is a node feature: --node-feature train_mask=FILE."
+        )
+    mask = np.zeros(num_nodes, np.bool_)
+    if given is None or given.dtype.kind == "i":
+        try:
+            wanted = ids.cast(_INTEGERS).to_numpy()
+        except pyarrow.ArrowInvalid as error:
+            raise PartitionError(f"{where} has other things than integers ({error}); expected IDs of nodes.") from error
+    else:
+        wanted = np.array([b"", *_bytes_of(ids)])[1:]
+    known = np.zeros(len(wanted), np.bool_)
+    if given is None:
+        known = (wanted >= 0) & (wanted < num_nodes)
+        mask[wanted[known]] = True
+    else:
+        for rows in pieces(num_nodes, CHUNK_ROWS):
+            some = given[rows]
+            some = some if some.ndim == 1 else some.view(f"S{some.shape[1]}")[:, 0]
+            mask[rows] = np.isin(some, wanted)
+            known |= np.isin(wanted, some)
+    if not known.all():
+        raise PartitionError(f"{where} has the ID {ids[int(np.argmin(known))].as_py()!r}, which no node has.")
+    return mask
 
 
 class _Numbering:
@@ -241,9 +284,9 @@ def _bytes_of(texts: pyarrow.Array) -> list[bytes]:
 def _chunks(files: Sequence[Path], how: EdgeFormat, *, of_edges: bool) -> Iterator[Sequence[pyarrow.Array]]:
     """IDs in chunks, integers or strings: (n,) of sources and of destinations, or of the nodes of a table alone."""
     if how.name in ("text", "parquet"):
+        choice = ColumnChoice("edges" if of_edges else "ids", how.columns)
         for file in files:
-            text = how.name == "text"
-            yield from (text_ids if text else parquet_ids)(file, how.columns, of_edges, *([how.text] if text else []))
+            yield from text_ids(file, how.text, choice) if how.name == "text" else parquet_ids(file, choice)
     elif of_edges:
         parts = (
             open_npy_edges(files, ambiguous_are_pairs=False) if how.name == "npy" else open_raw_edges(files, how.dtype)

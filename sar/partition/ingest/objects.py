@@ -248,7 +248,10 @@ def _of_type(arrays: Mapping[str, Array], ntype: str, num_nodes: int) -> dict[st
     found = {key.split("/")[0]: value for key, value in arrays.items() if key.split("/")[1:] == [ntype]}
     for name in ("train", "val", "test"):
         if f"{name}_idx" in found:
-            found[f"{name}_mask"] = np.isin(np.arange(num_nodes), found[f"{name}_idx"])
+            ids = found[f"{name}_idx"]
+            if ids.dtype.kind not in "iu" or (ids.size and not 0 <= ids.min() <= ids.max() < num_nodes):
+                raise ConfigError(f"{name}_idx/{ntype} has others than IDs of the {num_nodes} nodes, 0 and above.")
+            found[f"{name}_mask"] = np.isin(np.arange(num_nodes), ids)
     return found
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 from sar.common_tuples import GIVEN_ID, CanonicalEtype, StrPath
-from sar.errors import ConfigError
+from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import open_chunked
 from sar.partition.ingest.edges import EdgeFormat, open_edges
-from sar.partition.ingest.features import FeatureSource, open_features, without_nan
+from sar.partition.ingest.features import FeatureSource, check_splits, open_features, without_nan
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
-from sar.partition.ingest.ids import map_ids
+from sar.partition.ingest.ids import map_ids, nodes_of_list
 from sar.partition.ingest.objects import ONLY_TYPE, from_object, read_any_npz
 from sar.partition.ingest.text import TextFormat
 from sar.storage.arrays import StoredArray, as_column
@@ -41,6 +41,12 @@ def open_graph(
     allow_nan: bool = False,
     allow_outside: bool = False,
     ids: Literal["map"] | None = None,
+    comment: str | None = None,
+    train_nodes: Files | Mapping[str, Files] | None = None,
+    val_nodes: Files | Mapping[str, Files] | None = None,
+    test_nodes: Files | Mapping[str, Files] | None = None,
+    mask_column: int | None = None,
+    allow_empty: bool = False,
 ) -> GraphSource:
     """Open a graph that may be larger than memory.
 
@@ -63,10 +69,11 @@ def open_graph(
             rows, and without these one more than the greatest ID, which takes a pass over binary edges.
         node_features: more features: files (as above) by `name` or `ntype/name`: `.npy`, Parquet, DGL's tensor files,
             or text; of a table with several columns (Parquet or text) `file.csv#a` takes column a, by name or number,
-            `file.csv#a,b` two together as (N, 2), and `file.csv#*` all; `file.dgl#x` takes the tensor x.
+            `file.csv#a,b` two together as (N, 2), `file.csv#0-99` a range, and `file.csv#*` all; `file.dgl#x` takes
+            the tensor x. A `label` may have names of classes, which are numbered in alphabetical order.
         edge_features: likewise, by `name` or `NTYPE:RELATION:NTYPE/name`, in the order of the edges.
-        delimiter: of edges as text: one character; None: found out.
-        header: whether text files begin with names of columns; None: found out.
+        delimiter: of text: one character, and no other; None: found out in each file.
+        header: whether text files begin with names of columns; None: found out. Files of which columns are named do.
         columns: of sources and destinations in text and Parquet files, by name or number from 0; None: `src`
             and `dst` or the like, else the only two.
         dtype: of raw edges: `int32` or `int64`.
@@ -76,6 +83,14 @@ def open_graph(
             and their IDs kept as the node field `id`: (N,) int64, or strings in UTF-8, (N, L) uint8 with zeros at the
             end. A node feature `id` (or `ntype/id`) names the IDs of a table: then node i is that of row i, there may
             be nodes without edges, and the other features' rows are in the same order. None: IDs are 0 to N - 1.
+        comment: begins lines of text to pass over, `""` none; None: `#` and `%`, but only before the first row.
+        train_nodes: files with the IDs of the nodes to train on, by node type if there are several: `train_mask`.
+        val_nodes, test_nodes: likewise.
+        mask_column: the column to take of masks with several, (N, k).
+        allow_empty: whether there may be no edge in the files of an edge type.
+
+    Returns:
+        The graph. Its `notes` say how many lines were passed over, and what else was not taken as it stands.
 
     Raises:
         PartitionError: files are missing, truncated or damaged, do not fit together, or hold IDs that are no nodes;
@@ -87,7 +102,9 @@ def open_graph(
     Path(scratch).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="input-", dir=scratch))
     node_features, edge_features = node_features or {}, edge_features or {}
-    how = EdgeFormat("" if format is None else format, TextFormat(delimiter, header), columns, dtype)
+    text = TextFormat(delimiter, header, comment)
+    how = EdgeFormat("" if format is None else format, text, columns, dtype)
+    lists = {"train_mask": train_nodes, "val_mask": val_nodes, "test_mask": test_nodes}
 
     found: GraphSource | None = None
     edges: Mapping[CanonicalEtype, Files]
@@ -95,7 +112,9 @@ def open_graph(
         edges = {_edge_type(name): files for name, files in path.items()}
     else:
         edges = {ONLY_TYPE: path}
-        found = _with_types(path, format, folder, allow_nan=allow_nan, allow_outside=allow_outside)
+        found = _with_types(
+            path, format, folder, allow_nan=allow_nan, allow_outside=allow_outside, mask_column=mask_column
+        )
     if found is None and ids is not None:
         if num_nodes is not None:
             raise ConfigError(f"num_nodes={num_nodes} (--num-nodes) and ids={ids!r} (--ids) exclude each other.")
@@ -103,23 +122,53 @@ def open_graph(
     elif found is None:
         graph = _open_edge_lists(edges, how, num_nodes, node_features, folder, allow_nan=allow_nan)
     else:
-        if num_nodes is not None or ids is not None or how != EdgeFormat(how.name):
+        tables = [*node_features, *edge_features, *(one for one in lists.values() if one is not None)]
+        if num_nodes is not None or ids is not None or how != EdgeFormat(how.name, text if tables else TextFormat()):
             raise ConfigError(
-                f"'{path}' says itself what is in it; expected no num_nodes, ids, delimiter, header, columns or dtype."
+                f"'{path}' says itself what is in it; expected no num_nodes, ids, columns or dtype, and "
+                "delimiter, header or comment only for features beside it."
             )
-        nodes = open_features(node_features, found.num_nodes, folder, allow_nan=allow_nan)
+        nodes = open_features(node_features, found.num_nodes, folder, text=text, allow_nan=allow_nan)
         node_data = {ntype: _joined(ntype, found.node_data[ntype], nodes[ntype]) for ntype in nodes}
         graph = replace(found, node_data=node_data)
+    for etype, some in graph.edges.items() if found is None and not allow_empty else ():
+        if not some.num_edges:
+            raise PartitionError(
+                f"there are no edges of {':'.join(etype)} in '{edges[etype]}'; expected at least one "
+                f"(or allow_empty=True, --allow-empty). {' '.join(text.notes)}"
+            )
 
     names = {":".join(etype): etype for etype in graph.edges}
     counts = {name: graph.edges[etype].num_edges for name, etype in names.items()}
-    more = open_features(edge_features, counts, folder, allow_nan=allow_nan)
+    more = open_features(edge_features, counts, folder, text=text, allow_nan=allow_nan)
     edge_data = {names[name]: _joined(name, graph.edge_data.get(names[name], {}), more[name]) for name in more}
-    return replace(graph, edge_data=edge_data)
+    node_data = {ntype: dict(fields) for ntype, fields in graph.node_data.items()}
+    for mask, files in lists.items():
+        if files is None:
+            continue
+        by_type = files if isinstance(files, Mapping) else dict.fromkeys(graph.num_nodes, files)
+        if not by_type.keys() <= graph.num_nodes.keys() or (by_type is not files and len(by_type) > 1):
+            raise ConfigError(f"the nodes of {mask} are to be by type; expected some of {', '.join(graph.num_nodes)}.")
+        for ntype, of_type in by_type.items():
+            if mask in node_data.setdefault(ntype, {}):
+                raise ConfigError(f"'{ntype}' has {mask} already; leave it or the list of nodes out.")
+            table = FeatureSource.named(of_type, text)
+            form = EdgeFormat(table.format, table.text, table.inside)
+            given = node_data[ntype].get(GIVEN_ID) if ids == "map" else None
+            node_data[ntype][mask] = nodes_of_list(table.files, form, graph.num_nodes[ntype], given)
+    graph = replace(graph, node_data=node_data, edge_data=edge_data)
+    is_npz = found is not None and (format == "npz" or str(path).endswith(".npz"))  # whose masks are (k, N)
+    return replace(check_splits(graph, None if is_npz else mask_column), notes=(*text.notes,))
 
 
 def _with_types(
-    path: Files, format: str | None, scratch: Path, *, allow_nan: bool, allow_outside: bool
+    path: Files,
+    format: str | None,
+    scratch: Path,
+    *,
+    allow_nan: bool,
+    allow_outside: bool,
+    mask_column: int | None,
 ) -> GraphSource | None:
     """The graph where the format tells types and counts; None where there are edges only."""
     if isinstance(path, str | PathLike) and (Path(path) / METADATA).is_file():
@@ -134,7 +183,7 @@ def _with_types(
     if format == "chunked":
         return open_chunked(file, scratch, allow_nan=allow_nan, allow_outside=allow_outside)
     if format == "npz":
-        graph = from_object(read_any_npz(file))
+        graph = from_object(read_any_npz(file, mask_column or 0))
     else:
         stored = open_dgl_graph(file)
         edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
@@ -183,9 +232,14 @@ def _open_edge_lists(
     if any(count is not None and count < 0 for count in counts.values()):
         raise ConfigError(f"numbers of nodes are {counts}; expected none below 0.")
 
-    columns = open_features(node_features, counts, scratch, allow_nan=allow_nan)
+    columns = open_features(node_features, counts, scratch, text=how.text, allow_nan=allow_nan)
     for ntype, fields in columns.items():
-        for column in fields.values():
+        for name, column in fields.items():
+            if counts[ntype] is None:
+                files = node_features.get(name, node_features.get(f"{ntype}/{name}"))
+                advice = f" That there are {column.shape[0]} nodes follows from the rows of {files}"
+                advice += ", whose first line is a row or names columns: --header, --no-header (header=)."
+                how = replace(how, advice=f"{advice}{how.advice}")
             counts[ntype] = column.shape[0]
     is_known = {ntype: count is not None for ntype, count in counts.items()}
     opened = {}
@@ -215,15 +269,15 @@ def _open_mapped(
     tables = {}
     for ntype in types:
         if f"{ntype}/{GIVEN_ID}" in features:
-            table = FeatureSource.named(features.pop(f"{ntype}/{GIVEN_ID}"))
-            tables[ntype] = table.files, EdgeFormat(table.format, columns=table.inside)
+            table = FeatureSource.named(features.pop(f"{ntype}/{GIVEN_ID}"), how.text)
+            tables[ntype] = table.files, EdgeFormat(table.format, table.text, table.inside)
         elif unknown := [key for key in features if key.startswith(f"{ntype}/")]:
             raise ConfigError(
                 f"whose rows '{unknown[0]}' has is not known where nodes are numbered (ids='map', --ids map); name the "
                 f"IDs of its rows, too: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
             )
     mapped = map_ids({etype: _found(files, how) for etype, files in edges.items()}, tables, scratch)
-    columns = open_features(features, mapped.num_nodes, scratch, allow_nan=allow_nan)
+    columns = open_features(features, mapped.num_nodes, scratch, text=how.text, allow_nan=allow_nan)
     node_data = {ntype: {GIVEN_ID: ids, **columns[ntype]} for ntype, ids in mapped.ids.items()}
     return GraphSource(mapped.num_nodes, mapped.edges, node_data, {})
 

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pyarrow.types as kinds
 
 from sar.errors import PartitionError
-from sar.partition.ingest.files import ADVICE, Wanted, check_edges, edge_columns, feature_columns, id_columns
+from sar.partition.ingest.files import ADVICE, ColumnChoice, NotNumbersError, check_edges
 from sar.storage.arrays import Array
 
 T = TypeVar("T")
@@ -18,15 +18,17 @@ T = TypeVar("T")
 _BATCH_ROWS = 1 << 17
 
 
-def parquet_edges(path: Path, columns: Wanted, limits: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
+def parquet_edges(
+    path: Path, choice: ColumnChoice, limits: tuple[int, int], advice: str
+) -> Iterator[tuple[Array, Array]]:
     """The edges of a file in chunks of int64.
 
-    Columns are as in `edge_columns`; sources and destinations are below the limits. `PartitionError` where the file is
+    Columns are those of the choice; sources and destinations are below the limits. `PartitionError` where the file is
     missing or damaged, or an ID is missing, no integer, negative or too large.
     """
     file = _open(path)
     names = file.schema_arrow.names
-    ends = edge_columns(path, names, columns, ", ".join(names))
+    ends = choice.numbers(path, names, ", ".join(names))
     for end in ends:
         kind = file.schema_arrow.field(end).type
         if not kinds.is_integer(kind):
@@ -36,20 +38,19 @@ def parquet_edges(path: Path, columns: Wanted, limits: tuple[int, int]) -> Itera
     row = 0
     for src, dst in _batches(path, file, [names[end] for end in ends], _numbers):
         src, dst = (ids.astype(np.int64, copy=False) for ids in (src, dst))
-        check_edges(src, dst, limits, str(path), row)
+        check_edges(src, dst, limits, str(path), row, advice)
         yield src, dst
         row += len(src)
 
 
-def parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Array]:
+def parquet_rows(path: Path, choice: ColumnChoice) -> Iterator[Array]:
     """A feature in chunks of rows: (n,) of one column, (n, F) of a column of lists, (n, C) of several columns.
 
-    Columns are as in `feature_columns`. `PartitionError` where the file is missing or damaged, or holds other things
-    than numbers.
+    `PartitionError` if the file is missing or damaged, `NotNumbersError` if it holds other things than numbers.
     """
     file = _open(path)
     every = file.schema_arrow.names
-    names = [every[column] for column in feature_columns(path, every, columns)]
+    names = [every[column] for column in choice.numbers(path, every, ", ".join(every))]
     for values in _batches(path, file, names, _numbers):
         if len(values) > 1 and any(value.ndim > 1 for value in values):
             raise PartitionError(
@@ -58,14 +59,14 @@ def parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Array]:
         yield values[0] if len(values) == 1 else np.stack(values, axis=1)
 
 
-def parquet_ids(path: Path, columns: Wanted, of_edges: bool) -> Iterator[list[pyarrow.Array]]:
+def parquet_ids(path: Path, choice: ColumnChoice) -> Iterator[list[pyarrow.Array]]:
     """The IDs of nodes in chunks: integers or strings, (n,) in each column.
 
-    Columns are as in `id_columns`. `PartitionError` where the file is missing or damaged, or holds other things.
+    `PartitionError` if the file is missing or damaged, or holds other things.
     """
     file = _open(path)
     names = file.schema_arrow.names
-    chosen = id_columns(path, names, columns, ", ".join(names), of_edges)
+    chosen = choice.numbers(path, names, ", ".join(names))
     yield from _batches(path, file, [names[column] for column in chosen], _ids)
 
 
@@ -110,7 +111,7 @@ def _numbers(path: Path, column: pyarrow.Array, name: str, first_row: int) -> Ar
     is_numbers = kinds.is_integer(column.type) or kinds.is_floating(column.type) or kinds.is_boolean(column.type)
     if column.null_count or not is_numbers:
         missing = " with missing values in it" if column.null_count else ""
-        raise PartitionError(f"{path}: column {name!r} is of type {kind}{missing}; expected numbers.")
+        raise NotNumbersError(f"{path}: column {name!r} is of type {kind}{missing}; expected numbers.")
     values: Array = column.to_numpy(zero_copy_only=False)
     return values.reshape(count, *row_shape)
 
@@ -120,7 +121,9 @@ def _ids(path: Path, column: pyarrow.Array, name: str, first_row: int) -> pyarro
     _check_values(path, column, name, first_row)
     if kinds.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if not (kinds.is_integer(column.type) or kinds.is_string(column.type) or kinds.is_large_string(column.type)):
+    if any(kind in str(column.type) for kind in ("string", "binary")):
+        column = column.cast(pyarrow.string())  # checks that bytes are UTF-8
+    if not (kinds.is_integer(column.type) or kinds.is_string(column.type)):
         raise PartitionError(f"{path}: column {name!r} is of type {column.type}; expected integers or strings, IDs.")
     return column
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import JoinedColumn
+from sar.partition.ingest.files import ColumnChoice
 from sar.partition.ingest.open import open_graph
-from sar.partition.ingest.text import text_rows
+from sar.partition.ingest.text import TextFormat, text_rows
 from sar.storage.arrays import ArrayFile, StoredArray
 from tests.adapters.dgl.directories import save_tensors
 
@@ -183,7 +184,7 @@ def test_a_bad_line_of_text_is_named(tmp_path, monkeypatch, bad):
     path = tmp_path / "feat.csv"
     path.write_text("a,b,c\n" + "1,2,3\n" * 7 + f"# comment\n{bad}\n1,2,3\n")
     with pytest.raises(PartitionError, match=f"feat.csv, line 10: '{bad}' does not have 3 numbers"):
-        list(text_rows(path, None, ["*"]))
+        list(text_rows(path, TextFormat(comment="#"), ColumnChoice("feature", ["*"]), "int64"))
 
 
 def test_nan_is_named_when_it_is_read(edges, tmp_path):
@@ -200,10 +201,13 @@ def test_nan_is_named_when_it_is_read(edges, tmp_path):
             column[rows]
     allowed = opened(edges, node_features={"feat": files}, allow_nan=True).node_data["_N"]["feat"]
     assert np.array_equal(allowed[5:8], feat[5:8], equal_nan=True)
-    for name in ("label", "train_mask"):
-        never = opened(edges, node_features={name: files}, allow_nan=True).node_data["_N"][name]
-        with pytest.raises(PartitionError, match="has NaN"):
-            never[5:8]
+    np.save(tmp_path / "label.npy", feat[:, 1])
+    with pytest.raises(PartitionError, match=r"'_N/label', row 7 \(from 0\), has NaN|label.npy, row 7 .* has NaN"):
+        opened(edges, node_features={"label": tmp_path / "label.npy"}, allow_nan=True)  # at once
+    mask = np.where(feat[:, 1] > 0, 1.0, np.nan * (feat[:, 1] < 9))
+    np.save(tmp_path / "mask.npy", mask)
+    with pytest.raises(PartitionError, match="has NaN"):
+        opened(edges, node_features={"train_mask": tmp_path / "mask.npy"}, allow_nan=True)
 
 
 def test_what_does_not_fit(edges, tmp_path):
