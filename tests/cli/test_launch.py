@@ -198,7 +198,10 @@ def test_an_interrupt_ends_all(script: Path) -> None:
         (["--workers", "0", "SCRIPT"], "--workers 0: expected at least 1"),
         (["--threads", "0", "SCRIPT"], "--threads 0: expected at least 1"),
         (["--partition-json", "nowhere.json", "SCRIPT"], "Cannot read nowhere.json"),
-        (["--resident", "1", "--spill", ".", "SCRIPT", "nowhere"], "SAR_PARTS is not set, .* names an existing directory"),
+        (
+            ["--resident", "1", "--spill", ".", "SCRIPT", "nowhere"],
+            "SAR_PARTS is not set, .* names an existing directory",
+        ),
     ],
 )
 def test_what_cannot_be_launched_is_one_line(
