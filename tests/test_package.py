@@ -88,7 +88,7 @@ def test_links_of_the_readme_work_outside_the_repository(metadata: Message, site
     page = str(metadata.get_payload())
     targets = re.findall(r"\]\(([^)]+)\)", page)
     assert [target for target in targets if not re.match(r"https://|#", target)] == []
-    assert f"{site}benchmarks-rmat.png" in targets
+    assert f"{site}pictures/memory.svg" in targets
     assert f"{site}minibatch.html" in targets
     assert not re.search(r"<(img|a) ", page)  # these would have links too
 
