@@ -53,7 +53,7 @@ MUTANTS = [
         "sar/kernels/cpu/rows.py",
         "width, length - c, out",
         "width, length - c - u64(1), out",
-        "tests/kernels/test_numba_cpu.py::test_sums_are_those_of_one_edge_after_the_other",
+        "tests/kernels/test_rows.py::test_rows_are_added_one_after_the_other",
     ),
     Mutant(
         "first edge of a node left out, Triton",
