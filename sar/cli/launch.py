@@ -13,10 +13,12 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from sar.comm.allocator import preloads
+from sar.comm.allocator import left_alone, preloads
 from sar.errors import ConfigError, PartitionError
 from sar.outofcore.workers import wanted
 from sar.storage.partition_json import read_partition_json
+
+_CHOSEN = {"LD_PRELOAD", "SAR_ALLOCATOR", "SAR_RESIDENT"}  # without mimalloc: workers that share a process need glibc's
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +109,7 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
         settings["OMP_NUM_THREADS"] = str(arguments.threads)
     if arguments.allocator not in (None, "mimalloc"):
         settings["SAR_ALLOCATOR"] = arguments.allocator
-    elif arguments.allocator or not (arguments.resident or {"SAR_ALLOCATOR", "LD_PRELOAD"} & os.environ.keys()):
+    elif arguments.allocator or not (arguments.resident or _CHOSEN & os.environ.keys() or left_alone(os.environ)):
         settings |= preloads()
         if "LD_PRELOAD" not in settings:
             if arguments.allocator is not None:

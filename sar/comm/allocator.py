@@ -42,7 +42,7 @@ _PARAMETERS = {
 
 def ask_for_huge_pages() -> None:
     """Let torch ask for huge pages for large tensors, unless the user has chosen: see [Note: allocator]."""
-    if _left_alone(os.environ) is None:
+    if left_alone(os.environ) is None:
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
@@ -57,7 +57,7 @@ def set_allocator(*, spilled: bool = False, batches: bool = False) -> None:
         policy = "kept" if batches else "least"
     if policy == "system":
         return
-    if (reason := _left_alone({} if spilled else os.environ)) is not None:
+    if (reason := left_alone({} if spilled else os.environ)) is not None:
         if spilled:
             raise ConfigError(
                 f"Workers that share a process (SAR_RESIDENT) need glibc's allocator, but {reason}; see LD_PRELOAD."
@@ -82,10 +82,11 @@ def preloads() -> dict[str, str]:
         files = []
     paths = [str(file.locate()) for file in files if file.name == "libmimalloc.so"]
     found = paths[0] if paths else ctypes.util.find_library("mimalloc")
-    return {} if found is None else {"LD_PRELOAD": found}
+    usable = found is not None and not {" ", ":"} & set(found)  # which divide LD_PRELOAD into several paths
+    return {"LD_PRELOAD": str(found)} if usable else {}
 
 
-def _left_alone(environ: Mapping[str, str]) -> str | None:
+def left_alone(environ: Mapping[str, str]) -> str | None:
     """The reason not to change the allocator; None if there is none."""
     for name in environ:
         if name == "GLIBC_TUNABLES" or name.startswith("MALLOC_"):

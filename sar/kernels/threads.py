@@ -43,8 +43,7 @@ def run_balanced(
     groups, edges = len(indptr) - 1, int(indptr[-1])
     count = _count_ranges(groups, edges * width, private is None)
     inner = np.searchsorted(indptr, np.arange(1, count) * edges // count).tolist() if count > 1 else []
-    cuts = [0, *inner, groups]
-    _run(kernel, cuts, args, [()] * count if private is None else [private() for _ in range(count)])
+    _run(kernel, [0, *inner, groups], args, private)
 
 
 def run_rows(
@@ -56,8 +55,7 @@ def run_rows(
 ) -> None:
     """As `run_balanced`, on ranges of `rows` of equal length; `width` elements a row."""
     count = _count_ranges(rows, rows * width, private is None)
-    cuts = [i * rows // count for i in range(count + 1)]
-    _run(kernel, cuts, args, [()] * count if private is None else [private() for _ in range(count)])
+    _run(kernel, [i * rows // count for i in range(count + 1)], args, private)
 
 
 def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequence[object], *args: object) -> None:
@@ -71,8 +69,7 @@ def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequenc
         for begin, end in slices[thread::count]:
             kernel(begin, end, private[thread], *args)
 
-    count = min(count, len(slices))
-    _run(run, range(count + 1), (), [()] * count)
+    _run(run, range(min(count, len(slices)) + 1), (), None)
 
 
 def _count_ranges(most: int, work: int, several: bool) -> int:
@@ -85,20 +82,24 @@ def _count_ranges(most: int, work: int, several: bool) -> int:
 
 
 def _run(
-    kernel: Callable[..., None], cuts: Sequence[int], args: tuple[object, ...], private: list[Sequence[object]]
+    kernel: Callable[..., None],
+    cuts: Sequence[int],
+    args: tuple[object, ...],
+    private: Callable[[], Sequence[object]] | None,
 ) -> None:
     """Call kernel(begin, end, ...) between all neighbouring cuts. Threads take the next range when they are free."""
-    ranges = iter([*zip(pairwise(cuts), private, strict=True)])  # whose `next` the GIL makes atomic
+    own = [() if private is None else private() for _ in cuts[1:]]
+    ranges = iter([*zip(pairwise(cuts), own, strict=True)])  # whose `next` the GIL makes atomic
     raised: list[BaseException] = []
 
     def take(_: object = None) -> None:
         try:
-            for (begin, end), own in ranges:
-                kernel(begin, end, *args, *own)
+            for (begin, end), more in ranges:
+                kernel(begin, end, *args, *more)
         except BaseException as error:  # nobody hears of it in a thread of OpenMP
             raised.append(error)
 
-    threads = min(torch.get_num_threads(), len(private))
+    threads = min(torch.get_num_threads(), len(own))
     parallel = None if threads == 1 or _is_forked else _openmp()
     if parallel is None:
         take()

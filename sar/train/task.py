@@ -87,8 +87,8 @@ class Task:
         return cls(labels, masks)
 
     def __repr__(self) -> str:
-        masks = "".join(f", {name} {size:,}" for name, size in self.sizes.items())
-        return f"Task({self.num_classes} classes, labels {tuple(self.labels.shape)}{masks} nodes of all workers)"
+        masks = "".join(f", {name} {size:,} of all nodes" for name, size in self.sizes.items())
+        return f"Task({self.num_classes} classes, labels {tuple(self.labels.shape)} here{masks})"
 
     def loss(self, logits: Tensor, split: str = "train") -> Tensor:
         """This worker's share of the mean loss over all workers' nodes of a mask; not a collective call.

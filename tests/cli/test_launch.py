@@ -121,6 +121,8 @@ def test_memory_is_kept_on_request(script: Path) -> None:
         (["--resident", "1", "--spill", "x"], {"SAR_PARTS": "4"}, False),
         ([], {"SAR_ALLOCATOR": "kept"}, False),
         ([], {"LD_PRELOAD": ""}, False),
+        ([], {"SAR_RESIDENT": "1"}, False),
+        ([], {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}, False),
     ],
 )
 def test_mimalloc_is_loaded_unless_something_else_is_chosen(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sar.comm import allocator
-from sar.comm.allocator import _left_alone
+from sar.comm.allocator import left_alone
 from sar.config import GlobalConfig
 from sar.errors import ConfigError
 
@@ -84,7 +84,7 @@ def test_memory_is_kept_from_the_first_loader_on() -> None:
 
 @needs_glibc
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_another_allocator_is_left_alone(tmp_path: Path) -> None:
+def test_another_allocator_isleft_alone(tmp_path: Path) -> None:
     source, library = tmp_path / "other.c", tmp_path / "other.so"
     source.write_text("void *__libc_malloc(unsigned long); void *malloc(unsigned long n) { return __libc_malloc(n); }")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
@@ -112,12 +112,12 @@ def test_large_tensors_have_huge_pages() -> None:
 
 
 @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_"])
-def test_what_the_user_sets_is_left_alone(name: str) -> None:
-    assert _left_alone({name: "1"}) == f"{name} is set"
+def test_what_the_user_sets_isleft_alone(name: str) -> None:
+    assert left_alone({name: "1"}) == f"{name} is set"
 
 
 def test_virtual_workers_need_that_of_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "_left_alone", lambda environ: "another allocator is loaded")
+    monkeypatch.setattr(allocator, "left_alone", lambda environ: "another allocator is loaded")
     with pytest.raises(ConfigError, match="need glibc's allocator, but another allocator is loaded"):
         allocator.set_allocator(spilled=True)
 
