@@ -9,10 +9,10 @@ QUEUE := -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder --
 FAST := kernels test_architecture.py test_graphs.py test_mutants.py comm/test_collectives.py core/graph \
   core/test_agreement.py core/test_attention.py core/test_late_messages.py core/test_pruned_backward.py nn parity/test_layers.py \
   parity/test_values.py parity/test_conv_layers.py::test_python_functions_in_many_tiles sampling/test_blocks.py \
-  sampling/test_seeds.py sampling/test_training.py storage/test_partition_reader.py partition/test_write.py \
+  sampling/test_seeds.py sampling/test_training.py data/test_partition_reader.py partition/test_write.py \
   cli/test_inspect.py
 # With `--virtual WxV`: tests of the engine; with `--virtual W`: all that have workers.
-ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,adapters partition sampling storage train))
+ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,adapters partition sampling data train))
 VIRTUAL := $(addprefix .virtual-,1 1x5 2x2)
 
 .PHONY: venv demo docs bench test durations test-fast test-all .all test-virtual $(VIRTUAL) mutants check clean

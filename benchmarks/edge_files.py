@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import draw_rmat_edges
+from sar.data.arrays import Array, open_raw
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.edges import PairEdges
 from sar.partition.ingest.objects import load_dataset
-from sar.storage.arrays import Array, open_raw
 
 PIECE = 1 << 20
 """Edges that are drawn at a time."""

@@ -17,9 +17,9 @@ from benchmarks.graphs import GeneratedSize, Prepared, prepare
 from benchmarks.limits import control_group
 from benchmarks.out_of_core import _print_row, measure
 from benchmarks.out_of_core_inference_run import FEATURES, OFFSETS, SOURCES
-from sar.storage.arrays import Array
-from sar.storage.part_files import FeatureFiles
-from sar.storage.partition_json import read_partition_json
+from sar.data.arrays import Array
+from sar.data.part_files import FeatureFiles
+from sar.data.partition_json import read_partition_json
 
 SCRIPT = "out_of_core_inference_run"
 

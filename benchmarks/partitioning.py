@@ -22,6 +22,7 @@ from benchmarks.results import read, save, setting
 from benchmarks.studies.quality import measure_quality
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
@@ -29,7 +30,6 @@ from sar.partition.assign.assigning import IN_EDGES, balance_weights
 from sar.partition.assign.task import AssignmentTask, Method
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.text_tables import as_markdown, as_text
-from sar.storage.arrays import Array
 
 GENERATED = "sbm", "rmat"
 REAL = "soc_epinions", "web_notredame", "mesh_wing"

@@ -3,8 +3,8 @@
 import numpy as np
 
 from benchmarks.edge_partitioners.votes import Ballot, choose_owners, new_ballot, vote
+from sar.data.arrays import Array
 from sar.partition.assign.task import AssignmentTask, compiled, count_degrees, edge_chunks
-from sar.storage.arrays import Array
 
 
 def dbh(task: AssignmentTask) -> Array:

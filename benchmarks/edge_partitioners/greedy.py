@@ -10,8 +10,8 @@ from benchmarks.edge_partitioners.placement import (
     place,
 )
 from benchmarks.edge_partitioners.votes import choose_owners
+from sar.data.arrays import Array
 from sar.partition.assign.task import AssignmentTask, compiled, count_degrees, edge_chunks
-from sar.storage.arrays import Array
 
 
 def greedy(task: AssignmentTask) -> Array:

@@ -11,9 +11,9 @@ from benchmarks.edge_partitioners.placement import (
     place,
 )
 from benchmarks.edge_partitioners.votes import choose_owners
+from sar.data.arrays import Array
 from sar.partition.assign.task import AssignmentTask, compiled, edge_chunks
 from sar.partition.graph_source import index_dtype
-from sar.storage.arrays import Array
 
 LAMBDA = 1.1
 """Weight of the balance in the score."""

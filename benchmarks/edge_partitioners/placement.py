@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.edge_partitioners.votes import Ballot, new_ballot, vote
+from sar.data.arrays import Array
 from sar.partition.assign.task import compiled
-from sar.storage.arrays import Array
 
 BITS = 64
 """Parts in an entry of `Placement.replicas`."""

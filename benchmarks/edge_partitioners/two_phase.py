@@ -12,9 +12,9 @@ from benchmarks.edge_partitioners.placement import (
     place,
 )
 from benchmarks.edge_partitioners.votes import choose_owners
+from sar.data.arrays import Array
 from sar.partition.assign.spring import Clusters, move, no_clusters, open_clusters
 from sar.partition.assign.task import AssignmentTask, compiled, count_degrees, edge_chunks, list_schedule
-from sar.storage.arrays import Array
 
 _ROUND_OFF = 1e-9  # scores that are equal may be added up to different last digits
 

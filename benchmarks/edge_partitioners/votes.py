@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import (
     AssignmentTask,
@@ -27,7 +28,6 @@ from sar.partition.assign.task import (
     list_schedule,
     part_means,
 )
-from sar.storage.arrays import Array
 
 SLOTS = 4
 

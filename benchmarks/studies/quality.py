@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.task import count_crossing
 from sar.partition.graph_source import GraphSource
-from sar.storage.arrays import Array
 
 _ROWS = 1 << 17  # edges read at a time
 

@@ -11,8 +11,8 @@ import numpy as np
 import pymetis
 import pymetis._internal
 
+from sar.data.arrays import Array
 from sar.errors import PartitionError
-from sar.storage.arrays import Array
 
 METIS_INTEGER: Any = pymetis.zero_copy_dtype()  # the integers of the installed METIS
 _NUM_OPTIONS = 40  # METIS_NOPTIONS

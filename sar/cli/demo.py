@@ -17,6 +17,7 @@ import sar
 from sar.adapters.dgl.models import GAT, GraphSAGE, dgl_graph
 from sar.adapters.dgl.shim import has_dgl
 from sar.common_tuples import SPLIT, PartitionData, ShardEdgesAndFeatures
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.cuda import peak_memory, why_no_cuda
 from sar.host.processes import run_workers
@@ -25,7 +26,6 @@ from sar.partition.graph_data import GraphData, read_npz, write_npz
 from sar.partition.in_memory import divide
 from sar.partition.ingest.objects import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
-from sar.storage.arrays import Array
 
 MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}
 HEADER = "model, trained by, test accuracy, s / epoch, MB sent / epoch, peak memory (MB), largest logit difference"

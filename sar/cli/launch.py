@@ -14,9 +14,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sar.comm.allocator import left_alone, preloads
+from sar.data.partition_json import read_partition_json
 from sar.errors import ConfigError, PartitionError
 from sar.outofcore.workers import wanted
-from sar.storage.partition_json import read_partition_json
 
 _CHOSEN = {"LD_PRELOAD", "SAR_ALLOCATOR", "SAR_RESIDENT"}  # without mimalloc: workers that share a process need glibc's
 

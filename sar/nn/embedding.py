@@ -24,10 +24,10 @@ from sar.common_tuples import StrPath
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
+from sar.data.versions import Rows, find_rows, newest_version, write_version
 from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.rows import RowOwners, added_up
-from sar.storage.versions import Rows, find_rows, newest_version, write_version
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 State = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from sar.common_tuples import SPLIT, StrPath
+from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.storage.arrays import Array
 
 
 @dataclass(frozen=True)

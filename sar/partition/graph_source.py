@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from sar.common_tuples import CanonicalEtype
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.logging_setup import logger
-from sar.storage.arrays import Array
 
 CHUNK_ROWS = 1 << 20
 """Edges in a chunk: 16 MB of IDs."""

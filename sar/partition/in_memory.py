@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype, StrPath
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
 from sar.partition.graph_data import GraphData
@@ -18,7 +19,6 @@ from sar.partition.ingest.features import check_splits
 from sar.partition.ingest.objects import as_array, from_object, with_masks
 from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport
-from sar.storage.arrays import Array
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
 

@@ -16,14 +16,8 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.session import current_group
 from sar.common_tuples import AnyEtype, CanonicalEtype, StrPath
-from sar.durable import put_in_place
-from sar.errors import ConfigError, PartitionError, SarError
-from sar.id_slices import first_of_equals, pieces
-from sar.partition.graph_source import Column
-from sar.partition.ingest.objects import as_array
-from sar.partition.write.writers import Writers
-from sar.storage.arrays import Array, as_column
-from sar.storage.part_files import (
+from sar.data.arrays import Array, as_column
+from sar.data.part_files import (
     FeatureFiles,
     PartFile,
     canonical_edge_types,
@@ -32,9 +26,15 @@ from sar.storage.part_files import (
     parse_edge_type,
     types_of,
 )
-from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
-from sar.storage.regroup import WorkerShare, order_edges
-from sar.storage.tensor_files import open_tensors
+from sar.data.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
+from sar.data.regroup import WorkerShare, order_edges
+from sar.data.tensor_files import open_tensors
+from sar.durable import put_in_place
+from sar.errors import ConfigError, PartitionError, SarError
+from sar.id_slices import first_of_equals, pieces
+from sar.partition.graph_source import Column
+from sar.partition.ingest.objects import as_array
+from sar.partition.write.writers import Writers
 
 Ids = NDArray[np.int64]
 Values = Tensor | Array | StrPath

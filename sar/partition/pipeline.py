@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.memory import machine_memory
 from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign, write_once
@@ -26,7 +27,6 @@ from sar.partition.write.staging import Staging, staged
 from sar.partition.write.write import Written, write_parts, written_report
 from sar.partition.write.write_job import WriteJob, check_hops, check_writable
 from sar.partition.write.writers import Writers
-from sar.storage.arrays import Array
 
 _TRAINER = "trainer_id"
 _LEAST_BYTES = 9  # of a node, as `partition.write.write_job` needs them

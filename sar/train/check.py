@@ -21,15 +21,16 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from sar.adapters.dgl.load import load_dgl_partition_data, on_device
+from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.comm import session
 from sar.comm.collectives import all_max, all_sum, sync_params
 from sar.comm.rows import BufferPool
 from sar.common_tuples import NTYPE, PartitionData, ShardEdgesAndFeatures, StrPath
+from sar.data.load import on_device
+from sar.data.partition_json import read_partition_json
+from sar.data.regroup import deal_parts, regroup, runs_of
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.workers import run_in_turns
-from sar.storage.partition_json import read_partition_json
-from sar.storage.regroup import deal_parts, regroup, runs_of
 from sar.train.counted_graph import CountingGroup
 
 Parts = dict[int, PartitionData]

@@ -24,10 +24,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import StrPath
+from sar.data.versions import Version, find_rows, newest_version, write_file, write_version
 from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding, SparseOptimizer
-from sar.storage.versions import Version, find_rows, newest_version, write_file, write_version
 from sar.tensor_views import as_bytes
 from sar.train.early_stopping import copied_state
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sar.common_tuples import EID, CanonicalEtype, StrPath
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.task import count_crossing
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource
@@ -19,7 +20,6 @@ from sar.partition.inspect.directory_report import DirectoryReport
 from sar.partition.inspect.inspection import WorkerContent, by_worker, inspect_parts, largest_value
 from sar.partition.inspect.part_inspection import PartContent
 from sar.partition.write.write import Written, written_report
-from sar.storage.arrays import Array
 
 INPUTS, LABELS, TRAIN_MASK = ("feat", "x"), ("label", "y"), "train_mask"  # DGL's names, then those of PyTorch Geometric
 _ID_BYTES = 8

@@ -30,15 +30,15 @@ from sar.comm.session import group_of_processes, standing_in
 from sar.comm.statistics import listeners
 from sar.common_tuples import EID, ETYPE, GIVEN_ID, NTYPE, CanonicalEtype, PartitionData, ShardEdgesAndFeatures, StrPath
 from sar.core.graph.graph import GraphShardManager
+from sar.data.arrays import Array
+from sar.data.checksums import verifying
+from sar.data.part_files import DST, SRC, FeatureFiles, PartFile, canonical_edge_types, check_node_ids, types_of
+from sar.data.partition_json import PartitionJson, graph_path, read_partition_json
+from sar.data.regroup import WorkerShare
 from sar.errors import ConfigError, GraphError, PartitionError
 from sar.id_slices import distinct, find_sorted
 from sar.partition.inspect.inspection import largest_value
 from sar.partition.original_order import original_nodes
-from sar.storage.arrays import Array
-from sar.storage.checksums import verifying
-from sar.storage.part_files import DST, SRC, FeatureFiles, PartFile, canonical_edge_types, check_node_ids, types_of
-from sar.storage.partition_json import PartitionJson, graph_path, read_partition_json
-from sar.storage.regroup import WorkerShare
 from sar.train.graph_counts import INPUTS, LABELS, GraphInfo
 
 _ROUND_OFF = {torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the largest output; 1e-5 in other dtypes

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 
 from sar import id_slices, load_dgl_partition_data
 from sar.cli import main
-from sar.storage.regroup import regroup
+from sar.data.regroup import regroup
 from tests.adapters.dgl.directories import heterogeneous_graph, write_directory
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sar
-from sar.storage import versions
+from sar.data import versions
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.graphs import partition_in_memory, random_graph
 

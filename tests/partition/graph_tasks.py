@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.storage.arrays import Array
 
 
 def source(src: Any, dst: Any, num_nodes: int) -> GraphSource:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from sar.data.arrays import Array
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.storage.arrays import Array
 
 Edges = list[tuple[int, int]]
 

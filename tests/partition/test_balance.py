@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign import rebalance as rebalancing
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import FULL, fullness, list_schedule, part_loads, within_capacity
-from sar.storage.arrays import Array
 from tests.partition.streams import edge_task
 
 

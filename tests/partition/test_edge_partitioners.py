@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.edge_partitioners import method_named
-from sar.storage.arrays import Array
+from sar.data.arrays import Array
 from tests.partition.streams import Edges, edge_task, small_graphs
 
 IMBALANCE = 0.05

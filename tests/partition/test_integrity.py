@@ -15,14 +15,14 @@ import torch
 
 import sar
 from sar.cli import main
+from sar.data.arrays import open_file
+from sar.data.checksums import SLICE_BYTES, SUMS, verifying
 from sar.errors import ConfigError, PartitionError
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
 from sar.partition.write.write import write_partitions
-from sar.storage.arrays import open_file
-from sar.storage.checksums import SLICE_BYTES, SUMS, verifying
 from tests.partition.written import content_of, typed_graph, write
 from tests.python_process import run
 

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.edge_partitioners import method_named, method_names
 from sar.cli.demo import community_graph
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign import assigning
 from sar.partition.assign.assigning import ENTRY_POINTS, METHODS
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_data import GraphData
-from sar.storage.arrays import Array
 from tests.partition.streams import Edges, edge_task, typed_task
 from tests.workers import REPOSITORY
 

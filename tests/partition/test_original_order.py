@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import sar
+from sar.data.part_files import PartFile
+from sar.data.partition_json import read_partition_json
+from sar.data.regroup import WorkerShare
 from sar.errors import ConfigError, PartitionError
-from sar.storage.part_files import PartFile
-from sar.storage.partition_json import read_partition_json
-from sar.storage.regroup import WorkerShare
 from tests.adapters.dgl.directories import (
     Directory,
     heterogeneous_graph,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
 from sar.partition.assign import assigning
 from sar.partition.assign.assigning import AssigningOptions
@@ -16,7 +17,6 @@ from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
-from sar.storage.arrays import Array
 from tests.partition.written import check_directory, content_of
 
 ONLY = ("_N", "_E", "_N")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import AssigningOptions, assign, method_named
 from sar.partition.assign.rebalance import move_nodes
-from sar.storage.arrays import Array
 from tests.partition.graph_tasks import source
 from tests.partition.streams import Edges, edge_task, small_graphs
 

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import sar
 from sar.adapters.dgl.shim import require_dgl
+from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, EdgeSource, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.write import staging
 from sar.partition.write.write import write_partitions
-from sar.storage.arrays import Array
 from tests.partition.written import (
     COUNTS,
     PARTS,

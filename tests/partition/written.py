@@ -11,12 +11,12 @@ import pytest
 from hypothesis import strategies as st
 
 from sar.adapters.dgl.shim import require_dgl
+from sar.data.arrays import Array
+from sar.data.tensor_files import ArrayWriter
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.ingest.edges import CheckedEdges
 from sar.partition.write import write_job
 from sar.partition.write.write import PartitionReport, write_partitions
-from sar.storage.arrays import Array
-from sar.storage.tensor_files import ArrayWriter
 
 dgl = require_dgl()
 

@@ -5,7 +5,7 @@ import torch
 
 import sar
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID
-from sar.storage.regroup import deal_parts, regroup
+from sar.data.regroup import deal_parts, regroup
 from tests.core.attempts import catch_and_recover
 from tests.sampling.scenes import typed_parts
 

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 import sar
 from sar.common_tuples import ETYPE, NTYPE, ORIG_ID
+from sar.data.regroup import regroup
 from sar.errors import ConfigError
 from sar.nn.plain_layers import SAGEConv
-from sar.storage.regroup import regroup
 from sar.train.check import _read_sample
 from tests.core.attempts import catch_and_recover
 

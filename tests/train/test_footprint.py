@@ -18,12 +18,12 @@ from sar.adapters.dgl.models import LayerStack
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli import main
 from sar.cli.demo import community_graph
+from sar.data.partition_json import read_partition_json
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
-from sar.storage.partition_json import read_partition_json
 from sar.train.footprint import plan_training
 from sar.train.graph_counts import GraphInfo, count_graph
 from sar.train.trial_epoch import MakeModel

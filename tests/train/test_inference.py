@@ -15,8 +15,8 @@ from dgl.nn import EdgeWeightNorm, GATConv, GraphConv, HeteroGraphConv, PNAConv,
 from torch import nn
 
 from sar.cli import main
+from sar.data.partition_json import read_partition_json
 from sar.errors import ConfigError, GraphError, PartitionError
-from sar.storage.partition_json import read_partition_json
 from sar.train import inference
 from sar.train.inference import infer
 

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from sar.adapters.dgl.graphs import construct_full_graph
-from sar.adapters.dgl.load import ShardFields
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
+from sar.data.load import ShardFields
+from sar.data.part_files import DST, INNER_NODE, SRC, LocalGraph, has_all_edges, types_of
+from sar.data.partition_json import IdRanges
+from sar.data.regroup import VisibleEdges, WorkerShare, equal_runs, node_costs, order_edges
 from sar.errors import GraphError, PartitionError
-from sar.storage.part_files import DST, INNER_NODE, SRC, LocalGraph, has_all_edges, types_of
-from sar.storage.partition_json import IdRanges
-from sar.storage.regroup import VisibleEdges, WorkerShare, equal_runs, node_costs, order_edges
 
 
 def convert_dist_graph(dist_graph: Any) -> GraphShardManager:

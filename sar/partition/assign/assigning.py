@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.id_slices import pieces
 from sar.logging_setup import logger
@@ -24,7 +25,6 @@ from sar.partition.assign.random import random
 from sar.partition.assign.spring import spring
 from sar.partition.assign.task import AssignmentTask, Method
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress
-from sar.storage.arrays import Array
 
 AUTO, SPRING = "auto", "spring"
 IN_EDGES = "in_edges"

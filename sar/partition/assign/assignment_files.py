@@ -12,9 +12,9 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.id_slices import pieces
-from sar.storage.arrays import Array
 
 META = "partition_meta.json"
 _BLOCK = 1 << 22  # bytes read, and lines written, at a time

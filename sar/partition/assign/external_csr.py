@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.task import AssignmentTask, check_ends, compiled, draw
 from sar.partition.graph_source import GraphSource
-from sar.storage.arrays import Array
 
 BUCKET = 1 << 21
 """Neighbours that are brought into order at a time: 8 MB of them."""

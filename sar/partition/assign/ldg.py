@@ -6,6 +6,7 @@ Ugander, "Restreaming graph partitioning", KDD 2013.
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.partition.assign.external_csr import ExternalCsr, Tally, Window, add_up, lists_on_disk
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import (
@@ -19,7 +20,6 @@ from sar.partition.assign.task import (
     fullness,
     within_capacity,
 )
-from sar.storage.arrays import Array
 
 PASSES = 10
 CONVERGED = 0.001

@@ -3,12 +3,12 @@
 import numpy as np
 
 from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.external_csr import ExternalCsr, Window, lists_on_disk
 from sar.partition.assign.ldg import READING, greedy_parts
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import AssignmentTask, compiled, draw
-from sar.storage.arrays import Array
 
 MOST = 2**30
 """Greatest sum of integer weights; METIS may add them up in 32 bits."""

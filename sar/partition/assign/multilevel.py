@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from sar.data.arrays import Array
 from sar.kernels.threads import run_fixed
 from sar.partition.assign.external_csr import WINDOW, ExternalCsr, Tally, Window, add_up, list_of, lists_on_disk
 from sar.partition.assign.ldg import CONVERGED, READING, greedy_parts
@@ -35,7 +36,6 @@ from sar.partition.assign.task import (
     part_loads,
     within_capacity,
 )
-from sar.storage.arrays import Array
 
 COARSE_ENTRIES = 1 << 20
 """Neighbours that METIS is given at most, unless memory is short."""

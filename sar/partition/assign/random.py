@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.partition.assign.rebalance import move_nodes
 from sar.partition.assign.task import AssignmentTask, compiled, part_means
-from sar.storage.arrays import Array
 
 
 def random(task: AssignmentTask) -> Array:

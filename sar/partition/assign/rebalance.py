@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.logging_setup import logger
 from sar.partition.assign.task import (
     AssignmentTask,
@@ -13,7 +14,6 @@ from sar.partition.assign.task import (
     part_means,
 )
 from sar.partition.graph_source import index_dtype
-from sar.storage.arrays import Array
 
 _PASSES = 20
 _SMALLEST_GAIN = 1e-12

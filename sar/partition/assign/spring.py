@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sar.data.arrays import Array
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import AssignmentTask, compiled, count_degrees, edge_chunks, list_schedule, part_means
 from sar.partition.graph_source import index_dtype
-from sar.storage.arrays import Array
 
 NONE = -1
 """The cluster of a node before its first edge; the richest neighbour of a node without edges."""

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from sar import splitmix
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.kernels.compiler import compile_cached
 from sar.partition.graph_source import GraphSource, Progress, first_outside, index_dtype
 from sar.splitmix import STEP
-from sar.storage.arrays import Array
 
 VOLUME_BOUND = 0.5
 """Of `spring`, unless another is asked for."""

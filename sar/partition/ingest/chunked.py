@@ -14,6 +14,9 @@ import pyarrow
 import pyarrow.csv
 
 from sar.common_tuples import CanonicalEtype, StrPath
+from sar.data.arrays import unreadable
+from sar.data.part_files import parse_edge_type
+from sar.data.partition_json import check_inside
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
 from sar.partition.ingest.edges import EdgeFormat, open_edges
@@ -21,9 +24,6 @@ from sar.partition.ingest.features import FeatureSource, open_column
 from sar.partition.ingest.files import ALL_COLUMNS, find_files
 from sar.partition.ingest.objects import from_object
 from sar.partition.ingest.text import TextFormat
-from sar.storage.arrays import unreadable
-from sar.storage.part_files import parse_edge_type
-from sar.storage.partition_json import check_inside
 
 _FORMATS = {"csv": "text", "numpy": "npy", "parquet": "parquet"}
 _SLICE_BYTES = 8 << 20

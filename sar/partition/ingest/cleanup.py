@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
+from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import ConfigError
 from sar.id_slices import first_of_equals, pieces
 from sar.partition.graph_data import split_masks
@@ -24,7 +25,6 @@ from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSour
 from sar.partition.ingest.features import LABEL
 from sar.partition.ingest.files import check_edges
 from sar.partition.ingest.objects import from_object
-from sar.storage.arrays import Array, ArrayFile, StoredArray
 
 _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time

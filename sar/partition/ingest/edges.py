@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy, open_raw
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
 from sar.partition.ingest.files import ADVICE, ColumnChoice, Wanted, check_edges
 from sar.partition.ingest.parquet import parquet_edges
 from sar.partition.ingest.text import TextFormat, text_edges
-from sar.storage.arrays import Array, ArrayFile, StoredArray, open_npy, open_raw
 
 _ANY = int(np.iinfo(np.int64).max)
 

@@ -15,14 +15,14 @@ import pyarrow
 import pyarrow.compute as compute
 
 from sar.common_tuples import SPLIT
+from sar.data.arrays import Array, ArrayFile, StoredArray, as_column, open_npy
+from sar.data.tensor_files import open_tensors
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, JoinedColumn
 from sar.partition.ingest.files import ALL_COLUMNS, ColumnChoice, Files, NotNumbersError, detect_format, find_files
 from sar.partition.ingest.parquet import parquet_ids, parquet_rows
 from sar.partition.ingest.text import TextFormat, is_number, text_ids, text_rows
-from sar.storage.arrays import Array, ArrayFile, StoredArray, as_column, open_npy
-from sar.storage.tensor_files import open_tensors
 
 LABEL = "label"
 _NEVER_NAN = (LABEL, *SPLIT)

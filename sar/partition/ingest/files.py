@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 
 from sar.common_tuples import StrPath
+from sar.data.arrays import Array
+from sar.data.graph_files import GRAPH_FILE_MARK
+from sar.data.tensor_files import TENSOR_FILE_MARK
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import first_outside
-from sar.storage.arrays import Array
-from sar.storage.graph_files import GRAPH_FILE_MARK
-from sar.storage.tensor_files import TENSOR_FILE_MARK
 
 Files = StrPath | Sequence[StrPath]
 """A file, a directory, a glob pattern, or a list of files in order."""

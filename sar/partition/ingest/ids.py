@@ -19,6 +19,7 @@ import pyarrow
 import pyarrow.compute as compute
 
 from sar.common_tuples import CanonicalEtype
+from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy
 from sar.errors import PartitionError
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, index_dtype
@@ -27,7 +28,6 @@ from sar.partition.ingest.files import ColumnChoice
 from sar.partition.ingest.parquet import parquet_ids
 from sar.partition.ingest.text import text_ids
 from sar.splitmix import STEP
-from sar.storage.arrays import Array, ArrayFile, StoredArray, open_npy
 
 _BITS = 8  # of a hash that decide about the file
 _LONGEST = 255

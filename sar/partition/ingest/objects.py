@@ -15,11 +15,11 @@ import torch
 
 from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
 from sar.common_tuples import EID, NID, SPLIT, CanonicalEtype, StrPath
+from sar.data.arrays import Array
+from sar.data.part_files import parse_edge_type
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, edge_ends, node_fields, read_arrays
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.storage.arrays import Array
-from sar.storage.part_files import parse_edge_type
 
 ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
 _NO_FIELDS = ("adj_t", "edge_index", "num_nodes")

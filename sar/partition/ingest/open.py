@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from sar.common_tuples import GIVEN_ID, CanonicalEtype, StrPath
+from sar.data.arrays import StoredArray, as_column
+from sar.data.graph_files import open_graph as open_dgl_graph
+from sar.data.part_files import parse_edge_type
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import open_chunked
@@ -19,9 +22,6 @@ from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
 from sar.partition.ingest.ids import map_ids, nodes_of_list
 from sar.partition.ingest.objects import ONLY_TYPE, from_object, read_any_npz
 from sar.partition.ingest.text import TextFormat
-from sar.storage.arrays import StoredArray, as_column
-from sar.storage.graph_files import open_graph as open_dgl_graph
-from sar.storage.part_files import parse_edge_type
 
 METADATA = "metadata.json"
 

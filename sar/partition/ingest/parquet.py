@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pyarrow.types as kinds
 
+from sar.data.arrays import Array
 from sar.errors import PartitionError
 from sar.partition.ingest.files import ADVICE, ColumnChoice, NotNumbersError, check_edges
-from sar.storage.arrays import Array
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ import pyarrow
 import pyarrow.compute as compute
 import pyarrow.csv
 
+from sar.data.arrays import Array, unreadable
 from sar.errors import ConfigError, PartitionError
 from sar.partition.ingest.files import ADVICE, END_NAMES, MATRIX_MARKET, ColumnChoice, NotNumbersError, check_edges
-from sar.storage.arrays import Array, unreadable
 
 _BLOCK_BYTES = 4 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -11,14 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.common_tuples import EID, SPLIT, StrPath
-from sar.errors import ConfigError, PartitionError
-from sar.id_slices import pieces
-from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
-from sar.partition.inspect.part_inspection import EdgeSources, PartContent, What, inspect_part, one_thread
-from sar.partition.original_order import PermutationCheck
-from sar.storage.checksums import damage
-from sar.storage.part_files import DST, SRC, FeatureFiles, LocalGraph, PartFile, types_of
-from sar.storage.partition_json import (
+from sar.data.checksums import damage
+from sar.data.part_files import DST, SRC, FeatureFiles, LocalGraph, PartFile, types_of
+from sar.data.partition_json import (
     DISPATCH_JSON,
     ORIG_ID_FILES,
     PartitionJson,
@@ -26,7 +21,12 @@ from sar.storage.partition_json import (
     owned_counts,
     read_partition_json,
 )
-from sar.storage.regroup import WorkerShare
+from sar.data.regroup import WorkerShare
+from sar.errors import ConfigError, PartitionError
+from sar.id_slices import pieces
+from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
+from sar.partition.inspect.part_inspection import EdgeSources, PartContent, What, inspect_part, one_thread
+from sar.partition.original_order import PermutationCheck
 
 
 def inspect_directory(

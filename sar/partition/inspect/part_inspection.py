@@ -19,11 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
-from sar.errors import PartitionError
-from sar.id_slices import distinct, pieces
-from sar.splitmix import STEP, mix
-from sar.storage.arrays import StoredArray
-from sar.storage.part_files import (
+from sar.data.arrays import StoredArray
+from sar.data.part_files import (
     DST,
     INNER_EDGE,
     PART_ID,
@@ -34,7 +31,10 @@ from sar.storage.part_files import (
     canonical_edge_types,
     types_of,
 )
-from sar.storage.partition_json import IdRanges, PartitionJson, graph_path
+from sar.data.partition_json import IdRanges, PartitionJson, graph_path
+from sar.errors import PartitionError
+from sar.id_slices import distinct, pieces
+from sar.splitmix import STEP, mix
 
 What = Literal["nodes", "edges"]
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sar.common_tuples import CanonicalEtype
+from sar.data.arrays import Array
+from sar.data.partition_json import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
+from sar.data.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 from sar.errors import PartitionError
 from sar.partition.graph_source import Column, first_outside
 from sar.partition.write.write_job import WriteJob, by_part, stored_spec
-from sar.storage.arrays import Array
-from sar.storage.partition_json import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
-from sar.storage.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 
 _EDGE_BYTES = 120  # with all copies, and what arrives from other processes
 _ORDER_BYTES = 32  # for each row of a slice, beside the row

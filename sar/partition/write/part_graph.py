@@ -13,13 +13,13 @@ from typing import BinaryIO
 import numpy as np
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE
+from sar.data.arrays import Array
+from sar.data.graph_files import graph_file_layout
+from sar.data.part_files import EDGE_FIELDS, INNER_EDGE, INNER_NODE, NODE_FIELDS, PART_ID
+from sar.data.partition_json import GRAPH, ORIGINAL_EDGES, part_folder
+from sar.data.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
-from sar.storage.arrays import Array
-from sar.storage.graph_files import graph_file_layout
-from sar.storage.part_files import EDGE_FIELDS, INNER_EDGE, INNER_NODE, NODE_FIELDS, PART_ID
-from sar.storage.partition_json import GRAPH, ORIGINAL_EDGES, part_folder
-from sar.storage.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 
 _NODE_BYTES = 64  # with all fields and copies
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sar.data.checksums import SUMS
+from sar.data.partition_json import read_partition_json
 from sar.durable import put_in_place, sync
 from sar.errors import ConfigError, PartitionError
 from sar.logging_setup import logger
 from sar.partition.write.writers import Writers
-from sar.storage.checksums import SUMS
-from sar.storage.partition_json import read_partition_json
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY)  # the last: filled since by somebody else

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sar.common_tuples import SPLIT, StrPath
+from sar.data.arrays import Array
+from sar.data.checksums import write_sums
+from sar.data.partition_json import ORIGINAL_EDGES, ORIGINAL_NODES, PART_FILES, PartitionJson, part_folder
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
 from sar.partition.ingest.objects import from_object
@@ -17,9 +20,6 @@ from sar.partition.write.part_graph import write_part_graph
 from sar.partition.write.staging import staged
 from sar.partition.write.write_job import WriteJob, check_hops, check_writable, stored_spec
 from sar.partition.write.writers import Writers
-from sar.storage.arrays import Array
-from sar.storage.checksums import write_sums
-from sar.storage.partition_json import ORIGINAL_EDGES, ORIGINAL_NODES, PART_FILES, PartitionJson, part_folder
 
 
 class Written(NamedTuple):

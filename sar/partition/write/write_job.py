@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from sar.common_tuples import EID, ORIG_ID
+from sar.data.arrays import Array
+from sar.data.tensor_files import ArraySpec, stored_dtype
 from sar.errors import ConfigError
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, index_dtype
 from sar.partition.write.staging import Staging
 from sar.partition.write.writers import Writers
-from sar.storage.arrays import Array
-from sar.storage.tensor_files import ArraySpec, stored_dtype
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20

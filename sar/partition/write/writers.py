@@ -17,8 +17,8 @@ import torch
 from sar.comm import session
 from sar.comm.collectives import all_reduce, exchange_tensors
 from sar.comm.session import current_group
+from sar.data.arrays import Array
 from sar.partition.graph_source import CHUNK_ROWS
-from sar.storage.arrays import Array
 
 
 @dataclass(frozen=True)

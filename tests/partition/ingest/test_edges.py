@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sar.data.arrays import ArrayFile
 from sar.errors import ConfigError, PartitionError
 from sar.partition.ingest import text
 from sar.partition.ingest.open import open_graph
-from sar.storage.arrays import ArrayFile
 from tests.partition.ingest.sources import only_ends, random_edges
 
 SRC, DST = random_edges(0, 40, 100)

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sar.data.arrays import ArrayFile, StoredArray
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import JoinedColumn
 from sar.partition.ingest.files import ColumnChoice
 from sar.partition.ingest.open import open_graph
 from sar.partition.ingest.text import TextFormat, text_rows
-from sar.storage.arrays import ArrayFile, StoredArray
 from tests.adapters.dgl.directories import save_tensors
 
 ROWS = 10

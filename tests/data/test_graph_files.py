@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from sar.data.graph_files import RELATION_MARK, open_graph
 from sar.errors import PartitionError
-from sar.storage.graph_files import RELATION_MARK, open_graph
 from tests.adapters.dgl.directories import dgl, heterogeneous_graph, homogeneous_graph
 
 FORMATS = ("coo", "csr", "csc", ["coo", "csc"], ["csr", "csc"], ["coo", "csr", "csc"])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from sar.data.graph_files import graph_file_layout
+from sar.data.tensor_files import ArraySpec, stored_dtype, tensor_file_layout
 from sar.errors import ConfigError
-from sar.storage.graph_files import graph_file_layout
-from sar.storage.tensor_files import ArraySpec, stored_dtype, tensor_file_layout
 from tests.adapters.dgl.directories import dgl, load_tensors, save_graphs, save_tensors
 
 _HEADER = slice(32, 4096)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
+from sar.data.part_files import DST, SRC, LocalGraph, PartFile, check_node_ids
+from sar.data.partition_json import IdRanges, PartitionJson, graph_path
 from sar.errors import PartitionError
 from sar.id_slices import pieces, to_offsets
 from sar.kernels import index_dtype
 from sar.spillable import empty_spillable
-from sar.storage.part_files import DST, SRC, LocalGraph, PartFile, check_node_ids
-from sar.storage.partition_json import IdRanges, PartitionJson, graph_path
 
 
 class WorkerShare(NamedTuple):

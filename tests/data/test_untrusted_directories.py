@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.adapters.dgl.load import load_dgl_partition_data
+from sar.data.graph_files import GRAPH_FILE_HEADER_BYTES
+from sar.data.tensor_files import ARRAY_MARK
 from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
-from sar.storage.graph_files import GRAPH_FILE_HEADER_BYTES
-from sar.storage.tensor_files import ARRAY_MARK
 from tests.adapters.dgl.directories import (
     Directory,
     heterogeneous_graph,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
+from sar.data.arrays import StoredArray, open_file
+from sar.data.tensor_files import ArraySpec, Cursor, FileLayout
 from sar.errors import PartitionError
-from sar.storage.arrays import StoredArray, open_file
-from sar.storage.tensor_files import ArraySpec, Cursor, FileLayout
 
 GRAPH_FILE_MARK: Final = 0xDD2E4FF046B4A13F
 HETEROGRAPH_MARK: Final = 0xDD589FBE35224ABF

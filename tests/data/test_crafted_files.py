@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from sar.adapters.dgl.load import load_dgl_partition_data
+from sar.data.arrays import StoredArray
+from sar.data.graph_files import COO_MARK, open_graph
+from sar.data.partition_json import read_partition_json
+from sar.data.regroup import WorkerShare
+from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
-from sar.storage.arrays import StoredArray
-from sar.storage.graph_files import COO_MARK, open_graph
-from sar.storage.partition_json import read_partition_json
-from sar.storage.regroup import WorkerShare
-from sar.storage.tensor_files import open_tensors
 from tests.adapters.dgl.directories import (
     dgl,
     heterogeneous_graph,

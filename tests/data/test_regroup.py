@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, PartitionData
 from sar.core.build import check_partition
+from sar.data.part_files import DST, SRC, LocalGraph
+from sar.data.regroup import deal_parts, deal_workers, equal_runs, order_edges, regroup
 from sar.errors import PartitionError
-from sar.storage.part_files import DST, SRC, LocalGraph
-from sar.storage.regroup import deal_parts, deal_workers, equal_runs, order_edges, regroup
 from tests.graphs import partition_in_memory, random_graph
 from tests.hetero_graphs import partition_hetero
 

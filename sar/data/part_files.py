@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
+from sar.data.arrays import StoredArray
+from sar.data.graph_files import StoredGraph, open_graph
+from sar.data.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, owned_counts
+from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
 from sar.id_slices import pieces
 from sar.logging_setup import logger
-from sar.storage.arrays import StoredArray
-from sar.storage.graph_files import StoredGraph, open_graph
-from sar.storage.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, owned_counts
-from sar.storage.tensor_files import open_tensors
 
 SRC: Final = "src"
 DST: Final = "dst"

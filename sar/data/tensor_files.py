@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
+from sar.data.arrays import BFLOAT16, ArrayWriter, StoredArray, open_file
 from sar.errors import ConfigError, PartitionError
-from sar.storage.arrays import BFLOAT16, ArrayWriter, StoredArray, open_file
 
 TENSOR_FILE_MARK: Final = 0xDD5A9FBE3FA2443F
 ARRAY_MARK: Final = 0xDD5E40F096B4A13F

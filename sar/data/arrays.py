@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sar.data.checksums import CheckedFile, sums_of
 from sar.errors import PartitionError
-from sar.storage.checksums import CheckedFile, sums_of
 
 Array = NDArray[Any]
 

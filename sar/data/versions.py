@@ -24,11 +24,11 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.common_tuples import StrPath
+from sar.data.checksums import slice_sums
 from sar.durable import put_in_place, sync
 from sar.errors import CheckpointError
 from sar.id_slices import find_sorted
 from sar.logging_setup import logger
-from sar.storage.checksums import slice_sums
 
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared.pt"

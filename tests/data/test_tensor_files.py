@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from sar.data import arrays
+from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
-from sar.storage import arrays
-from sar.storage.tensor_files import open_tensors
 from tests.adapters.dgl.directories import load_tensors, save_tensors
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
+from sar.data.checksums import PAGE_BYTES, SLICE_BYTES, slice_sum, slice_sums
 from sar.durable import put_in_place
-from sar.storage.checksums import PAGE_BYTES, SLICE_BYTES, slice_sum, slice_sums
 
 
 def by_the_word(data):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sar
-from sar.adapters.dgl import load as partition_reader
+from sar.data import load as partition_reader
 from tests.adapters.dgl.directories import homogeneous_graph, write_directory
 from tests.core.attempts import catch
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sar.common_tuples import StrPath
+from sar.data.arrays import open_file
 from sar.errors import PartitionError
-from sar.storage.arrays import open_file
 
 DISPATCH_JSON: Final = "metadata.json"
 """The name that DGL's dispatch pipeline gives the file."""

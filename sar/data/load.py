@@ -1,0 +1,257 @@
+"""Load what a worker has of a partition directory, with features streamed from disk."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.comm import session
+from sar.comm.group import Group
+from sar.comm.session import current_group
+from sar.common_tuples import (
+    EID,
+    ETYPE,
+    NID,
+    NTYPE,
+    ORIG_ID,
+    CanonicalEtype,
+    PartitionData,
+    ShardEdgesAndFeatures,
+    StrPath,
+)
+from sar.data.checksums import verifying
+from sar.data.part_files import (
+    PART_ID,
+    FeatureFiles,
+    LocalGraph,
+    PartFile,
+    canonical_edge_types,
+    check_edge_ids,
+    check_node_ids,
+    types_of,
+)
+from sar.data.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
+from sar.data.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
+from sar.errors import PartitionError
+from sar.id_slices import pieces
+from sar.kernels import compile_ahead
+from sar.logging_setup import logger
+from sar.spillable import empty_spillable
+
+MakeBook = Callable[[PartitionJson, int, list[CanonicalEtype]], Any]
+
+
+def load_partition(
+    partition_json_file: StrPath,
+    own_partition_idx: int,
+    device: str | torch.device,
+    *,
+    parts: Sequence[int] | None,
+    allow_outside: bool,
+    verify: bool,
+    make_book: MakeBook,
+) -> PartitionData:
+    """Load a worker's share of a partition directory; arguments and errors as of `sar.load_dgl_partition_data`.
+
+    Args:
+        make_book: makes DGL's partition book, given the directory, the partition and the edge types.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        compile_ahead()
+    with current_group().guard() if session.is_initialized() else nullcontext():
+        spec = read_partition_json(partition_json_file, allow_outside=allow_outside)
+        workers = session.world_size() if session.is_initialized() else spec.num_parts
+        if type(own_partition_idx) is not int or not 0 <= own_partition_idx < workers:
+            raise PartitionError(
+                f"own_partition_idx is {own_partition_idx!r}; expected a number from 0 to {workers - 1}, sar.rank()."
+            )
+        logger.info("loading what worker %d of %d has of %s", own_partition_idx, workers, spec.path)
+        if parts is None and workers == spec.num_parts:
+            return _load_part(spec, own_partition_idx, device, verify, make_book)
+        return on_device(_load_share(spec, own_partition_idx, parts, verify, make_book), device)
+
+
+def _load_share(
+    spec: PartitionJson, worker: int, parts: Sequence[int] | None, verify: bool, make_book: MakeBook
+) -> PartitionData:
+    """Load what a worker has of partitions that are not one for each worker."""
+    if not session.is_initialized():
+        raise PartitionError("parts are chosen together by all workers; call sar.initialize_comms() first.")
+    group = current_group()
+    if worker != group.rank:
+        raise PartitionError(
+            f"own_partition_idx is {worker}, but this is worker {group.rank}; with {spec.num_parts} partitions for "
+            f"{group.world_size} workers expected sar.rank(). Choose partitions by `parts`."
+        )
+    group.agree(f"loading {spec.num_parts} partitions, {'chosen' if parts is not None else 'dealt'}")
+    if parts is None:
+        order, share = list(range(spec.num_parts)), WorkerShare.of(spec, worker, group.world_size)
+    else:
+        order, share = _chosen_share(spec, parts, group)
+    node_ranges = [(start, end) for start, end in group.gather_numbers([share.start, share.end], "node ranges")]
+    cpu = torch.device("cpu")
+    loaded = {order.index(p): renumber(_load_part(spec, p, cpu, verify, make_book), p, order) for p in share.parts}
+    return regroup(loaded, node_ranges, worker)
+
+
+def _chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tuple[list[int], WorkerShare]:
+    """All partitions in the order of the workers that name them, and this worker's share, in IDs of that order.
+
+    The share of a worker without partitions is no nodes of the first one. Called by all workers together.
+    """
+    own = torch.tensor(list(parts), dtype=torch.int64, device="cpu")
+    if not bool(((own >= 0) & (own < spec.num_parts)).all()):
+        raise PartitionError(f"parts is {list(parts)}; expected some of 0 to {spec.num_parts - 1}, as in {spec.path}.")
+    mine = own.bincount(minlength=spec.num_parts) * (1 + group.rank)
+    owners = torch.stack(group.all_gather(mine, "parts"))
+    taken = (owners > 0).sum(0)
+    if not bool((taken == 1).all()) or len(own) != int((mine > 0).sum()):
+        raise PartitionError(
+            f"The partitions 0 to {spec.num_parts - 1} are with {taken.tolist()} workers each, and this worker chose "
+            f"{list(parts)}; expected each with one worker, once."
+        )
+    order: list[int] = owners.sum(0).argsort(stable=True).tolist()
+    sizes = [spec.partition_ranges[part][1] - spec.partition_ranges[part][0] for part in order]
+    bounds = list(accumulate(sizes, initial=0))
+    first = int((owners.sum(0) <= group.rank).sum())  # partitions of the workers before this one
+    last = first + len(own)
+    return order, WorkerShare(order[first:last] or order[:1], bounds[first], bounds[last])
+
+
+def on_device(data: PartitionData, device: torch.device) -> PartitionData:
+    """The data with all tensors on a device."""
+    shards = [
+        ShardEdgesAndFeatures(
+            (src.to(device), dst.to(device)), {name: values.to(device) for name, values in features.items()}
+        )
+        for (src, dst), features in data.all_shard_edges
+    ]
+    node_features = {name: values.to(device) for name, values in data.node_features.items()}
+    return data._replace(all_shard_edges=shards, node_features=node_features)
+
+
+def _load_part(
+    spec: PartitionJson, part: int, device: torch.device, verify: bool, make_book: MakeBook
+) -> PartitionData:
+    """Load one partition; with `verify`, what is read is compared with its checksums."""
+    with verifying(graph_path(spec, part).parent) if verify else nullcontext():
+        file = PartFile(graph_path(spec, part))
+        graph, has_part_ids = file.read(), PART_ID in file.nodes
+        check_node_ids(spec, part, graph)
+        edge_types = canonical_edge_types(spec, graph, part)
+        files = FeatureFiles(spec, part, "nodes", has_part_ids=has_part_ids)
+        node_features = _node_features(files, graph, device)
+        check_edge_ids(spec, part, graph)
+        edges = order_edges(graph, spec.partition_ranges, part)
+        del graph
+        files = FeatureFiles(spec, part, "edges", edge_types, has_part_ids=has_part_ids)
+        shards = _shards(edges, edge_types, files, device)
+    return PartitionData(
+        all_shard_edges=shards,
+        node_ranges=spec.partition_ranges,
+        node_features=node_features,
+        node_type_names=spec.node_types,
+        edge_type_names=edge_types,
+        partition_book=make_book(spec, part, edge_types),
+        directory=spec.digest,
+    )
+
+
+def _node_features(files: FeatureFiles, graph: LocalGraph, device: torch.device) -> dict[str, Tensor]:
+    """Features of the partition's own nodes, in the order of their global IDs."""
+    spec = files.spec
+    node_id, orig_node_id = graph.own_nodes()
+    features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
+    orig_ids = [one.stored.load(device, empty=empty_spillable) for one in files.original_ids()]
+    if orig_ids:
+        features[ORIG_ID] = torch.cat(orig_ids)
+    elif orig_node_id is not None:
+        features[ORIG_ID] = orig_node_id.to(device)
+    for one in files.features():
+        features[f"{spec.node_types[one.type_id]}/{one.name}"] = one.load(device, None, empty_spillable)
+    return features
+
+
+class ShardFields:
+    """The edges of a partition, in visible order, with their fields on `device`, to be cut into shards."""
+
+    def __init__(self, edges: VisibleEdges, edge_ranges: IdRanges, device: torch.device) -> None:
+        self.edges = edges
+        self.device = device
+        self._bounds: list[int] = edges.bounds.tolist()
+        # In visible order, shard after shard; shard p has the rows [bounds[p], bounds[p + 1]).
+        self._fields: dict[str, tuple[Tensor, list[int]]] = {}
+        several = edge_ranges.shape[1] > 1
+        self._type_of_edge = types_of(edges.edge_id, edge_ranges) if several else None
+        self.add(EID, edges.edge_id)
+        if self._type_of_edge is not None:
+            self.add(ETYPE, self._type_of_edge)
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Add a field of the edges of all types, (E, ...)."""
+        self._fields[name] = values.to(self.device), self._bounds
+
+    def add_feature(self, etype: CanonicalEtype, name: str, values: Tensor, bounds: list[int]) -> None:
+        """Add a feature of an edge type; `bounds` as `rows_of` gives them."""
+        key = name if self._type_of_edge is None else f"{':'.join(etype)}/{name}"
+        self._fields[key] = values.to(self.device), bounds
+
+    def rows_of(self, type_id: int) -> tuple[slice | Tensor, list[int]]:
+        """The rows of an edge type, and where those of each shard begin and end."""
+        if self._type_of_edge is None:
+            return slice(None), self._bounds
+        rows = (self._type_of_edge == type_id).nonzero().squeeze(1)
+        return rows, torch.searchsorted(rows, self.edges.bounds).tolist()
+
+    def cut(self) -> list[ShardEdgesAndFeatures]:
+        """The shards, as `cut_shards` makes them."""
+        src, dst = self.edges.src.to(self.device), self.edges.dst.to(self.device)
+        return cut_shards(src, dst, self._bounds, self._fields)
+
+
+def _shards(
+    edges: VisibleEdges, edge_types: list[CanonicalEtype], files: FeatureFiles, device: torch.device
+) -> list[ShardEdgesAndFeatures]:
+    """Read the edge features of a partition and cut edges and features into shards."""
+    edge_ranges = files.spec.edge_ranges
+    features = files.features()
+    orig_ids = files.original_ids()
+    several = bool(orig_ids) and len(edge_types) > 1
+    fields = ShardFields(edges, edge_ranges, device)
+    ids_of_all_types = torch.empty(len(edges.edge_id) if several else 0, dtype=torch.int64, device=device)
+    # Original IDs come first, so that a feature of that name takes their place; those from files are filled in below.
+    if several:
+        fields.add(ORIG_ID, ids_of_all_types)
+    elif edges.orig_edge_id is not None:
+        fields.add(ORIG_ID, edges.orig_edge_id)
+
+    for type_id, etype in enumerate(edge_types):
+        ids_here = [one for one in orig_ids if one.type_id == type_id]
+        features_here = [one for one in features if one.type_id == type_id]
+        if not ids_here and not features_here:
+            continue
+        rows, bounds = fields.rows_of(type_id)
+        position = _positions(edges.edge_id[rows], int(edge_ranges[files.part, type_id, 0]))
+        for one in ids_here:
+            ids = one.stored.load(device, position).long()
+            if several:
+                ids_of_all_types[rows] = ids
+            else:
+                fields.add(ORIG_ID, ids)
+        for one in features_here:
+            fields.add_feature(etype, one.name, one.load(device, position, empty_spillable), bounds)
+    return fields.cut()
+
+
+def _positions(edge_id: Tensor, first: int) -> Tensor:
+    """Where in `edge_id` each of the IDs `first`, `first + 1`, ... stands."""
+    count = len(edge_id)
+    position = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64, device="cpu")
+    for chunk in pieces(count):
+        numbers = torch.arange(chunk.start, chunk.stop, dtype=position.dtype, device="cpu")
+        position.scatter_(0, edge_id[chunk] - first, numbers)
+    return position
