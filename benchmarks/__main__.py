@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.graphs import prepare
 from benchmarks.plots import draw_results
-from benchmarks.report import main_section, table, write_section
+from benchmarks.report import construction_table, cost_table, main_section, table, write_section
 from benchmarks.results import Results, load
 from benchmarks.runs import measure_each
 from sar.partition.inspect.text_tables import as_text
@@ -32,6 +32,8 @@ def main(argv: Sequence[str]) -> None:
         results = load(arguments.earlier) if arguments.earlier else _measure(argv, arguments, work)
     for one in results:
         print(f"\n{one.graph}\n{as_text(table(one))}")
+        print(f"\nProcessor seconds of an epoch: dense layers + aggregation + the rest\n{as_text(cost_table(one))}")
+        print(f"\nConstruction, the slowest worker and the highest memory\n{as_text(construction_table(one))}")
         publish(one, arguments.docs)
 
 
@@ -40,9 +42,7 @@ def publish(results: Results, docs: Path) -> None:
     docs.mkdir(parents=True, exist_ok=True)
     picture = f"benchmarks-{results.graph}.png"
     draw_results(results, docs / picture)
-    write_section(
-        docs / "benchmarks.md", results.graph, main_section(results, picture, details=results.graph in GENERATED)
-    )
+    write_section(docs / "benchmarks.md", results.graph, main_section(results, picture))
 
 
 def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Results]:

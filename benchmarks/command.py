@@ -85,15 +85,9 @@ def size_of(arguments: argparse.Namespace) -> GeneratedSize:
 
 def setting_of(module: str, argv: Sequence[str], arguments: argparse.Namespace) -> dict[str, str]:
     """What the numbers of time and memory depend on."""
-    processes = (
-        f"workers with {arguments.threads} threads together, at least one each, allocator {arguments.allocator}; "
-        f"DGL in one process of {arguments.threads} threads"
-    )
-    repeats = (
-        f"{arguments.repeats} interleaved with DGL's, median (min-max); "
-        f"{arguments.epochs} epochs each after {arguments.warm_up} to warm up"
-    )
-    return setting(shown(module, argv), {"processes": processes, "repeats": repeats})
+    threads = f"{arguments.threads} together, allocator {arguments.allocator}"
+    repeats = f"{arguments.repeats} of {arguments.epochs} epochs after {arguments.warm_up} to warm up"
+    return setting(shown(module, argv), {"threads": threads, "repeats": repeats})
 
 
 def shown(module: str, argv: Sequence[str]) -> str:

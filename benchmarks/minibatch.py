@@ -242,13 +242,8 @@ def _words(graph: Prepared) -> str:
 
 def _options(job: Job, arguments: argparse.Namespace) -> dict[str, str]:
     """What the numbers depend on, in words."""
-    batches = f"fan-outs {job.fanouts}, {job.batch_size:,} seeds of each trainer"
-    return {
-        "processes": f"{job.trainers} trainers of 1 thread, DistDGL's servers beside them; or one of {job.trainers} "
-        f"threads, with {job.trainers * job.batch_size:,} seeds a batch; {job.samplers} samplers for each trainer",
-        "batches": batches,
-        "repeats": f"{arguments.repeats}, loaders interleaved, median (min-max)",
-    }
+    batches = f"fan-outs {job.fanouts}, {job.batch_size:,} seeds of each of {job.trainers} trainers of 1 thread"
+    return {"batches": f"{batches}, {job.samplers} samplers", "repeats": str(arguments.repeats)}
 
 
 if __name__ == "__main__":

@@ -154,8 +154,7 @@ def main(argv: Sequence[str]) -> None:
                     print(f"{model}, {name}: {_seconds([done]):.3f} s an epoch", flush=True)
     rows = [HEADER, *(_row(key, found, runs[key[0], INDEX]) for key, found in runs.items())]
     print(f"\n{as_text(rows)}")
-    setting = command.setting_of("benchmarks.pyg", argv, arguments)
-    conditions = {name: text.replace("DGL", "PyTorch Geometric") for name, text in setting.items()}
+    conditions = command.setting_of("benchmarks.pyg", argv, arguments)
     write_section(arguments.docs / "benchmarks.md", "pyg", f"{describe_setting(conditions)}\n\n{as_markdown(rows)}")
 
 

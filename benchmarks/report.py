@@ -10,6 +10,8 @@ from benchmarks.summary import Row, processor, single_rise, single_seconds, summ
 from sar.partition.inspect.text_tables import as_markdown
 
 MEGA = 1e6
+CHECKS = "/ needed", "s waited", "loss differs by"
+"""Columns that are printed, but not written to the page."""
 HEADER = (
     "model",
     "trained by",
@@ -21,29 +23,18 @@ HEADER = (
     "MB at peak",
     "share",
     "MB sent",
-    "/ needed",
-    "s waited",
-    "loss differs by",
+    *CHECKS,
 )
 CONSTRUCTION = ("graph", "workers", "load (s)", "construct (s)", "together", "peak (MB)", "graph (MB)", "kernels (s)")
 
 
-def main_section(results: Results, picture: str, *, details: bool) -> str:
-    """One graph; with `details` also where processor seconds go, and construction."""
+def main_section(results: Results, picture: str) -> str:
+    """The section of one graph."""
     parts = [
         f"{describe_graph(results)}\n\n{describe_setting(results.setting)}",
-        as_markdown(table(results)),
+        as_markdown([row[: -len(CHECKS)] for row in table(results)]),
         f"![Epoch time, memory and bytes of each model on {results.graph}]({picture})",
     ]
-    if details:
-        parts += [
-            "Cost: processor seconds of an epoch, of all workers together: dense layers + aggregation, both measured "
-            "alone, + what the exchange adds (packing and adding rows, fresh memory, agreements, gloo's threads).",
-            as_markdown(cost_table(results)),
-            "Construction, medians: times of the slowest worker, and the highest memory of any above `PartitionData`; "
-            "`kernels` is the compiler of the CPU kernels, loaded once a process, before the rest.",
-            as_markdown(construction_table(results)),
-        ]
     return "\n\n".join(parts)
 
 

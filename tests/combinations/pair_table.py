@@ -1,4 +1,4 @@
-"""Writes the tables of docs/combinations.md from what passed: a pytest plugin.
+"""Writes the tables of docs/combinations.md from the cases that passed: a pytest plugin.
 
     python -m pytest -p tests.combinations.pair_table tests/combinations
 
@@ -18,19 +18,6 @@ from tests.workers import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "combinations.md"
 BEGIN, END = "<!-- written by tests/combinations/pair_table.py -->\n", "<!-- end -->\n"
-CIRCUMSTANCES = ("inputs", "forward", "between", "backward")
-TABLES = (
-    (("call",), ("workers", "mode", "dtype", "size")),
-    (("call",), ("graph",)),
-    (("call",), ("settings", "inputs")),
-    (("call",), ("forward",)),
-    (("call",), ("between", "backward")),
-    (CIRCUMSTANCES, ("workers", "mode", "dtype", "size")),
-    (CIRCUMSTANCES, ("graph",)),
-    (("settings", "graph"), ("workers", "mode", "dtype", "size")),
-)
-"""The axes of the rows and of the columns of each table."""
-
 _right: set[int] = set()
 
 
@@ -50,20 +37,19 @@ def pytest_sessionfinish() -> None:
 
 
 def tables(right: Sequence[Case]) -> str:
-    """The tables, in Markdown, of how many cases had each pair."""
-    met: Counter[frozenset[str]] = Counter(frozenset(pair) for case in right for pair in set(case.pairs()))
-    said = f"{len(right)} cases; {len(met)} pairs, of which {sum(n > 1 for n in met.values())} in several cases.\n"
-    calls = Counter(frozenset(case.calls) for case in right if case.second != PLAIN)
-    said += f"{len(calls)} of these are pairs of calls, beside each other or one behind the other.\n\n"
-    return said + "\n".join(_table(met, rows, columns) for rows, columns in TABLES)
-
-
-def _table(met: Counter[frozenset[str]], rows: Sequence[str], columns: Sequence[str]) -> str:
-    above = [value for axis in columns for value in AXES[axis] if value != PLAIN]
-    lines = [[" and ".join(rows), *above]]
-    for value in (value for axis in rows for value in AXES[axis] if value != PLAIN):
-        lines.append([value, *(str(met[frozenset((value, other))] or "-") for other in above)])
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    text = [f"| {' | '.join(c.ljust(n) for c, n in zip(line, widths, strict=True))} |\n" for line in lines]
-    text.insert(1, f"|{'|'.join('-' * (width + 2) for width in widths)}|\n")
-    return "".join(text)
+    """The tables, in Markdown: how many cases have each value, and which pairs of values no case has."""
+    pairs = Counter(frozenset(pair) for case in right for pair in set(case.pairs()))
+    counts = Counter(value for case in right for value in {value for _, value in case.values()})
+    axes = {axis: [value for value in values if value != PLAIN] for axis, values in AXES.items() if axis != "second"}
+    several = sum(count > 1 for count in pairs.values())
+    text = f"{len(right)} cases with {len(pairs)} pairs of values, of which {several} are in several cases.\n\n"
+    text += "| axis | values, with the number of cases |\n| --- | --- |\n"
+    for axis, values in axes.items():
+        text += f"| {axis} | {'; '.join(f'{value}: {counts[value]}' for value in values)} |\n"
+    text += "\n| value | in no case with |\n| --- | --- |\n"
+    for k, values in enumerate(axes.values()):
+        later = [value for others in list(axes.values())[k + 1 :] for value in others]
+        for value in values:
+            if absent := [other for other in later if frozenset((value, other)) not in pairs]:
+                text += f"| {value} | {'; '.join(absent)} |\n"
+    return text
