@@ -1,18 +1,21 @@
-"""`sar.profile()`: where the time of training goes, by layer and direction.
+"""`sar.profile()`: where the time of training goes, by layer and direction, as a table.
+
+Operations in time are in the traces of `torch.profiler`, in which sar names tiles, waits and kernels (`sar.ranges`).
 
 [Note: whose time it is]
-All of a worker's time is somebody's: at every event below, what has passed since the last one, in seconds, bytes and
-memory, is added to whom it was the turn of. In a forward it is the turn of the innermost module, which hooks of torch
-tell. In a backward it is that of the module whose result's gradient was the last to be complete; so what lies between
-two layers, such as an activation, goes to the one before it in the forward. A distributed call outside all modules has
-a turn of its own. At the end, modules within which a distributed call was made directly are the layers: each takes what
-its inner modules had, and what is left is "everything else": loss, optimiser, and modules around the layers.
+Modules and distributed calls take turns. At every event below, what has passed since the last one, in seconds, bytes
+and memory, is added to the turn that was on. In a forward the turn is that of the innermost module, which hooks of
+torch tell. In a backward it is that of the module whose result's gradient was the last to be complete; so what lies
+between two layers, such as an activation, goes to the one before it in the forward. A distributed call outside all
+modules has a turn of its own. At the end, modules within which a distributed call was made directly are the layers:
+each takes what its inner modules had, and what is left is "everything else": loss, optimizer, and modules around the
+layers.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import astuple, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -21,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as hooks
-from torch.profiler import profile as torch_profile
 from torch.utils._pytree import tree_leaves
 
 from sar.comm.collectives import all_gather_json
@@ -29,109 +31,150 @@ from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.comm.statistics import BACKWARD, Statistics, listeners, statistics
 from sar.comm.transport import Spilled
-from sar.common_tuples import StrPath
 from sar.errors import ConfigError
 from sar.host.cuda import PeakCudaMemory
 from sar.host.memory import PeakMemory
-from sar.ranges import named, traced
-from sar.train.profile_report import ELSEWHERE, Spent, draw, tables
+from sar.partition.inspect.text_tables import as_text
 
+ELSEWHERE = "everything else"
 _HOOKED = "sar.profile"
 _CALL_NAME = re.compile(r"[:;(]| of ")  # what the name of a call ends before, in the text that workers compare
+_LAYER_WIDTH = 16
+_LEAST_SECONDS = 1e-3  # below it, how workers differ is chance
+_NOTE = """Seconds; MB of a million bytes. By layer: means of the workers, but MB peak is
+the most of any, above the level before. max/mean: compute of the slowest one."""
+_TURNS = """Seconds are those of each worker's turns; what left memory is the most at any turn."""
 
 
-class Profile:
-    """What a profile has found; made by `sar.profile`, and complete when that ends.
+@dataclass(frozen=True)
+class Spent:
+    """Time, memory and traffic of one worker in a row of the table.
 
-    workers: what each worker spent, by rank.
-    spilled: what each worker spilled, by rank; empty where memory is left to none.
+    layer: name of a module; of a distributed call made outside modules; or `ELSEWHERE`.
+    direction: "forward" or "backward"; empty for calls outside modules, and for `ELSEWHERE`.
+    seconds: with waits.
+    peak: the most bytes of resident memory (on CUDA devices, of tensors) above the level before the profile; None if
+        it was not measured.
+    moved: bytes, and seconds waited.
     """
 
-    def __init__(self) -> None:
-        self.workers: list[list[Spent]] = []
-        self.spilled: list[Spilled] = []
-        self._trace: torch_profile | None = None
+    layer: str
+    direction: str
+    seconds: float = 0.0
+    peak: int | None = None
+    moved: Statistics = field(default_factory=Statistics)
+
+    def __add__(self, other: "Spent") -> "Spent":
+        peaks = [row.peak for row in (self, other) if row.peak is not None]
+        seconds, moved = self.seconds + other.seconds, self.moved + other.moved
+        return replace(self, seconds=seconds, peak=max(peaks, default=None), moved=moved)
+
+    @property
+    def compute(self) -> float:
+        """Seconds without waits."""
+        return self.seconds - self.moved.seconds_waited
+
+
+@dataclass
+class Profile:
+    """The measurements of `sar.profile`, complete when its context ends.
+
+    workers: what each worker spent, by rank.
+    spilled: what each worker spilled, by rank; empty unless workers leave memory.
+    """
+
+    workers: list[list[Spent]] = field(default_factory=list)
+    spilled: list[Spilled] = field(default_factory=list)
 
     def table(self) -> str:
-        """Where the time went, by layer and by worker, 80 columns wide and the same on all workers."""
-        return tables(self._found(), self.spilled)
-
-    def picture(self, file: StrPath) -> None:
-        """Draw the same as bars.
-
-        Raises:
-            ConfigError: matplotlib is not installed.
-        """
-        draw(self._found(), file)
-
-    def chrome_trace(self, file: StrPath) -> None:
-        """Write this worker's trace for https://ui.perfetto.dev; give each worker a file of its own.
-
-        Raises:
-            ConfigError: the profile was taken without `trace=True`.
-        """
-        if self._trace is None:
-            raise ConfigError("This profile has no trace: take it with sar.profile(trace=True).")
-        self._trace.export_chrome_trace(str(file))
-
-    def _found(self) -> list[list[Spent]]:
+        """Time by layer and by worker, 80 columns wide and the same on all workers."""
         if not self.workers:
             raise ConfigError("The profile is not complete; ask for it after the end of `with sar.profile() as p:`.")
-        return self.workers
+        totals = [total(rows) for rows in self.workers]
+        layers: list[tuple[str, ...]] = [("layer", "pass", "compute", "wait", "MB out", "MB in", "MB peak", "max/mean")]
+        for of_workers in (*by_layer(self.workers), totals):
+            layer, uneven = of_workers[0].layer, imbalance(of_workers)
+            name = layer if len(layer) <= _LAYER_WIDTH else f"…{layer[1 - _LAYER_WIDTH :]}"
+            cells = _cells(total(of_workers), len(of_workers))
+            layers.append((name, of_workers[0].direction, *cells, "-" if uneven is None else f"{uneven:.2f}"))
+        each: list[tuple[str, ...]] = [("worker", "compute", "wait", "of it late", "MB out", "MB in", "MB peak")]
+        for rank, row in enumerate(totals):
+            compute, wait, *moved = _cells(row, 1)
+            each.append((str(rank), compute, wait, _number(row.moved.seconds_late, 3), *moved))
+        how_many = f"{len(totals)} worker{'s' if len(totals) > 1 else ''}"
+        title = f"profile of {max(row.seconds for row in totals):.2f} s on {how_many}"
+        pieces = [title, as_text(layers), as_text(each, left=1), _NOTE]
+        if self.spilled:
+            turns: list[tuple[str, ...]] = [("worker", "MB left memory", "MB written", "MB read")]
+            turns += [(str(rank), *(_number(size / 1e6, 2) for size in row)) for rank, row in enumerate(self.spilled)]
+            pieces += [as_text(turns, left=1), _TURNS]
+        return "\n\n".join(pieces)
+
+
+def total(rows: Sequence[Spent]) -> Spent:
+    """The sum of all rows, with their greatest peak."""
+    return sum(rows, Spent("all", ""))
+
+
+def by_layer(workers: Sequence[Sequence[Spent]]) -> list[list[Spent]]:
+    """For each layer and direction, in the order of a worker's rows, what each worker spent; `ELSEWHERE` is last."""
+    keys = dict.fromkeys((row.layer, row.direction) for rows in workers for row in rows)
+    keys[ELSEWHERE, ""] = keys.pop((ELSEWHERE, ""), None)
+    spent = [{(row.layer, row.direction): row for row in rows} for rows in workers]
+    return [[rows.get(key, Spent(*key)) for rows in spent] for key in keys]
+
+
+def imbalance(of_workers: Sequence[Spent]) -> float | None:
+    """Greatest over mean compute of the workers; None if that is too short to tell."""
+    mean = total(of_workers).compute / len(of_workers)
+    return max(row.compute for row in of_workers) / mean if mean >= _LEAST_SECONDS else None
+
+
+def _cells(spent: Spent, workers: int) -> list[str]:
+    """Compute, wait, MB out and in, each the mean of the workers; and the peak."""
+    moved = [_number(size / 1e6 / workers, 2) for size in (spent.moved.bytes_sent, spent.moved.bytes_received)]
+    peak = "-" if spent.peak is None else _number(spent.peak / 1e6, 1)
+    return [_number(spent.compute / workers, 3), _number(spent.moved.seconds_waited / workers, 3), *moved, peak]
+
+
+def _number(value: float, digits: int) -> str:
+    """In six characters."""
+    return f"{value:.{digits if value < 10 ** (5 - digits) else 0}f}"
 
 
 @contextmanager
-def profile(*, trace: bool = False) -> Iterator[Profile]:
-    """Measure what each layer takes inside, in either direction: `with sar.profile() as p: ...; print(p.table())`.
+def profile() -> Iterator[Profile]:
+    """Measure each layer's time, traffic and memory: `with sar.profile() as p: ...; print(p.table())`.
 
     All workers enter and leave together. An exception that leaves it ends the group, like one in a distributed call.
 
-    Args:
-        trace: record a trace with `torch.profiler` too, for `Profile.chrome_trace`. It takes hundreds of MB, so memory
-            is not measured then. Default False.
-
     Raises:
-        ConfigError: a profile is being taken already, or a trace by `torch.profiler`; or workers that share a
-            process want a trace.
+        ConfigError: another profile is being taken.
         NotInitializedError: before `sar.initialize_comms`.
     """
-    group, found = current_group(), Profile()
-    if trace and len(group.local_peers) > 1:
-        raise ConfigError(
-            "torch.profiler traces processes, and this one has several workers: take sar.profile() without a trace."
-        )
-    if listeners or (trace and traced()):
-        raise ConfigError("sar.profile is taken inside another one, or inside torch.profiler; end that one first.")
-    recorder = _Recorder(group, measures_memory=not trace)
-    if trace:
-        found._trace = torch_profile()
-        found._trace.start()
+    group, profiled = current_group(), Profile()
+    if listeners:
+        raise ConfigError("sar.profile is taken inside another one; end that one first.")
+    recorder = _Recorder(group)
     try:
         with group.guard():  # after what takes each worker its own time
-            group.agree(f"the beginning of sar.profile(trace={trace})")
+            group.agree("the beginning of sar.profile")
         with recorder:
-            yield found
-        found.workers, found.spilled = _gathered(group, recorder.spent(), recorder.spilled())
+            yield profiled
+        call = "the end of sar.profile"
+        with group.guard():
+            group.agree(call)
+            own = [recorder.spilled(), *map(astuple, recorder.spent())]
+            everybodys = all_gather_json(partial(group.all_gather, call=call), own)
     except BaseException as error:
         group.abort(error)
         raise
-    finally:
-        if found._trace is not None:
-            found._trace.stop()
-
-
-def _gathered(group: Group, own: list[Spent], spilled: Spilled | None) -> tuple[list[list[Spent]], list[Spilled]]:
-    """What all workers spent and spilled, by rank."""
-    call = "the end of sar.profile"
-    with group.guard():
-        group.agree(call)
-        told = all_gather_json(partial(group.all_gather, call=call), [spilled, *map(astuple, own)])
-    workers = [[replace(Spent(*one), moved=Statistics(*one[-1])) for one in rows] for _, *rows in told]
-    return workers, [Spilled(*one) for one, *_ in told if one is not None]
+    profiled.workers = [[replace(Spent(*row), moved=Statistics(*row[-1])) for row in rows] for _, *rows in everybodys]
+    profiled.spilled = [Spilled(*spilled) for spilled, *_ in everybodys if spilled is not None]
 
 
 class _Turn(NamedTuple):
-    """Whose time it is: names of modules, outermost first, or of a call outside all; none for everything else."""
+    """A module's or a call's turn: names of modules, outermost first, or of a call outside all; else empty."""
 
     path: tuple[str, ...] = ()
     direction: str = ""
@@ -140,19 +183,18 @@ class _Turn(NamedTuple):
 class _Recorder:
     """Follows modules and distributed calls of this process while active: see [Note: whose time it is]."""
 
-    def __init__(self, group: Group, *, measures_memory: bool) -> None:
+    def __init__(self, group: Group) -> None:
         self._clock = group.clock
         self._spilled_so_far = group.spilled
         self._left = 0
         self._memory: PeakMemory | PeakCudaMemory | None = None
-        if measures_memory and len(group.local_peers) == 1:
+        if len(group.local_peers) == 1:
             self._memory = PeakCudaMemory() if torch.cuda.is_initialized() else PeakMemory()
         self._names: dict[Module, str] = {}
         self._layers: set[str] = set()
-        self._outside: set[str] = set()  # outside all modules, as their backwards name them
+        self._outside: set[str] = set()  # calls outside all modules, as their backwards name them
         self._spent: dict[_Turn, Spent] = {}
         self._turns = [_Turn()]
-        self._ranges: list[AbstractContextManager[Any]] = []
         self._handles: list[Any] = []
 
     def __enter__(self) -> None:
@@ -174,14 +216,14 @@ class _Recorder:
         """By layer, in the order of their first turns, forward before backward; everything else comes last."""
         rows: dict[tuple[str, str], Spent] = {}
         for turn, spent in self._spent.items():
-            layer = self._layer(turn)
+            layer = next((name for name in reversed(turn.path) if name in self._layers), ELSEWHERE)
             key = (layer, "" if layer == ELSEWHERE else turn.direction)
             rows[key] = rows.get(key, Spent(*key)) + spent
         order = [*dict.fromkeys(layer for layer, _ in rows if layer != ELSEWHERE), ELSEWHERE]
         return sorted(rows.values(), key=lambda row: (order.index(row.layer), row.direction == "backward"))
 
     def spilled(self) -> Spilled | None:
-        """What left memory; None where nothing is to."""
+        """What left memory; None unless workers leave memory."""
         before, now = self._spilled_before, self._spilled_so_far()
         if before is None or now is None:
             return None
@@ -196,26 +238,26 @@ class _Recorder:
         if turn.direction != "backward":
             self._layers.add(turn.path[-1])
         self._take_turn(turn)
-        self._ranges.append(named(f"{self._layer(turn)} {turn.direction}".rstrip()))
-        self._ranges[-1].__enter__()
 
     def ends(self, call: str) -> None:
         """It is over."""
         if not self._turns[-1].direction:
             self._outside.add(f"{call}; call {current_group().call_id}")
-        self._ranges.pop().__exit__(None, None, None)
         self._end_turn()
 
-    def _layer(self, turn: _Turn) -> str:
-        """Whom a turn counts for, as far as is known by now."""
-        return next((name for name in reversed(turn.path) if name in self._layers), ELSEWHERE)
-
     def _enters(self, module: Module, _: Any) -> None:
-        if self in listeners and not torch.compiler.is_compiling():
-            self._take_turn(_Turn((*self._turns[-1].path, self._name(module)), "forward"))
+        if self not in listeners or torch.compiler.is_compiling():  # the module of another worker of this process
+            return
+        if module not in self._names:  # named within the outermost module that was called
+            for name, inner in module.named_modules():
+                name = name or type(module).__name__
+                numbered = (f"{name} {k}" if k > 1 else name for k in count(1))
+                taken = set(self._names.values())
+                self._names.setdefault(inner, next(one for one in numbered if one not in taken))
+        self._take_turn(_Turn((*self._turns[-1].path, self._names[module]), "forward"))
 
     def _leaves(self, module: Module, _: Any, results: Any) -> None:
-        if self not in listeners or torch.compiler.is_compiling():  # the module of another worker of this process
+        if self not in listeners or torch.compiler.is_compiling():
             return
         path = self._turns[-1].path
         self._end_turn()
@@ -246,27 +288,18 @@ class _Recorder:
         self._turns.pop()
 
     def _charge(self) -> None:
-        """Add what has passed since the last event to whom it was the turn of."""
+        """Add what has passed since the last event to the turn that was on."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now, counted = self._clock(), statistics()
         spilled = self._spilled_so_far()
         if spilled is not None:
             self._left = max(self._left, spilled.left)
-        turn, peak = self._turns[-1], None
+        peak = None
         if self._memory is not None:
             peak = self._memory.above_baseline()
             self._memory.restart()
+        turn = self._turns[-1]
         passed = Spent("", "", now - self._since, peak, counted - self._counted)
         self._spent[turn] = self._spent.get(turn, Spent("", "")) + passed
         self._since, self._counted = now, counted
-
-    def _name(self, module: Module) -> str:
-        """Its name within the outermost module that was called, or its class; numbered where several have the same."""
-        if module not in self._names:
-            for name, inner in module.named_modules():
-                name = name or type(module).__name__
-                numbered = (f"{name} {k}" if k > 1 else name for k in count(1))
-                taken = set(self._names.values())
-                self._names.setdefault(inner, next(one for one in numbered if one not in taken))
-        return self._names[module]

@@ -12,7 +12,7 @@ from torch import nn
 import sar
 from sar import comm
 from sar.errors import ConfigError
-from sar.train.profile_report import ELSEWHERE, Spent, by_layer, imbalance, tables, total
+from sar.train.profile import ELSEWHERE, Profile, Spent, by_layer, imbalance, total
 from tests.parity.harness import build, deal, random_data
 from tests.parity.scenarios import SCENARIOS
 
@@ -197,8 +197,6 @@ def refused(mine):
         with pytest.raises(ConfigError, match="end that one first"), sar.profile():
             pass
         epoch(graph, x, model, optimizer)
-    with pytest.raises(ConfigError, match="trace=True"):
-        p.chrome_trace("trace.json")
     return p.table()
 
 
@@ -210,24 +208,21 @@ def test_one_profile_at_a_time(pool, world_size):
 
 def traced(mine, folder):
     training = prepared(mine, 1)
-    with sar.profile(trace=True) as p:
+    with torch.profiler.profile() as trace:
         epoch(*training)
-    p.chrome_trace(f"{folder}/{sar.rank()}.json")
-    p.picture(f"{folder}/{sar.rank()}.png")
-    assert all(one.peak is None for one in p.workers[0])
+    trace.export_chrome_trace(f"{folder}/{sar.rank()}.json")
 
 
 @pytest.mark.processes("traces processes")
 @pytest.mark.parametrize("world_size", [2])
-def test_traces_name_layers_tiles_waits_and_kernels(pool, world_size, tmp_path):
+def test_traces_of_torch_name_tiles_waits_and_kernels(pool, world_size, tmp_path):
     parts = SCENARIOS["random"](world_size)
     pool.run(traced, str(tmp_path), per_rank=deal(parts, random_data(parts)))
     for rank in range(world_size):
         names = {event.get("name", "") for event in json.loads((tmp_path / f"{rank}.json").read_text())["traceEvents"]}
-        assert {"layers.0 forward", "layers.2 backward", "gather_grads", "own edges"} <= names
+        assert "own edges" in names
         assert {f"wait for worker {1 - rank}", "wait for another worker", "kernel aggregate_sum", "aten::mm"} <= names
         assert any(name.startswith("tile 0-") and name.endswith(f"of worker {1 - rank}") for name in names)
-        assert (tmp_path / f"{rank}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def outside_modules(mine):
@@ -255,7 +250,7 @@ def test_calls_outside_modules_and_modules_without_a_model(pool, world_size):
 def test_tables_are_narrow_whatever_the_names_and_numbers():
     moved = comm.Statistics(10**12, 10**12, 10**6, 9e4, 8e4)
     row = Spent("a.very.long.name.of.a.layer", "backward", 1e5, 10**11, moved)
-    text = tables([[row, Spent(ELSEWHERE, "")], [Spent("b", "forward")]])
+    text = Profile([[row, Spent(ELSEWHERE, "")], [Spent("b", "forward")]]).table()
     assert max(map(len, text.splitlines())) <= 80
     assert f"\n…{row.layer[-15:]}  backward " in text
     assert imbalance([row, Spent("", "", 1e5)]) == pytest.approx(10 / 5.5)

@@ -142,15 +142,6 @@ def test_profiles_of_torch_are_refused():
     assert "torch.profiler cannot run in workers" in outcomes_of(takes_a_profile)[0].message
 
 
-def traces():
-    with sar.profile(trace=True):
-        together()
-
-
-def test_traces_are_refused():
-    assert all("torch.profiler traces processes" in one.message for one in outcomes_of(traces))
-
-
 def keeps_a_lock(limit):
     sar.Config.timeout = limit
     with everybodys.setdefault("lock", threading.Lock()):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sar
-from sar.train.profile_report import total
+from sar.train.profile import total
 from tests.virtual.virtual_pool import VirtualPool, fill_the_heap
 
 PLACES = 3
