@@ -162,6 +162,9 @@ TRANSFORMS_EXACT: dict[str, Case] = {
     "LocalCartesian": edge(T.LocalCartesian),
     "OneHotDegree": node(lambda: T.OneHotDegree(50)),
     "PointPairFeatures": edge(T.PointPairFeatures),
+    "Polar max_value": lambda g: {
+        "edge values": T.Polar(max_value=2.0)(Data(edge_index=g.edges, pos=g.rows.nodes["y"][:, :2])).edge_attr
+    },
     "RemoveSelfLoops": sums(lambda: T.RemoveSelfLoops("edge_weight"), "edge_weight"),
     "RemoveTrainingClasses": node(lambda: T.RemoveTrainingClasses([1]), "train_mask"),
     "Spherical not normalised": edge(lambda: T.Spherical(norm=False)),

@@ -159,16 +159,6 @@ def with_lambda(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tenso
     return layer(x, edges, data.edges["w"].squeeze(1), lambda_max=torch.tensor(1.7, dtype=x.dtype, device=x.device))
 
 
-def with_hyperedges(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
-    """Edges lead into hyperedges, with weights and features."""
-    return layer(x, edges, data.nodes["y"][:, 0].square(), data.nodes["y"])
-
-
-def of_colours(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
-    first = layer((x[:, 0] > 0).long(), edges)
-    return torch.stack([first, layer(first, edges)], 1)
-
-
 class Keeping(pyg.SimpleConv):
     def message(self, x_j: Tensor) -> Tensor:
         self.kept = x_j.sin()
@@ -206,9 +196,12 @@ DEGREES = torch.tensor([1, 3, 5, 7, 2, 4])
 
 REFUSED: dict[str, Layer] = {
     "GPSConv": Layer(lambda: pyg.GPSConv(IN, pyg.GCNConv(IN, IN), heads=2), plain),
+    "HypergraphConv": Layer(lambda: pyg.HypergraphConv(IN, OUT), plain),
     "MeshCNNConv": Layer(lambda: pyg.MeshCNNConv(IN, OUT), plain),
+    "SuperGATConv": Layer(lambda: pyg.SuperGATConv(IN, OUT), plain),  # while it trains
+    "WLConv": Layer(lambda: pyg.WLConv(), lambda layer, x, edges, data: layer((x[:, 0] > 0).long(), edges)),
 }
-"""Layers that raise on a distributed edge index; the layer's name leads to the reason in the adapter."""
+"""Layers that raise on a distributed edge index."""
 
 NEED_OTHERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "PANConv": ("torch-sparse", lambda: pyg.PANConv(IN, OUT, 2)(torch.ones(2, IN), torch.tensor([[0], [1]]))),
@@ -358,14 +351,6 @@ LAYERS: dict[str, Layer] = {
     "HEATConv": Layer(lambda: pyg.HEATConv(IN, OUT, 2, 3, 5, 6, 7, heads=2), of_node_types),
     "GPSConv performer batch norm": Layer(lambda: gps("batch_norm"), plain),
     "GPSConv performer graph norm": Layer(lambda: gps("graph_norm"), plain),
-    "HypergraphConv": Layer(lambda: pyg.HypergraphConv(IN, OUT), with_hyperedges),
-    **{
-        f"HypergraphConv attention {mode}": Layer(
-            lambda mode=mode: pyg.HypergraphConv(IN, OUT, True, mode, heads=2, concat=mode == "node"), with_hyperedges
-        )
-        for mode in ("node", "edge")
-    },
-    "WLConv": Layer(pyg.WLConv, of_colours),
     "LGConv": Layer(lambda: pyg.LGConv(), weighted),
     "PointGNNConv": Layer(lambda: pyg.PointGNNConv(linear(IN, 3), linear(3 + IN), linear(OUT, IN)), with_positions),
     "AntiSymmetricConv": Layer(lambda: pyg.AntiSymmetricConv(IN, num_iters=2), plain),

@@ -43,18 +43,6 @@ class TwoLayers(nn.Module):
         return self.last(self.first(x, edge_index).relu(), edge_index)
 
 
-class OfHyperedges(nn.Module):
-    """Papers as hyperedges between their authors."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = pyg.HypergraphConv(WIDTH, OUT, use_attention=True, heads=2)
-
-    def forward(self, x, edges):
-        papers, members = x["paper"], edges["author", "writes", "paper"]
-        return x | {"author": self.conv(x["author"], members, papers[:, 0].square(), papers, len(papers))}
-
-
 class AgainstCitations(nn.Module):
     """Messages from papers to those that they cite, of one of several node types."""
 
@@ -67,7 +55,6 @@ class AgainstCitations(nn.Module):
 def layers(metadata):
     return {
         "reversed": AgainstCitations,
-        "HypergraphConv": OfHyperedges,
         "HeteroConv": conv_of_each_type,
         "HGTConv": lambda: pyg.HGTConv(WIDTH, 4, metadata, heads=2),
         "HANConv": lambda: pyg.HANConv(WIDTH, 4, metadata, heads=2),
@@ -75,7 +62,7 @@ def layers(metadata):
     }
 
 
-LAYERS = ("reversed", "HypergraphConv", "HeteroConv", "HGTConv", "HANConv", "to_hetero")
+LAYERS = ("reversed", "HeteroConv", "HGTConv", "HANConv", "to_hetero")
 
 
 def results(name, features, cotangents, edges):
@@ -167,9 +154,6 @@ def other_rows(data):
             for rows in (torch.cat([x, x]), x[:-1]):
                 with pytest.raises(GraphError, match="expected a row for each of this worker's"):
                     layer({**features, ntype: rows}, edges)
-    papers, members = features["paper"], edges["author", "writes", "paper"]
-    with pytest.raises(GraphError, match="values of hyperedges of"):
-        pyg.HypergraphConv(WIDTH, OUT).double()(features["author"], members, papers[:-1, 0])
 
 
 @pytest.mark.parametrize("world_size", [2])

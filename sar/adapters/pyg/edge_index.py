@@ -13,11 +13,11 @@ destinations of the same edges alone, and the edges that are added are self-loop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch_geometric.data.data import BaseData
 
 from sar.adapters.pyg.guarded import GuardedTensor, Handlers
 from sar.core.eager import uncompiled
-from sar.core.graph.edges import in_edges, source_ids
+from sar.core.graph.edges import in_edges
 from sar.core.graph.frames import Frame
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.builtin import copy_to_edges
@@ -52,7 +52,6 @@ class Numbering:
         # The number of the first source in each other partition, and one more than the last; with 0 for this worker's.
         self.bounds = list(accumulate(map(len, self.relation.halos), initial=self.relation.num_src))
         self.starts = [0 if part == self.part else start for part, start in enumerate(self.bounds[:-1])]
-        self._joined: Tensor | None = None
         self._selected: list[tuple[Tensor, int, GraphShardManager, Tensor]] = []
 
     @property
@@ -68,25 +67,6 @@ class Numbering:
         """A self-loop of each of this worker's nodes, (2, N_i); none where sources and destinations are others."""
         count = min(self.relation.num_src, self.relation.num_dst) if self.has_loops else 0
         return torch.arange(count, device=self.graph.device).expand(2, -1)
-
-    @property
-    def joined(self) -> Tensor:
-        """u * N_i + v of the pairs of any node u and this worker's node v that are one, or joined by an edge, (P,).
-
-        Of a homogeneous graph; made at the first use, which is a collective call. So it is no `cached_property`: until
-        Python 3.12 those keep a lock meanwhile, which is one for all workers of the process.
-        """
-        if self._joined is not None:
-            return self._joined
-        count = self.relation.num_dst
-        own = torch.arange(count, device=self.graph.device)
-        pairs = [self.graph.node_ids() * count + own]
-        for graph in (self.graph, reversed_graph(self.graph)):
-            relation = graph.call_context().relation
-            for ids, block in zip(source_ids(graph._structure, relation), relation.blocks, strict=True):
-                pairs.append(ids[block.cols.long()] * count + block.destinations(0, block.num_edges))
-        self._joined = torch.cat(pairs).unique()
-        return self._joined
 
     def select(self, ends: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).
@@ -243,21 +223,6 @@ class DistributedEdgeIndex(NodeNumbers):
         """The sum of the values of each node's out-edges, whatever worker these go to: (E, ...) to (N_src, ...)."""
         check_rows("The sources add up values of", len(values), self.size(1), "edges")
         return sum_at_sources(self.passes[0].call_context(), self.in_graph_order(values).contiguous())
-
-
-class HyperedgeIndex(DistributedEdgeIndex):
-    """Which nodes are in which hyperedges: these are the destinations, and messages go back to the nodes, too."""
-
-
-class ReversedHyperedges(NamedTuple):
-    """Hyperedges with the rows exchanged: messages go from destinations to sources, and are summed there."""
-
-    edges: HyperedgeIndex
-
-    def sums(self, message: Callable[..., Tensor], x: Tensor, norm: Tensor, alpha: Tensor | None) -> Tensor:
-        """What HypergraphConv's `propagate` makes of values of hyperedges and a norm of nodes, (N_src, ...)."""
-        members = SourceIndex.of(self.edges)
-        return self.edges.at_sources(message(x_j=x[self.edges.plain[1]], norm_i=norm[members], alpha=alpha))
 
 
 class JoinedEdgeIndex(DistributedEdgeIndex):

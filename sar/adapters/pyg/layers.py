@@ -1,4 +1,4 @@
-"""Layers of PyTorch Geometric whose `forward` cannot be right across workers as it is written: replaced, or refused."""
+"""Replacements of forwards of PyTorch Geometric's layers that cannot be right across workers as they are written."""
 
 from __future__ import annotations
 
@@ -8,30 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import conv
 from torch_geometric.nn.attention import performer
 from torch_geometric.nn.conv import han_conv, hgt_conv
 from torch_geometric.utils import get_laplacian
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, HyperedgeIndex, JoinedEdgeIndex, check_rows, edges_of
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, check_rows
 from sar.adapters.pyg.guarded import Original, replace
-from sar.comm.collectives import all_sum, exchange_tensors
-from sar.comm.session import current_group
 from sar.core.eager import views_of_nothing
 from sar.core.overlap import meanwhile
 from sar.errors import GraphError
-from sar.nn.rows import pair_graph
 from sar.nn.statistics import global_max, global_mean, global_sum
 from sar.per_thread import PerThread
-
-REFUSED: dict[str, str] = {
-    "GPSConv": "attends between all pairs of nodes of the graph, except with attn_type='performer' and no batch",
-    "MeshCNNConv": "takes four edges that follow one another in edge_index for the neighbours a, b, c and d of one",
-}
-"""Layers that raise on a distributed edge index, and why."""
-
 
 _of_all_workers = PerThread(False)
 """Whether a layer runs on a distributed edge index, for the functions that it finds in its module."""
@@ -58,17 +47,6 @@ def _beside(name: str) -> Callable[..., Any]:
                 del self.__dict__[name]
 
     return forward
-
-
-def _of_meshes(original: Original, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """MeshCNNConv, which is refused."""
-    if any(isinstance(value, DistributedEdgeIndex) for value in (*args, *kwargs.values())):
-        raise _refusal("MeshCNNConv")
-    return original(self, *args, **kwargs)
-
-
-def _refusal(layer: str) -> GraphError:
-    return GraphError(f"{layer} {REFUSED[layer]}, so it cannot run on a distributed edge_index.")
 
 
 def _both_ways(original: Original, self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -147,7 +125,10 @@ def _linearly(
     """GPSConv whose attention to all nodes is linear in sums over these."""
     distributed = isinstance(edge_index, DistributedEdgeIndex)
     if distributed and (type(self.attn) is not performer.PerformerAttention or batch is not None):
-        raise _refusal("GPSConv")
+        raise GraphError(
+            "GPSConv was called with a distributed edge_index, but attends between all pairs of nodes of the graph, "
+            "except with attn_type='performer' and no batch."
+        )
     with _of_all_workers.set_to(distributed), views_of_nothing(len(x)):
         return original(self, x, edge_index, batch, **kwargs)
 
@@ -160,105 +141,14 @@ def _linear_attention(original: Original, q: Tensor, k: Tensor, v: Tensor) -> Te
     return q @ sums[..., :-1] / (q @ sums[..., -1:])
 
 
-def _of_hyperedges(
-    original: Original,
-    self: Any,
-    x: Tensor,
-    hyperedge_index: Tensor,
-    hyperedge_weight: Tensor | None = None,
-    hyperedge_attr: Tensor | None = None,
-    num_edges: int | None = None,
-) -> Tensor:
-    """HypergraphConv on edges into hyperedges, of which each worker has its own."""
-    if isinstance(hyperedge_index, DistributedEdgeIndex):
-        edges, num_edges = hyperedge_index, hyperedge_index.num_dst
-        for rows in (hyperedge_weight, hyperedge_attr):
-            if rows is not None:
-                check_rows("HypergraphConv was given values of hyperedges of", len(rows), num_edges)
-        hyperedge_index = HyperedgeIndex.of(edges.plain, edges.numbering, num_edges)
-        hyperedge_index.__dict__["passes"] = edges.passes
-    return original(self, x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)
-
-
-def _colours(original: Original, self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
-    """WLConv, which numbers colours in the order in which it meets them: by worker, then by node."""
-    if not isinstance(edge_index, DistributedEdgeIndex):
-        return original(self, x, edge_index).long()  # of an empty batch it makes others
-    x = x.argmax(-1) if x.dim() > 1 else x
-    sources, destinations = edge_index
-    near, order = x[sources].sort()
-    destinations, later = destinations[order].sort(stable=True)
-    neighbours = near[later].split(torch.bincount(destinations, minlength=len(x)).tolist())
-    hashes = [hash((own, *near.tolist())) for own, near in zip(x.tolist(), neighbours, strict=True)]
-    distinct = torch.tensor([*dict.fromkeys(hashes)], dtype=torch.int64, device="cpu")
-    for theirs in exchange_tensors([distinct] * current_group().world_size):
-        for one in theirs.tolist():
-            self.hashmap.setdefault(one, len(self.hashmap))
-    return torch.tensor([self.hashmap[one] for one in hashes], dtype=torch.int64, device=x.device)
-
-
-# -- SuperGATConv's loss in training, which tells edges from pairs that are none (Kim and Oh, 2021)
-
-TRIES = 3  # how often as many pairs are drawn as are wanted, of which edges are left out; as PyTorch Geometric does
-
-
-def _knowing_whether_shared(
-    original: Original,
-    self: Any,
-    x: Tensor,
-    edge_index: Tensor,
-    neg_edge_index: Tensor | None = None,
-    batch: Tensor | None = None,
-) -> Tensor:
-    """SuperGATConv, whose pairs to tell apart may be given."""
-    self.__dict__["_loss_is_shared"] = shared = isinstance(edge_index, DistributedEdgeIndex)
-    if shared and not (neg_edge_index is None or isinstance(neg_edge_index, DistributedEdgeIndex)):
-        raise GraphError(
-            "SuperGATConv got a plain tensor for neg_edge_index; expected sar.pyg.edge_index(sar.pair_graph(graph, "
-            "src, dst)), where each worker gives pairs by their global IDs."
-        )
-    return original(self, x, edge_index, neg_edge_index, batch)
-
-
-def _negative_sampling(
-    original: Original, self: Any, edge_index: Tensor, num_nodes: int, batch: Tensor | None = None
-) -> Tensor:
-    """Pairs of any node and one of this worker's, no two alike, which no edge joins in either direction."""
-    if not isinstance(edge_index, DistributedEdgeIndex):
-        return original(self, edge_index, num_nodes, batch)
-    numbering, ratio = edge_index.numbering, self.neg_sample_ratio * self.edge_sample_ratio
-    joined, found = numbering.joined, edge_index.plain[0, :0]
-    count, wanted = numbering.graph.num_nodes_global() * num_nodes, int(ratio * edge_index.size(1))
-    for _ in range(TRIES * (count > 0)):
-        drawn = torch.cat([found, torch.randint(count, (wanted,), device=found.device)]).unique()
-        found = drawn[~torch.isin(drawn, joined)]
-        found = found[torch.randperm(len(found), device=found.device)[:wanted]]
-    own = numbering.graph.node_ids()
-    return edges_of(pair_graph(numbering.graph, found // num_nodes, own[found % num_nodes]))
-
-
-def _get_attention_loss(original: Original, self: Any) -> Tensor:
-    """This worker's share of the mean over the pairs of all workers; the shares add up to it."""
-    if not self.training or not self.__dict__.get("_loss_is_shared"):
-        return original(self)
-    total = binary_cross_entropy_with_logits(self.att_x.mean(dim=-1), self.att_y, reduction="sum")
-    return total / all_sum(len(self.att_y))
-
-
 def install() -> None:
     """Replace the forwards."""
     replace(conv.ChebConv, "__norm__", _greatest_of_all)
     replace(hgt_conv, "construct_bipartite_edge_index", _joined)
     replace(han_conv, "group", _weigh_paths)
     replace(conv.HANConv, "forward", _over_all_nodes)
-    replace(conv.MeshCNNConv, "forward", _of_meshes)
     replace(performer, "linear_attention", _linear_attention)
     replace(conv.GPSConv, "forward", _linearly)
-    replace(conv.HypergraphConv, "forward", _of_hyperedges)
-    replace(conv.WLConv, "forward", _colours)
     replace(conv.DirGNNConv, "forward", _both_ways)
     for kind, root in ROOTS.items():
         replace(kind, "forward", _beside(root))
-    replace(conv.SuperGATConv, "forward", _knowing_whether_shared)
-    replace(conv.SuperGATConv, "negative_sampling", _negative_sampling)
-    replace(conv.SuperGATConv, "get_attention_loss", _get_attention_loss)

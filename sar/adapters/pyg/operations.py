@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,10 +11,8 @@ from torch import Tensor
 
 from sar.adapters.pyg.edge_index import (
     DistributedEdgeIndex,
-    HyperedgeIndex,
     NodeNumbers,
     Numbering,
-    ReversedHyperedges,
     SourceIndex,
     check_rows,
     refuse,
@@ -168,13 +165,6 @@ def _setitem(value: Tensor, index: Any, new: Any) -> None:
     value[plain(index)] = new
 
 
-@_handles(Tensor.flip)
-def _flip(edges: Tensor, dims: Any) -> ReversedHyperedges:
-    if not isinstance(edges, HyperedgeIndex) or tuple(dims) != (0,):
-        raise refuse("flip")
-    return ReversedHyperedges(edges)
-
-
 @_handles(torch.cat, torch.concat, torch.concatenate)
 def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
     ours = [value for value in values if isinstance(value, NodeNumbers)]
@@ -208,19 +198,22 @@ def _stack(values: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 @_handles(Tensor.max, torch.max)
-def _greatest(value: NodeNumbers) -> Tensor:
-    """One less than the number of nodes here, for which PyTorch Geometric asks to know how many rows to make."""
-    if not sys._getframe(2).f_globals.get("__name__", "").startswith("torch_geometric."):
-        raise refuse("The maximum, which is a number of this worker's,")
-    relation = value.numbering.relation
-    both = max(relation.num_src, relation.num_dst) if isinstance(value, DistributedEdgeIndex) else relation.num_src
-    return torch.tensor(both - 1, device="cpu")
+def _greatest(value: DistributedEdgeIndex | SourceIndex) -> Tensor:
+    """One less than the number of this worker's nodes, from which PyTorch Geometric tells how many rows to make."""
+    rows = value.edges.sides[0] if isinstance(value, SourceIndex) else max(value.sides)
+    return torch.tensor(rows - 1, device="cpu")
 
 
 @_handles(Tensor.min)
 def _least(_: NodeNumbers) -> Tensor:
-    """Asked by PyTorch Geometric to explain an error of fetching sources' values, which may be another worker's."""
-    raise sys.exc_info()[1] or refuse("The minimum, which is a number of this worker's,")
+    """PyTorch Geometric asks for it to explain an error, which is raised if it is not negative."""
+    return torch.tensor(0, device="cpu")
+
+
+@_handles(Tensor.numel, Tensor.nelement, torch.numel)
+def _numel(value: NodeNumbers) -> int:
+    """At least 1: PyTorch Geometric takes graphs without edges for graphs without nodes."""
+    return max(plain(value).numel(), 1)
 
 
 def _expanded(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn import LEConv, MessagePassing, aggr
 
 from sar.adapters.pyg import attention
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, ReversedHyperedges, check_rows
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, check_rows
 from sar.adapters.pyg.guarded import Original, replace
 from sar.adapters.pyg.norms import OVER_ALL, takes_statistics
 from sar.comm.collectives import all_max
@@ -292,13 +292,6 @@ def _to_dense_batch(
 
 
 def _propagate(original: Original, conv: MessagePassing, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-    if isinstance(edge_index, ReversedHyperedges):
-        if not _can_tile(conv) or not isinstance(conv.aggr_module, aggr.SumAggregation):
-            raise GraphError(
-                f"{type(conv).__name__} adds up at nodes; expected aggr='add' (got {conv.aggr!r}), without hooks or "
-                "functions of your own."
-            )
-        return edge_index.sums(conv.message, **kwargs)
     if not isinstance(edge_index, DistributedEdgeIndex):
         with views_of_nothing(edge_index.size(1)):
             return original(conv, edge_index, size=size, **kwargs)

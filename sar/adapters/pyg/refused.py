@@ -1,4 +1,7 @@
-"""What of PyTorch Geometric would take one worker's nodes or edges for all, and raises on a distributed edge index."""
+"""Layers, models, functions and transforms that would take one worker's nodes or edges for all.
+
+They raise a `GraphError` that names them if they are called with a distributed edge index.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +11,31 @@ from typing import Any
 
 import torch
 from torch_geometric import transforms, utils
-from torch_geometric.nn import models
-from torch_geometric.utils import num_nodes as number_of_nodes
+from torch_geometric.nn import conv, models
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, SourceIndex, edge_indices
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edge_indices
 from sar.adapters.pyg.guarded import Original, replace
 from sar.errors import GraphError
 
 _BEFORE = "Do it before the graph is partitioned"
 _MASK = "would take numbers for rows of each worker. Give it a mask of this worker's nodes"
-_GREATEST = "divides by the greatest value of all edges. Give it max_value, or norm=False"
-_ERROR = "would scale by this worker's mean error. Make it with autoscale=False"
 
-TRANSFORMS: dict[str, str] = {
-    **dict.fromkeys(
-        ("RandomFlip", "RandomRotate", "RandomScale", "RandomShear"),
-        f"draws numbers for all nodes together, of which each worker would draw its own. {_BEFORE}",
-    ),
-    **dict.fromkeys(
-        ("Center", "NormalizeFeatures", "NormalizeRotation", "NormalizeScale", "SVDFeatureReduction"),
-        f"needs statistics of all nodes. {_BEFORE}",
-    ),
-    **dict.fromkeys(("GridSampling", "KNNGraph", "RadiusGraph"), f"compares all nodes. {_BEFORE}"),
-    **dict.fromkeys(("FixedPoints", "SamplePoints"), f"chooses among all nodes. {_BEFORE}"),
-    **dict.fromkeys(("HalfHop", "SIGN", "ToDense", "VirtualNode"), f"makes edges or matrices of its own. {_BEFORE}"),
-    **dict.fromkeys(("Delaunay", "FaceToEdge", "GenerateMeshNormals"), f"is of meshes. {_BEFORE}"),
-    **dict.fromkeys(("Cartesian", "Distance", "Polar", "Spherical", "TargetIndegree"), _GREATEST),
-    "ToSparseTensor": "would make a matrix of this worker's edges. Pass edge_index, which data.adj_t of a partition is",
-    "RandomNodeSplit": f"counts nodes on each worker. {_BEFORE}; sar.split_seeds gives workers equal shares of seeds",
+EXACT_TRANSFORMS = {
+    *("AddRemainingSelfLoops", "AddSelfLoops", "Compose", "ComposeFilters", "Constant", "GCNNorm", "IndexToMask"),
+    *("LinearTransformation", "LocalCartesian", "MaskToIndex", "OneHotDegree", "PointPairFeatures", "RandomJitter"),
+    *("RemoveSelfLoops", "RemoveTrainingClasses", "ToDevice"),
 }
-"""Transforms that raise on data with a distributed edge index, and why."""
+"""Transforms of PyTorch Geometric that are right on the nodes and in-edges of one worker. All others raise."""
+
+SCALING_TRANSFORMS = {"Cartesian", "Distance", "Polar", "Spherical", "TargetIndegree"}
+"""Transforms that divide by the greatest value of all edges, unless they are given it or do not divide."""
+
+ADVICE = {
+    **dict.fromkeys(SCALING_TRANSFORMS, "Give it max_value, or norm=False"),
+    "RandomNodeSplit": f"{_BEFORE}; sar.split_seeds gives workers equal shares of seeds",
+    "ToSparseTensor": "Pass edge_index, which data.adj_t of a partition is",
+}
+"""Advice on transforms that differs from doing them before the graph is partitioned."""
 
 FUNCTIONS: dict[str, str] = {
     "assortativity": f"needs the degrees at both ends of all edges. {_BEFORE}",
@@ -49,8 +47,14 @@ FUNCTIONS: dict[str, str] = {
 """Functions of `torch_geometric.utils` that raise, and why."""
 
 _LOSS = "has losses that are means over one worker's. Call model.encoder and model.decoder, and divide by sar.all_sum"
+_ERROR = "would scale by this worker's mean error. Make it with autoscale=False"
+_TRAINING = "draws pairs without an edge among all nodes while it trains. Train it on mini-batches"
 
 METHODS: dict[tuple[type, str], str] = {
+    (conv.HypergraphConv, "forward"): "sends from hyperedges to nodes of other workers. Train it on mini-batches",
+    (conv.MeshCNNConv, "forward"): "takes four edges that follow one another in edge_index for the neighbours of one",
+    (conv.SuperGATConv, "forward"): _TRAINING,
+    (conv.WLConv, "forward"): "numbers colours in the order in which it meets them",
     (models.ARGA, "encode"): _LOSS,
     (models.CorrectAndSmooth, "correct"): _ERROR,
     (models.DeepGraphInfomax, "forward"): "would shuffle and summarise this worker's nodes. Train it on mini-batches",
@@ -60,36 +64,45 @@ METHODS: dict[tuple[type, str], str] = {
     (models.SGFormer, "forward"): "would attend between this worker's nodes. Train it on mini-batches",
     (models.VGAE, "encode"): _LOSS,
 }
-"""Methods of models that raise, and why."""
+"""Methods of layers and models that raise, and why."""
 
 
 def install() -> None:
-    """Let them raise, and let others find the nodes of a worker without in-edges."""
-    for name, reason in TRANSFORMS.items():
-        replace(getattr(transforms, name), "forward", _refusing(f"transforms.{name}", reason))
-    for (model, name), reason in METHODS.items():
-        replace(model, name, _refusing(f"{model.__name__}.{name}", reason))
-    refusing = {name: _refusing(name, reason) for name, reason in FUNCTIONS.items()}
-    for name, function in (refusing | {"maybe_num_nodes": _count_nodes}).items():
-        original = getattr(utils, name, None) or getattr(number_of_nodes, name)
-        for module in list(sys.modules.values()):  # users', too
+    """Replace them by functions that raise."""
+    replace(transforms.BaseTransform, "__call__", _transform)
+    for (kind, name), reason in METHODS.items():
+        replace(kind, name, _refusing(kind.__name__ if name == "forward" else f"{kind.__name__}.{name}", reason))
+    for name, reason in FUNCTIONS.items():
+        original, refusing = getattr(utils, name), _refusing(name, reason)
+        for module in list(sys.modules.values()):  # users' modules may have imported it, too
             if getattr(module, "__dict__", {}).get(name) is original:
-                replace(module, name, function)
+                replace(module, name, refusing)
 
 
-def _count_nodes(original: Original, edge_index: Any, num_nodes: int | None = None) -> int:
-    """As `original`, which takes a worker without in-edges for one without nodes."""
-    if num_nodes is None and isinstance(edge_index, DistributedEdgeIndex | SourceIndex):
-        num_nodes = edge_index.edges.sides[0] if isinstance(edge_index, SourceIndex) else max(edge_index.sides)
-    return original(edge_index, num_nodes)
+def _is_distributed(arguments: Any) -> bool:
+    return any(isinstance(edges, DistributedEdgeIndex) for edges in edge_indices(arguments))
+
+
+def _transform(original: Original, transform: Any, data: Any) -> Any:
+    """`BaseTransform.__call__`. Transforms that users have written are not checked."""
+    library = (kind.__name__ for kind in type(transform).__mro__ if kind.__module__.startswith("torch_geometric."))
+    name = next(library)
+    right = name in EXACT_TRANSFORMS or name == "BaseTransform"
+    right |= name in SCALING_TRANSFORMS and (not transform.norm or transform.max is not None)
+    if not right and _is_distributed(data):
+        advice = ADVICE.get(name, _BEFORE)
+        raise GraphError(
+            f"transforms.{name} was called on data with a distributed edge_index, but is not known to be right on one "
+            f"worker's part of a graph. {advice}."
+        )
+    return original(transform, data)
 
 
 def _refusing(name: str, reason: str) -> Callable[..., Any]:
     right = _RIGHT.get(reason, lambda *_, **__: False)
 
     def call(original: Original, /, *args: Any, **kwargs: Any) -> Any:
-        distributed = any(isinstance(edges, DistributedEdgeIndex) for edges in edge_indices((args, kwargs)))
-        if distributed and not right(*args, **kwargs):
+        if _is_distributed((args, kwargs)) and not right(*args, **kwargs):
             raise GraphError(f"{name} was called with a distributed edge_index, but {reason}.")
         return original(*args, **kwargs)
 
@@ -104,7 +117,7 @@ def _are_masks(subset: Any, *_: Any, **__: Any) -> bool:
 
 _RIGHT: dict[str, Callable[..., bool]] = {
     _MASK: _are_masks,
-    _GREATEST: lambda transform, *_: not transform.norm or transform.max is not None,
     _ERROR: lambda model, *_, **__: not model.autoscale,
+    _TRAINING: lambda layer, *_, **__: not layer.training,
 }
-"""With which arguments a reason does not hold."""
+"""Checks of the arguments with which a reason does not hold."""
