@@ -50,11 +50,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from sar import pyg as pyg  # not in __all__, as not everybody has PyTorch Geometric
+    from sar.data.original_order import to_original_order
     from sar.partition.in_memory import partition_graph
     from sar.partition.ingest.chunked import write_chunked
     from sar.partition.ingest.cleanup import clean_up
     from sar.partition.ingest.open import open_graph
-    from sar.partition.original_order import to_original_order
     from sar.partition.write.write import write_partitions
     from sar.train.check import check_model
     from sar.train.checkpoint import load_checkpoint, save_checkpoint, save_model
@@ -71,7 +71,7 @@ else:
         "profile": "train.profile",
         "save_checkpoint": "train.checkpoint",
         "save_model": "train.checkpoint",
-        "to_original_order": "partition.original_order",
+        "to_original_order": "data.original_order",
         "write_chunked": "partition.ingest.chunked",
         "write_partitions": "partition.write.write",
     }

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.data.checksums import CheckedFile, sums_of
 from sar.errors import PartitionError
 
 Array = NDArray[Any]
@@ -161,7 +160,7 @@ def _bytes_of(rows: Array) -> memoryview:
 
 
 def open_file(path: Path, advice: str = "copy it again, or write it again.") -> BinaryIO:
-    """Open a file for reading; `advice` says what to do where that is not possible. See [Note: sums while reading].
+    """Open a file for reading; `advice` says what to do where that is not possible.
 
     `PartitionError` where it is missing, cannot be read, or is a pipe or a device, which might never end.
     """
@@ -169,15 +168,14 @@ def open_file(path: Path, advice: str = "copy it again, or write it again.") -> 
     def open_at_once(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)  # else opening a pipe waits until somebody writes
 
-    sums = sums_of(path)
     try:
-        file = open(path, "rb", -1 if sums is None else 0, opener=open_at_once)  # noqa: SIM115  the caller closes it
+        file = open(path, "rb", opener=open_at_once)  # noqa: SIM115  the caller closes it
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise unreadable(path, error, advice) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise PartitionError(f"{path} is a pipe or a device; expected a file; {advice}")
-    return cast(BinaryIO, file if sums is None else CheckedFile(file, sums))
+    return file
 
 
 _CHECK_NAME = "check its name, and copy it again."

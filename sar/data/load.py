@@ -22,7 +22,7 @@ from sar.common_tuples import (
     ShardEdgesAndFeatures,
     StrPath,
 )
-from sar.data.checksums import verifying
+from sar.data.checksums import check_sums
 from sar.data.part_files import (
     PART_ID,
     FeatureFiles,
@@ -137,19 +137,20 @@ def on_device(data: PartitionData, device: torch.device) -> PartitionData:
 def _load_part(
     spec: PartitionJson, part: int, device: torch.device, verify: bool, make_book: MakeBook
 ) -> PartitionData:
-    """Load one partition; with `verify`, what is read is compared with its checksums."""
-    with verifying(graph_path(spec, part).parent) if verify else nullcontext():
-        file = PartFile(graph_path(spec, part))
-        graph, has_part_ids = file.read(), PART_ID in file.nodes
-        check_node_ids(spec, part, graph)
-        edge_types = canonical_edge_types(spec, graph, part)
-        files = FeatureFiles(spec, part, "nodes", has_part_ids=has_part_ids)
-        node_features = _node_features(files, graph, device)
-        check_edge_ids(spec, part, graph)
-        edges = order_edges(graph, spec.partition_ranges, part)
-        del graph
-        files = FeatureFiles(spec, part, "edges", edge_types, has_part_ids=has_part_ids)
-        shards = _shards(edges, edge_types, files, device)
+    """Load one partition; with `verify`, compare its files with their checksums first."""
+    if verify:
+        check_sums(graph_path(spec, part).parent)
+    file = PartFile(graph_path(spec, part))
+    graph, has_part_ids = file.read(), PART_ID in file.nodes
+    check_node_ids(spec, part, graph)
+    edge_types = canonical_edge_types(spec, graph, part)
+    files = FeatureFiles(spec, part, "nodes", has_part_ids=has_part_ids)
+    node_features = _node_features(files, graph, device)
+    check_edge_ids(spec, part, graph)
+    edges = order_edges(graph, spec.partition_ranges, part)
+    del graph
+    files = FeatureFiles(spec, part, "edges", edge_types, has_part_ids=has_part_ids)
+    shards = _shards(edges, edge_types, files, device)
     return PartitionData(
         all_shard_edges=shards,
         node_ranges=spec.partition_ranges,

@@ -18,7 +18,7 @@ from torch import Tensor
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
 from sar.data.arrays import StoredArray
 from sar.data.graph_files import StoredGraph, open_graph
-from sar.data.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, owned_counts
+from sar.data.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, graph_path, owned_counts
 from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
 from sar.id_slices import pieces
@@ -281,3 +281,23 @@ class FeatureFiles:
             )
         is_bool = stored.dtype == np.uint8 and (name in SPLIT or key in self.spec.bool_fields)
         return Feature(type_id, name, stored, is_bool)
+
+
+def original_node_ids(spec: PartitionJson, part: int, kind: int) -> Tensor:
+    """The IDs in the input graph of a partition's nodes of one type, (N_i,) int64, in the order of their global IDs."""
+    for one in FeatureFiles(spec, part, "nodes").original_ids():
+        if one.type_id == kind:
+            return one.stored.load().long()
+    start, end = spec.node_ranges[part, kind].tolist()
+    if start == end:
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    graph = PartFile(graph_path(spec, part)).read()
+    ids, originals = graph.own_nodes()
+    if originals is None:
+        raise PartitionError(
+            f"Partition {part} of {spec.path} has no original IDs: neither orig_nids.dgl nor orig_id in graph.dgl. "
+            "Partition again with `sar partition`, or save what partition_graph(..., return_mapping=True) returns as "
+            "orig_nids.dgl."
+        )
+    check_node_ids(spec, part, graph)
+    return originals[(ids >= start) & (ids < end)].long()

@@ -31,14 +31,21 @@ from sar.comm.statistics import listeners
 from sar.common_tuples import EID, ETYPE, GIVEN_ID, NTYPE, CanonicalEtype, PartitionData, ShardEdgesAndFeatures, StrPath
 from sar.core.graph.graph import GraphShardManager
 from sar.data.arrays import Array
-from sar.data.checksums import verifying
-from sar.data.part_files import DST, SRC, FeatureFiles, PartFile, canonical_edge_types, check_node_ids, types_of
+from sar.data.checksums import check_sums
+from sar.data.part_files import (
+    DST,
+    SRC,
+    FeatureFiles,
+    PartFile,
+    canonical_edge_types,
+    check_node_ids,
+    original_node_ids,
+    types_of,
+)
 from sar.data.partition_json import PartitionJson, graph_path, read_partition_json
-from sar.data.regroup import WorkerShare
 from sar.errors import ConfigError, GraphError, PartitionError
 from sar.id_slices import distinct, find_sorted
 from sar.partition.inspect.inspection import largest_value
-from sar.partition.original_order import original_nodes
 from sar.train.graph_counts import INPUTS, LABELS, GraphInfo
 
 _ROUND_OFF = {torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the largest output; 1e-5 in other dtypes
@@ -83,6 +90,8 @@ def infer(
         PartitionError: the directory is damaged, or has no input features.
     """
     spec = read_partition_json(directory, allow_outside=allow_outside)
+    for part in range(spec.num_parts):
+        check_sums(graph_path(spec, part).parent)
     kind, wanted = _find_nodes(spec, ntype, nodes)
     nothing = _read(spec, wanted[:0], 0)
     widths = {key.partition("/")[0]: x.shape[-1] for key, x in nothing.node_features.items()}
@@ -200,15 +209,17 @@ class _Calls(list[str]):
 
 def _find_nodes(spec: PartitionJson, ntype: str | None, nodes: Array) -> tuple[int, Tensor]:
     """The type of nodes, and their global IDs, (S,)."""
-    originals = original_nodes(spec, ntype)
-    kind = 0 if ntype is None else spec.node_types.index(ntype)
+    ntype = spec.node_types[0] if ntype is None and len(spec.node_types) == 1 else ntype
+    if ntype not in spec.node_types:
+        raise ConfigError(f"ntype is {ntype!r}; expected one of {spec.node_types}, the node types of {spec.path}.")
+    kind = spec.node_types.index(ntype)
     nodes = np.char.encode(nodes, "utf-8") if nodes.dtype.kind == "U" else nodes
     wanted, back = np.unique(nodes, return_inverse=True)
     found = np.full(len(wanted), -1, np.int64)
-    for part, ends in enumerate(spec.partition_ranges if len(wanted) else ()):
+    for part in range(spec.num_parts if len(wanted) else 0):
         features = FeatureFiles(spec, part, "nodes").features()
         given = [one.stored[:] for one in features if (one.type_id, one.name) == (kind, GIVEN_ID)]
-        [ids] = given or originals.of_worker(WorkerShare([part], *ends), [])
+        [ids] = given or [original_node_ids(spec, part, kind).numpy()]
         ids = ids.view(f"S{ids.shape[1]}")[:, 0] if ids.ndim == 2 else ids
         if nodes.ndim != 1 or (nodes.dtype.kind == "S") != (ids.dtype.kind == "S") or nodes.dtype.kind not in "iuS":
             raise ConfigError(
@@ -258,8 +269,7 @@ def _by_part(spec: PartitionJson, nodes: Tensor) -> list[tuple[int, Tensor]]:
 
 def _edges_of(spec: PartitionJson, part: int) -> Tensor:
     """The edges into a part's own nodes: sources, destinations and IDs, all global, (3, E)."""
-    with verifying(graph_path(spec, part).parent):
-        graph = PartFile(graph_path(spec, part)).read()
+    graph = PartFile(graph_path(spec, part)).read()
     check_node_ids(spec, part, graph)
     inner = graph.is_inner[graph.edges[DST].long()]
     ends = (graph.node_id[graph.edges[end][inner].long()] for end in (SRC, DST))
@@ -283,11 +293,10 @@ def _features(
     for part, ids in [(0, torch.empty(0, dtype=torch.int64)), *parts]:
         files = FeatureFiles(spec, part, what, etypes)
         kinds = types_of(ids, ranges)
-        with verifying(graph_path(spec, part).parent):
-            for one in [*files.features(), *(files.original_ids() if what == "edges" else [])]:
-                if what == "edges" or one.name in INPUTS:
-                    own = ids[kinds == one.type_id] - int(ranges[part, one.type_id, 0])
-                    rows.setdefault(f"{names[one.type_id]}/{one.name}", []).append(one.take(own))
+        for one in [*files.features(), *(files.original_ids() if what == "edges" else [])]:
+            if what == "edges" or one.name in INPUTS:
+                own = ids[kinds == one.type_id] - int(ranges[part, one.type_id, 0])
+                rows.setdefault(f"{names[one.type_id]}/{one.name}", []).append(one.take(own))
     return {key: torch.cat(found) for key, found in rows.items()}
 
 

@@ -187,9 +187,9 @@ def in_order_on_worker(directory):
     torch.manual_seed(5)
     x = {ntype: data[ntype].x for ntype in data.node_types}
     out = pyg.HGTConv(WIDTH, 4, data.metadata()).double()(x, data.edge_index_dict)
-    papers = sar.to_original_order(out["paper"].detach(), directory, ntype="paper", out=f"{directory}/papers.npy")
-    edges = data["author", "writes", "paper"].edge_attr
-    found = sar.to_original_order(edges, directory, etype=("author", "writes", "paper"), out=f"{directory}/edges.npy")
+    papers = sar.to_original_order(out["paper"].detach(), data["paper"].orig_id, out=f"{directory}/papers.npy")
+    writes = data["author", "writes", "paper"]
+    found = sar.to_original_order(writes.edge_attr, writes.orig_id, out=f"{directory}/edges.npy")
     return torch.from_numpy(papers[:]), torch.from_numpy(found[:])
 
 

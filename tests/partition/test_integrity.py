@@ -15,8 +15,7 @@ import torch
 
 import sar
 from sar.cli import main
-from sar.data.arrays import open_file
-from sar.data.checksums import SLICE_BYTES, SUMS, verifying
+from sar.data.checksums import SUMS
 from sar.errors import ConfigError, PartitionError
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import ArrayEdges, GraphSource
@@ -66,10 +65,8 @@ def test_a_page_of_zeros_is_found(directory: Path, name: str, capsys: pytest.Cap
     page = file.stat().st_size // PAGE // 2
     zero_page(file, page)
     assert main(["inspect", str(directory), "--verify"]) == 1
-    first = page * PAGE // SLICE_BYTES * SLICE_BYTES
     said = capsys.readouterr().out
-    assert f"{file} is not what was written: the checksum is another in 1 slices of {SLICE_BYTES} bytes, " in said
-    assert f"the first at byte {first}. Copy it again" in said
+    assert f"{file} is not what was written: the checksum is another. Copy it again" in said
     assert "part0" not in said.partition("not sound")[2]
     json_file = directory / "graph.json"
     with pytest.raises(PartitionError, match=f"part1/{name} is not what was written: .* Copy it again"):
@@ -84,7 +81,7 @@ def test_a_page_of_zeros_is_found(directory: Path, name: str, capsys: pytest.Cap
         (lambda part: os.truncate(part / "edge_feat.dgl", PAGE), rf"has {PAGE} bytes, but \d+ were written"),
         (lambda part: zero_page(part / SUMS, 0), "holds no checksums that this version of sar knows"),
         (lambda part: (part / SUMS).write_text("[]"), "holds no checksums that this version of sar knows"),
-        (lambda part: (part / SUMS).write_text('{"kind": "MD5", "files": {}}'), "expected the CRC-32, for each"),
+        (lambda part: (part / SUMS).write_text('{"kind": "MD5", "files": {}}'), "expected the CRC-32 of"),
         (lambda part: (part / SUMS).unlink(), f"has no {SUMS}: there are no checksums to verify"),
     ],
 )
@@ -126,23 +123,6 @@ def test_only_damage_that_the_sums_tell_is_refused_and_only_where_they_are_asked
     (directory / "part0" / SUMS).unlink()
     assert torch.equal(load().node_features["_N/feat"], damaged)
     assert int((damaged == 0).sum()) >= PAGE // 8 - 1
-
-
-def test_reads_of_any_places_are_compared_and_give_what_is_there(directory: Path) -> None:
-    rng = np.random.default_rng(0)
-    file = directory / "part0" / "node_feat.dgl"
-    content = file.read_bytes()
-    with verifying(file.parent), open_file(file) as opened:
-        for begin, end in rng.integers(0, len(content) + 10, (300, 2)):
-            opened.seek(begin)
-            assert opened.read(end) == content[begin : begin + end]
-            assert opened.tell() == min(begin + end, len(content)) or begin > len(content)
-        zero_page(file, SLICE_BYTES // PAGE + 1)  # of the second slice
-        opened.seek(0)
-        assert opened.read(SLICE_BYTES) == content[:SLICE_BYTES]
-        for _ in range(2):
-            with pytest.raises(PartitionError, match=rf"the first at byte {SLICE_BYTES}\."):
-                opened.read(1)
 
 
 # -- kills

@@ -15,8 +15,7 @@ from sar.errors import PartitionError
 from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
 from sar.partition.inspect.directory_report import draw_traffic
-from sar.partition.inspect.inspection import inspect_directory
-from sar.partition.original_order import PermutationCheck
+from sar.partition.inspect.inspection import PermutationCheck, inspect_directory
 from tests.adapters.dgl.directories import (
     Directory,
     dgl,

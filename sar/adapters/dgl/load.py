@@ -38,8 +38,8 @@ def load_dgl_partition_data(
         parts: the partitions of this worker, if any, in place of consecutive ones; each is with one worker. Where they
             are not consecutive, global IDs count through the workers' partitions in their order, other than DGL's own.
         allow_outside: whether the JSON file, or links beside it, may lead to files outside of its directory.
-        verify: compare what is read with the checksums that `sar partition` and `partition_graph` leave beside the
-            files. Directories without checksums are taken as they are.
+        verify: compare files with the checksums that `sar partition` and `partition_graph` leave beside them, before
+            they are read. Directories without checksums are taken as they are.
 
     Returns:
         The nodes, in-edges and features. `orig_id` counts within types. `partition_book` is that of DGL's partitions;

@@ -43,7 +43,7 @@ for directory in ("memory", "files", "metis"):
     torch.nn.functional.cross_entropy(out, data.y).backward()
     sar.gather_grads(conv)
     torch.testing.assert_close(out, conv(whole.x, whole.edge_index)[data.orig_id])
-    back = sar.to_original_order([out.detach()], directory)
+    back = sar.to_original_order(out.detach(), data.orig_id)
     torch.testing.assert_close(torch.from_numpy(back), conv(whole.x, whole.edge_index).detach())
 graph, features = data.graph, {"feat": data.x}
 neighbors = sar.DistNeighborSampler([3], input_node_features=features)

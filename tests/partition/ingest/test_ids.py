@@ -176,7 +176,7 @@ def test_a_directory_gives_the_ids_back(tmp_path, capsys):
     arguments = ["--ids", "map", "--method", "random", "--parts", "2", "--out"]
     assert main(["partition", str(path), *arguments, str(tmp_path / "p")]) == 0
     parts = [sar.load_dgl_partition_data(str(tmp_path / "p"), part, "cpu") for part in range(2)]
-    names = decoded(sar.to_original_order([part["id"] for part in parts], tmp_path / "p"))
+    names = decoded(sar.to_original_order(*([part[key] for part in parts] for key in ("id", "orig_id"))))
     assert sorted(names) == sorted(NAMES)
     edges = {(names[u], names[v]) for u, v in edges_in_numbers(parts)}
     assert edges == {(NAMES[u], NAMES[v]) for u, v in PAIRS}
@@ -186,9 +186,8 @@ def test_a_directory_gives_the_ids_back(tmp_path, capsys):
     assert "numbered with --ids map" in capsys.readouterr().err
     assert main(["partition", str(sparse), *arguments, str(tmp_path / "q")]) == 0
     parts = [sar.load_dgl_partition_data(str(tmp_path / "q"), part, "cpu") for part in range(2)]
-    assert sorted(sar.to_original_order([part["id"] for part in parts], tmp_path / "q").tolist()) == sorted(
-        INTEGERS[:3]
-    )
+    back = sar.to_original_order(*([part[key] for part in parts] for key in ("id", "orig_id")))
+    assert sorted(back.tolist()) == sorted(INTEGERS[:3])
 
 
 def edges_in_numbers(parts: list) -> list[tuple[int, int]]:
