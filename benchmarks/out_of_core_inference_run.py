@@ -26,7 +26,7 @@ FEATURES, OFFSETS, SOURCES = "feat.npy", "indptr.npy", "src.npy"
 def evaluate(file: Path, model: Model, out: Path) -> None:
     """Outputs of all nodes on the workers that there are, in the order of the input."""
     data = sar.load_dgl_partition_data(file, sar.rank(), "cpu")
-    graph, x, original_ids = sar.construct_full_graph(data), data["feat"], data["orig_id"]
+    graph, x, original_ids = sar.construct_full_graph(data), data["feat"], data.node_features["orig_id"]
     del data
     with torch.no_grad():
         sar.to_original_order(model(graph, x), original_ids, out=out)
