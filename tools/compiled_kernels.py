@@ -1,6 +1,6 @@
-"""Compile the kernels in Triton for GPUs that need not be there, and write what they take into docs/gpus.md.
+"""Compile the kernels in Triton for GPUs that need not be there, and write their registers into compiled_kernels.md.
 
-    python -m tools.compiled_kernels                  # all, into the page; about a minute
+    python -m tools.compiled_kernels                  # all, into the file; about a minute
     python -m tools.compiled_kernels "weighted sum"   # those whose name begins so, to be looked at
 
 What is compiled is what the functions of the backend launch on small operands, for each GPU and type of features.
@@ -33,7 +33,7 @@ from sar.kernels.attention_operands import (
 from sar.kernels.triton import aggregate, attention
 from sar.partition.inspect.text_tables import as_markdown
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "gpus.md"
+PAGE = Path(__file__).with_suffix(".md")
 SECTION = "compiled kernels"
 CAPABILITIES = (80, 90)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

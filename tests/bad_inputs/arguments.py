@@ -73,14 +73,14 @@ CASES = {
     "a subgraph by DGL": Case(
         lambda: dgl.node_subgraph(graph(), [0]),
         "MissingMethodError",
-        "dgl.node_subgraph takes no distributed graph: sar.construct_mfgs makes the graphs that some nodes' "
-        "outputs need, sar.DataLoader draws batches.",
+        "dgl.node_subgraph takes no distributed graph: use sar.construct_mfgs for the graphs that some "
+        "nodes' outputs need, sar.DataLoader for batches.",
     ),
     "a block by DGL": Case(
         lambda: dgl.to_block(graph()),
         "MissingMethodError",
-        "dgl.to_block takes no distributed graph: sar.construct_mfgs makes the graphs that some nodes' "
-        "outputs need, sar.DataLoader draws batches.",
+        "dgl.to_block takes no distributed graph: use sar.construct_mfgs for the graphs that some "
+        "nodes' outputs need, sar.DataLoader for batches.",
     ),
     "neighbours sampled by DGL": Case(
         lambda: dgl.sampling.sample_neighbors(graph(), [0], 2),
@@ -97,25 +97,25 @@ CASES = {
     "the ends of all edges": Case(
         lambda: graph().edges(),
         "MissingMethodError",
-        "graph.edges is not there on a distributed graph: ask graph.sampling_graph, a DGLGraph of all edges "
+        "graph.edges is not there on a distributed graph: use graph.sampling_graph, a DGLGraph of all edges "
         "into this worker's nodes, with global IDs in ndata['_ID'].",
     ),
     "the ends of all edges, as DGL orders them": Case(
         lambda: graph().edges(form="uv", order="eid"),
         "MissingMethodError",
-        "graph.edges is not there on a distributed graph: ask graph.sampling_graph, a DGLGraph of all edges "
+        "graph.edges is not there on a distributed graph: use graph.sampling_graph, a DGLGraph of all edges "
         "into this worker's nodes, with global IDs in ndata['_ID'].",
     ),
     "the ends of an edge": Case(
         lambda: graph().find_edges(0),
         "MissingMethodError",
-        "graph.find_edges is not there on a distributed graph: ask graph.sampling_graph, a DGLGraph of all "
+        "graph.find_edges is not there on a distributed graph: use graph.sampling_graph, a DGLGraph of all "
         "edges into this worker's nodes, with global IDs in ndata['_ID'].",
     ),
     "an adjacency matrix": Case(
         lambda: graph().adj(),
         "MissingMethodError",
-        "graph.adj is not there on a distributed graph: ask graph.sampling_graph, a DGLGraph of all edges "
+        "graph.adj is not there on a distributed graph: use graph.sampling_graph, a DGLGraph of all edges "
         "into this worker's nodes, with global IDs in ndata['_ID'].",
     ),
     "DGL's IDs of 32 bits": Case(

@@ -48,17 +48,14 @@ def pytest_sessionfinish() -> None:
 
 
 def table(ran: Mapping[str, Collection[str]]) -> str:
-    """The table, in Markdown, of the ways in which each case ran."""
-    rows = [("layer", "options", "`patch_dgl`", *WAYS)]
-    last = ""
+    """The table, in Markdown, of the ways in which each layer ran; its options share a row if they ran alike."""
+    options: dict[tuple[str, str, str], list[str]] = {}
     for name in REGISTRY:
-        layer, _, options = name.partition(" ")
-        cells = ["yes" if way in ran[name] else "no" for way in WAYS]
-        if not among(TAKES_BLOCKS, name):
-            cells[-1] = "-"
-        rows.append((layer if layer != last else "", options, "yes" if among(NEEDS_PATCH, name) else "", *cells))
-        last = layer
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = [f"| {' | '.join(c.ljust(n) for c, n in zip(row, widths, strict=True))} |\n" for row in rows]
-    lines.insert(1, f"|{'|'.join('-' * (width + 2) for width in widths)}|\n")
+        layer, _, option = name.partition(" ")
+        modes = ", ".join(way.removeprefix("mode ") for way in WAYS[:-1] if way in ran[name])
+        blocks = ("yes" if WAYS[-1] in ran[name] else "no") if among(TAKES_BLOCKS, name) else "-"
+        words = (option or "default") + "†" * among(NEEDS_PATCH, name)
+        options.setdefault((layer, modes, blocks), []).append(words)
+    rows = [(layer, "; ".join(words), modes, blocks) for (layer, modes, blocks), words in options.items()]
+    lines = (f"| {' | '.join(row)} |\n" for row in [("layer", "options", "modes", WAYS[-1]), ("---",) * 4, *rows])
     return "".join(lines)

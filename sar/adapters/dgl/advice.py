@@ -8,8 +8,8 @@ from types import FrameType
 
 from sar.errors import MissingMethodError
 
-_EDGES = "ask graph.sampling_graph, a DGLGraph of all edges into this worker's nodes, with global IDs in ndata['_ID']"
-_WHOLE = "nothing stands for it here; use it before partitioning, or on graph.sampling_graph, this worker's part"
+_EDGES = "use graph.sampling_graph, a DGLGraph of all edges into this worker's nodes, with global IDs in ndata['_ID']"
+_WHOLE = "it has no distributed form; use it before partitioning, or on graph.sampling_graph, this worker's part"
 _INSTEAD = {
     "change the graph before it is partitioned, with DGL and sar.partition_graph, or with options of `sar "
     "partition` such as --undirected": (
@@ -23,10 +23,10 @@ _INSTEAD = {
         "adj adj_external adj_tensors adjacency_matrix all_edges edge_ids edges find_edges has_edges_between "
         "in_edges inc incidence_matrix is_multigraph predecessors to_cugraph to_networkx"
     ),
-    "edges lie with their destinations; graph.out_degrees() counts them over all workers": (
+    "edges are stored with their destinations; graph.out_degrees() counts out-edges over all workers": (
         "out_edges out_subgraph successors"
     ),
-    "sar.construct_mfgs makes the graphs that some nodes' outputs need, sar.DataLoader draws batches": (
+    "use sar.construct_mfgs for the graphs that some nodes' outputs need, sar.DataLoader for batches": (
         "edge_subgraph in_subgraph khop_in_subgraph khop_out_subgraph node_subgraph prop_edges prop_nodes pull push "
         "send_and_recv subgraph to_block"
     ),
@@ -35,20 +35,20 @@ _INSTEAD = {
         "sample_neighbors_biased sample_neighbors_fused select_topk"
     ),
     "sar.EdgePredictionSampler draws negative pairs from the whole graph": "global_uniform_negative_sampling",
-    "add up over all workers what this worker's rows give, as in sar.all_sum(x.sum(0))": (
+    "sum this worker's rows and then over workers, as in sar.all_sum(x.sum(0))": (
         "max_edges max_nodes mean_edges mean_nodes readout_edges readout_nodes softmax_edges softmax_nodes "
         "sum_edges sum_nodes topk_edges topk_nodes"
     ),
     "call sar.edge_softmax, or import DGL's after sar.patch_dgl()": "edge_softmax",
     "graph[etype] is the graph of one edge type": "edge_type_subgraph node_type_subgraph",
-    'compute the field from the others, as in graph.ndata["h"] = f(graph.ndata["h"])': "apply_nodes",
-    'ask the field, as in (graph.ndata["h"] > 0).nonzero()': "filter_edges filter_nodes",
+    'compute the feature directly, as in graph.ndata["h"] = f(graph.ndata["h"])': "apply_nodes",
+    'select by the feature, as in (graph.ndata["h"] > 0).nonzero()': "filter_edges filter_nodes",
     "ndata and edata are dictionaries of tensors": (
         "edge_attr_schemes get_edge_storage get_node_storage materialize_data node_attr_schemes set_e_initializer "
         "set_n_initializer"
     ),
-    "graph.local_var() is the graph with fields of its own": "clone",
-    "graph.to(device) moves the graph and its fields": (
+    "use graph.local_var(), which has features of its own": "clone",
+    "use graph.to(device), which moves the graph and its features": (
         "cpu is_pinned pin_memory_ record_stream shared_memory unpin_memory_"
     ),
     "leave it out; edges are kept in one format, and IDs are int64": "astype create_formats_ formats int long",

@@ -67,10 +67,10 @@ def _another(graph: Any) -> Tensor:
     return torch.cat([graph.ndata["x"], _summed(other)], dim=1)
 
 
-GLOBAL = "`graph.{}_global()` is that of the whole graph"
+GLOBAL = "whole graph: add `_global`, as in `graph.num_nodes_global()`"
 ROWS = {
-    "add_self_loop": Row("node", lambda g: _summed(_unweighted(g.add_self_loop())), "called by all workers together"),
-    "apply_edges": Row("edge", _along_edges, "own edges, from sources on any worker; called by all workers together"),
+    "add_self_loop": Row("node", lambda g: _summed(_unweighted(g.add_self_loop())), "collective"),
+    "apply_edges": Row("edge", _along_edges, "own edges, from sources on any worker; collective"),
     "batch_num_nodes": Row("sum", lambda g: g.batch_num_nodes()),
     "batch_size": Row("same", lambda g: g.batch_size),
     "canonical_etypes": Row("same", lambda g: g.canonical_etypes),
@@ -94,20 +94,20 @@ ROWS = {
     "nodes": Row("sum", lambda g: g.nodes().shape[0], "local IDs; `graph.node_ids()` are global"),
     "ntypes": Row("same", lambda g: g.ntypes),
     **{
-        name: Row("sum", lambda g, name=name: getattr(g, name)(), GLOBAL.format(name))
+        name: Row("sum", lambda g, name=name: getattr(g, name)(), GLOBAL)
         for prefix in ("num", "number_of")
         for name in (f"{prefix}_nodes", f"{prefix}_src_nodes", f"{prefix}_dst_nodes", f"{prefix}_edges")
     },
     "out_degrees": Row("node", lambda g: g.out_degrees(), "of own nodes, with edges into all workers"),
     "remove_self_loop": Row(
-        "node", lambda g: _summed(g.remove_self_loop()), "called by all workers together; so are all changes of edges"
+        "node", lambda g: _summed(g.remove_self_loop()), "collective"
     ),
-    "srcdata": Row("node", lambda g: g.srcdata["x"], "own nodes, never those that are fetched"),
+    "srcdata": Row("node", lambda g: g.srcdata["x"], "own nodes only"),
     "srcnodes": Row("sum", lambda g: g.srcnodes().shape[0], "local IDs"),
     "srctypes": Row("same", lambda g: g.srctypes),
     "to": Row("node", lambda g: _summed(g.to("cpu"))),
     "to_canonical_etype": Row("same", lambda g: g.to_canonical_etype("_E")),
-    "update_all": Row("node", _summed, "own nodes, with messages from all workers; called by all workers together"),
+    "update_all": Row("node", _summed, "messages from all workers; collective"),
 }
 
 
@@ -117,24 +117,33 @@ def _unweighted(graph: Any) -> Any:
 
 
 def methods() -> dict[str, tuple[str, str]]:
-    """By name: "whole graph", "own part" or "not here", and the note."""
+    """By name: "whole graph", "own rows" or "not here", and the note."""
     import dgl
 
     public = {name for name in dir(dgl.DGLGraph) if not name.startswith("_")} | SINCE_2_1
     rows = {}
     for name in sorted(public):
         if name in ROWS:
-            rows[name] = ("whole graph" if ROWS[name].kind == "same" else "own part", ROWS[name].note)
+            rows[name] = ("whole graph" if ROWS[name].kind == "same" else "own rows", ROWS[name].note)
         else:
             rows[name] = ("not here", INSTEAD.get(name, ""))
     return rows
 
 
 def table() -> str:
-    """The table, in Markdown."""
-    lines = ["| of DGL's graph | here | what to know, or to do instead |", "|---|---|---|"]
+    """Two tables, in Markdown: methods that are there, and the others by the advice that their errors give."""
+    there: dict[tuple[str, str], list[str]] = {}
+    absent: dict[str, list[str]] = {}
     for name, (here, note) in methods().items():
-        lines.append(f"| `{name}` | {here} | {note} |")
+        if here == "not here":
+            absent.setdefault(note, []).append(f"`{name}`")
+        else:
+            there.setdefault((here, note), []).append(f"`{name}`")
+    lines = ["| method or attribute | value | notes |", "| --- | --- | --- |"]
+    lines += [f"| {', '.join(names)} | {here} | {note} |" for (here, note), names in there.items()]
+    lines += ["", "These raise an error with the advice beside them:", ""]
+    lines += ["| method or attribute | instead |", "| --- | --- |"]
+    lines += [f"| {', '.join(names)} | {advice} |" for advice, names in absent.items()]
     return "\n".join(lines) + "\n"
 
 
