@@ -99,9 +99,7 @@ ROWS = {
         for name in (f"{prefix}_nodes", f"{prefix}_src_nodes", f"{prefix}_dst_nodes", f"{prefix}_edges")
     },
     "out_degrees": Row("node", lambda g: g.out_degrees(), "of own nodes, with edges into all workers"),
-    "remove_self_loop": Row(
-        "node", lambda g: _summed(g.remove_self_loop()), "collective"
-    ),
+    "remove_self_loop": Row("node", lambda g: _summed(g.remove_self_loop()), "collective"),
     "srcdata": Row("node", lambda g: g.srcdata["x"], "own nodes only"),
     "srcnodes": Row("sum", lambda g: g.srcnodes().shape[0], "local IDs"),
     "srctypes": Row("same", lambda g: g.srctypes),

@@ -117,5 +117,6 @@ def test_functions_of_dgl_say_what_to_do(pool):
         assert "GraphError" in failure.bases, (name, failure)
         called = name.removeprefix("dgl.nn.")  # layers are known without their package
         assert failure.message.startswith(f"{called} takes no distributed graph: "), (name, failure)
-        advice = INSTEAD.get("sum_nodes" if called == "SumPooling" else name.rpartition(".")[2], "it has no distributed form")
+        function = "sum_nodes" if called == "SumPooling" else name.rpartition(".")[2]
+        advice = INSTEAD.get(function, "it has no distributed form")
         assert advice in failure.message, (name, failure)
