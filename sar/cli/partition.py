@@ -84,8 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             (method, why), notes = run_assignment(input_options(arguments), assigning, arguments.memory, progress)
         print("\n".join([f"method {method or 'unknown'}: {why}", *notes, f"wrote {arguments.write_assignment}"]))
         return 0
-    place = find_place()
-    if place is not None and place.world_size > 1:
+    if (find_place().world_size or 1) > 1:
         # The others wait while the first one assigns; if one dies, the rest hear of it at once.
         Config.timeout = max(Config.timeout, _WHOLE_DAY)
         initialize_comms(backend="gloo")

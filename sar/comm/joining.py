@@ -9,9 +9,9 @@ give each its own.
 
 [Note: one job]
 Any process that reaches the port reaches the store, and workers of two jobs on one port would exchange data. So each
-worker signs a log with its rank, world size, job and versions, and all read the log in the same order until the job of
-the first worker 0 in it is complete. Workers of another job raise, and leave this one alone; if ranks, world sizes or
-versions clash before the job is complete, all of its workers raise. The job is SAR_JOB_ID, else the nonce of
+worker signs with its rank, world size, job and versions. A worker whose job is not that of worker 0 raises, and leaves
+the others alone. A second worker of one rank, or another world size, ends the sign-in for all: the first worker that
+sees all signatures, or a clash, writes the verdict, and all follow it. The job is SAR_JOB_ID, else the nonce of
 `nfs_ip_init`, else the launcher's ID; SECURITY.md says which jobs cannot be told apart. Keys begin with "sar", because
 other programs use torch's default port, and contain torchrun's restart count, because its agent may keep the store.
 """
@@ -24,7 +24,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
@@ -47,40 +47,38 @@ T = TypeVar("T")
 POLL_SECONDS: Final = 0.05
 CONNECT_SECONDS: Final = 2.0
 HEARD_SECONDS: Final = 3.0  # delay of an error in worker 0, which usually hosts the store, so that others can read it
-RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
 COMPARED: Final = ("sar", "torch", "dgl")
 FROZEN: Final = ": the process that hosts it, usually worker 0, is frozen, or its host has vanished."
+COMPLETE: Final = "complete"
 _NONCE: Final = "sar/nonce"
 
 
 class Signature(NamedTuple):
-    """A worker's entry in the log of the sign-in."""
+    """A worker's entry in the sign-in."""
 
     rank: int
     world_size: int
     job: str | None
     where: str
     versions: dict[str, str]  # versions of the packages of `COMPARED` that are imported
+    nonce: str  # tells it from the signature of any other worker
 
     def __str__(self) -> str:
         job = "a job without SAR_JOB_ID" if self.job is None else f"job {self.job}"
         return f"Worker {self.rank} of {self.world_size} of {job} ({self.where})"
 
 
-def wait_for(look: Callable[[], T], who: str, what: Callable[[], str], seconds: float) -> T:
+def wait_for(look: Callable[[], T | None], who: str, what: Callable[[], str], hint: str, seconds: float) -> T:
     """Call `look` until it returns anything but None and raises no OSError. Warns of long waits.
 
-    After `seconds` this returns None, or raises the latest OSError. If the store does not answer for
-    `liveness.SILENCE_SECONDS`, this raises CommunicationTimeout.
+    Raises CommunicationTimeout after `seconds`, or if the store does not answer for `liveness.SILENCE_SECONDS`.
     """
-    began, stall, silence = time.monotonic(), Stall(), 0.0
+    began, stall, silence, found = time.monotonic(), Stall(), 0.0, ""
     while True:
-        waited = time.monotonic() - began
         try:
-            result = look()
-            if result is not None or waited > seconds:
+            if (result := look()) is not None:
                 return result
-            silence = 0.0
+            silence, found = 0.0, ""
         except SarError:  # some of which are OSErrors
             raise
         except SilentStoreError:
@@ -89,47 +87,29 @@ def wait_for(look: Callable[[], T], who: str, what: Callable[[], str], seconds: 
                 raise CommunicationTimeout(
                     f"{who} has not heard of the job's store for {silence:.0f} s{FROZEN}"
                 ) from None
-        except OSError:
-            if waited > seconds:
-                raise
+        except OSError as error:
+            found = f" ({error.strerror or error})"
+        waited = time.monotonic() - began
+        if waited > seconds:
+            raise CommunicationTimeout(
+                f"{who} waited {seconds:g} s (at most Config.timeout) for {what()}{found}. {hint}"
+            )
         if stall.due(waited):
-            logger.warning("%s has waited %.0f s for %s", who, waited, what())
+            logger.warning("%s has waited %.0f s for %s%s", who, waited, what(), found)
         time.sleep(POLL_SECONDS)
 
 
-def await_name(host: str, who: str) -> None:
-    """Wait until the host's name can be resolved. Torch would try for minutes, with a warning each time."""
-    limit = min(RESOLVE_SECONDS, Config.timeout)
-    try:
-        wait_for(lambda: socket.getaddrinfo(host, None), who, lambda: f"the address of {host}", limit)
-    except OSError as error:
-        raise CommunicationError(
-            f"The name of worker 0's host, {host!r}, stands for no address on {socket.gethostname()} "
-            f"({error.strerror}). Name an address (MASTER_ADDR, or master_ip_address), or add the name to DNS "
-            "or /etc/hosts."
-        ) from error
-
-
-def connect_store(host: str, port: int, who: str, seconds: float) -> dist.Store:
+def connect_store(host: str, port: int, seconds: float) -> dist.Store:
     """Connect to another process's store. Raises OSError if nobody listens, CommunicationTimeout if it is frozen."""
     socket.create_connection((host, port), CONNECT_SECONDS).close()  # torch would try again, with a warning each time
-    limit = timedelta(seconds=seconds)
+    limit = timedelta(seconds=Config.timeout)
     connecting = in_background(
         lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
     )
     futures.wait([connecting], seconds)
     if not connecting.done():
-        raise CommunicationTimeout(f"{who} has not heard of the job's store at {host}:{port} for {seconds:g} s{FROZEN}")
-    connecting.result().set_timeout(timedelta(seconds=Config.timeout))
+        raise CommunicationTimeout(f"The job's store at {host}:{port} has not answered for {seconds:g} s{FROZEN}")
     return connecting.result()
-
-
-def find_store(host: str, port: int, who: str) -> dist.Store:
-    """Wait for the job's store, and connect to it. Raises OSError if nobody listens in time."""
-    return wait_for(
-        lambda: connect_store(host, port, who, liveness.SILENCE_SECONDS),
-        *(who, lambda: f"the job's store at {host}:{port}; check that worker 0 runs", Config.timeout),
-    )
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:
@@ -138,18 +118,15 @@ def host_store(host: str, port: int) -> dist.TCPStore:
     If `host` is an address or "localhost", the store listens on that address only. Otherwise it listens on all, because
     other hosts may resolve a name to another address.
     """
-    listener = None
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
         family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
         listener = socket.create_server((str(address), port), family=family)
-    except ValueError:
-        pass  # a name
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        logger.warning("%s is no address of this host; listening on all", host)
-    if listener is None:
+    except (ValueError, OSError) as error:
+        if isinstance(error, OSError):
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            logger.warning("%s is no address of this host; listening on all", host)
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
@@ -164,30 +141,52 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
     """
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     table = BoundedStore(dist.PrefixStore(f"sar/joining/{restart}", store))
-    own = Signature(rank, world_size, job, f"{socket.gethostname()}, process {os.getpid()}", versions())
-    number = table.ask(lambda store: store.add("signed", 1))
-    table.ask(lambda store: store.set(f"signature/{number}", json.dumps(own)))
-    log: list[Signature] = []
+    where = f"{socket.gethostname()}, process {os.getpid()}"
+    own = Signature(rank, world_size, job, where, imported_versions(), secrets.token_hex(8))
+    keys = [str(k) for k in range(world_size)]
 
-    def everybody() -> list[Signature] | None:
-        count = table.ask(lambda store: store.add("signed", 0))
-        for text in table.read([f"signature/{n}" for n in range(len(log) + 1, count + 1)]):
-            if text is None:  # about to be written
-                break
-            log.append(Signature(*json.loads(text)))
-        return _workers_of_job(log, own, number)
+    def write_once(key: str, text: str) -> str:
+        """Write the value of a key unless it has one; return its value."""
+        return table.ask(lambda store: store.compare_set(key, "", text)).decode()
+
+    def meet() -> list[Signature] | None:
+        """The signatures of all workers; None if some are missing. Each step may be repeated."""
+        if rank == 0:
+            write_once("0", json.dumps(own))
+        first, verdict = table.read(["0", "verdict"])
+        if first is None:
+            return None
+        worker_0, clash = Signature(*json.loads(first)), None
+        if worker_0.job != job:
+            raise CommunicationError(
+                f"{own} has reached the store of {worker_0}. Two jobs share the port: use another port for each. If "
+                "these are one job, set SAR_JOB_ID to the same on all of its workers."
+            )
+        if worker_0.world_size != world_size:
+            clash = f"{worker_0} and {own} name different world sizes; name the same."
+        elif (before := Signature(*json.loads(write_once(keys[rank], json.dumps(own))))) != own:
+            clash = (
+                f"{own} comes after {before}. Two workers have one rank, or two jobs share the port: set another port, "
+                "or another SAR_JOB_ID, for each."
+            )
+        if clash is not None:
+            write_once("verdict", clash)  # does nothing if the job is complete: whoever comes late raises alone
+            raise CommunicationError(clash)
+        if verdict is None and table.ask(lambda store: store.check(keys)):
+            verdict = write_once("verdict", COMPLETE)
+        if verdict is None:
+            return None
+        if verdict != COMPLETE:
+            raise CommunicationError(verdict)
+        return [Signature(*json.loads(text)) for text in table.read(keys) if text is not None]
 
     def missing() -> str:
-        present = {signature.rank for signature in log if signature.job == job}
-        return f"{', '.join(f'worker {k}' for k in range(world_size) if k not in present)} to join"
+        return f"{', '.join(f'worker {k}' for k, text in enumerate(table.read(keys)) if text is None)} to join"
 
     try:
-        workers = wait_for(everybody, str(own), missing, Config.timeout)
-        if workers is None:
-            raise CommunicationTimeout(
-                f"{own} waited {Config.timeout:g} s (Config.timeout) for {missing()}; check that all run, and name the "
-                "same address and port."
-            )
+        workers = wait_for(
+            meet, str(own), missing, "Check that all run, with the same address and port.", Config.timeout
+        )
         for name in COMPARED:
             importers = [worker for worker in workers if name in worker.versions]
             if len({worker.versions[name] for worker in importers}) > 1:
@@ -202,33 +201,7 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
     return dist.PrefixStore(f"sar/{restart}/{job}", store)
 
 
-def _workers_of_job(log: Sequence[Signature], own: Signature, number: int) -> list[Signature] | None:
-    """The workers of the log's job, by rank; None if some are missing. `own` is entry `number` of the log, from 1."""
-    first = next((signature for signature in log if signature.rank == 0), None)
-    if first is None or len(log) < number:
-        return None
-    if first.job != own.job:
-        raise CommunicationError(
-            f"{own} has reached the store of {first}. Two jobs share the port: use another port for each. If these are "
-            "one job, set SAR_JOB_ID to the same on all of its workers."
-        )
-    workers: dict[int, Signature] = {}
-    for position, signature in enumerate(log, 1):
-        complete = len(workers) == first.world_size
-        if signature.job != own.job or (complete and position != number):  # those who come too late raise alone
-            continue
-        if signature.world_size != first.world_size:
-            raise ConfigError(f"{first} and {signature} name different world sizes; name the same.")
-        if signature.rank in workers:
-            raise CommunicationError(
-                f"{signature} comes after {workers[signature.rank]}. Two workers have one rank, or two jobs share the "
-                "port: set another port, or another SAR_JOB_ID, for each."
-            )
-        workers[signature.rank] = signature
-    return [workers[k] for k in range(first.world_size)] if len(workers) == first.world_size else None
-
-
-def versions() -> dict[str, str]:
+def imported_versions() -> dict[str, str]:
     """Versions of the imported packages, without their local build labels."""
     imported = {name: getattr(sys.modules.get(name), "__version__", None) for name in COMPARED}
     return {name: str(version).partition("+")[0] for name, version in imported.items() if version is not None}
@@ -241,19 +214,11 @@ class Meeting(NamedTuple):
     port: int
     nonce: str
     store: dist.Store
-    file: Path
-
-    def __str__(self) -> str:
-        return f"{self.address} {self.port} {self.nonce}\n"
+    file: Path | None  # announces it; None on workers other than 0
 
 
-_meeting: Meeting | None = None
-_announced: Meeting | None = None  # announced by this worker; no longer confirmed once all are connected
-
-
-def meeting() -> Meeting | None:
-    """The result of the latest `nfs_ip_init` in this process, until all workers are connected."""
-    return _meeting
+meetings: Final[list[Meeting]] = []
+"""Results of `nfs_ip_init` in this process, the latest last, until all workers are connected."""
 
 
 def nfs_ip_init(_rank: int, ip_file: str) -> str:
@@ -270,59 +235,47 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         ConfigError: if worker 0 cannot write the file.
         CommunicationTimeout: if no living worker 0 shows up within `Config.timeout`.
     """
-    global _meeting, _announced
-    path = Path(ip_file)
+    path, found = Path(ip_file), ""
     if _rank == 0:
         stop_announcing()
         address, nonce = own_address(), secrets.token_hex(8)
         store = host_store(address, 0)
         store.set(_NONCE, nonce)
-        announced = Meeting(address, store.port, nonce, store, path)
         try:
             with written_whole(path) as file:
-                file.write(str(announced).encode())
+                file.write(f"{address} {store.port} {nonce}\n".encode())
                 os.chmod(file.fileno(), 0o644)
         except OSError as error:
             raise ConfigError(f"Worker 0 cannot write its address to {path}: {error}") from error
-        _meeting = _announced = announced
+        meetings.append(Meeting(address, store.port, nonce, store, path))
         return address
-    state = "no file"
 
     def confirmed() -> Meeting | None:
-        nonlocal state
-        try:
-            address, port, nonce = path.read_text().split()
-            state = f"an old file: {address}:{port} does not confirm it"
-            store = connect_store(address, int(port), f"Worker {_rank}", CONNECT_SECONDS)
+        nonlocal found
+        with suppress(OSError, RuntimeError, OverflowError, ValueError):  # no file, a service of another kind, ...
+            found = "no file"
+            text = path.read_text()
+            found = f"an old file: no worker 0 at {text[:60].strip()!r} confirms it"
+            address, port, nonce = text.split()
+            store = connect_store(address, int(port), CONNECT_SECONDS)
             if BoundedStore(store).read([_NONCE]) == [nonce]:
-                return Meeting(address, int(port), nonce, store, path)
-        except FileNotFoundError:
-            state = "no file"
-        except ValueError:
-            state = "a file of another form"
-        except (OSError, RuntimeError, OverflowError):  # a service of another kind, or a frozen one
-            pass
+                return Meeting(address, int(port), nonce, store, None)
         return None
 
     def what() -> str:
-        return f"worker 0 to announce its address in {path}; found {state}"
+        return f"worker 0 to announce its address in {path}; found {found}"
 
-    _meeting = wait_for(confirmed, f"Worker {_rank}", what, Config.timeout)
-    if _meeting is None:
-        raise CommunicationTimeout(
-            f"Worker {_rank} waited {Config.timeout:g} s (Config.timeout) for {what()}. Check that worker 0 runs and "
-            "that all workers see the same file."
-        )
-    return _meeting.address
+    hint = "Check that worker 0 runs and that all workers see the same file."
+    meetings.append(wait_for(confirmed, f"Worker {_rank}", what, hint, Config.timeout))
+    return meetings[-1].address
 
 
 def stop_announcing() -> None:
     """Remove worker 0's nonce and file, once all workers are connected."""
-    global _meeting, _announced
-    announced, _announced, _meeting = _announced, None, None
-    if announced is None:
-        return
-    announced.store.delete_key(_NONCE)
-    with suppress(OSError):  # somebody else's by now
-        if announced.file.read_text() == str(announced):
-            announced.file.unlink()
+    for announced in meetings:
+        if announced.file is not None:
+            announced.store.delete_key(_NONCE)
+            with suppress(OSError):
+                if announced.nonce in announced.file.read_text():  # else it is somebody else's by now
+                    announced.file.unlink()
+    meetings.clear()

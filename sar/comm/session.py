@@ -4,19 +4,21 @@ import atexit
 import ctypes
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from sar.comm import liveness
 from sar.comm.allocator import set_allocator
-from sar.comm.environment import choose_interface, find_place, job_id, local_rank, set_in_part
+from sar.comm.environment import choose_interface, find_place, launcher_variables
 from sar.comm.group import Group
-from sar.comm.joining import HEARD_SECONDS, await_name, find_store, host_store, meeting, sign_in, stop_announcing
+from sar.comm.joining import HEARD_SECONDS, connect_store, host_store, meetings, sign_in, stop_announcing, wait_for
 from sar.comm.process_transport import GlooTransport, NcclTransport
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
@@ -26,6 +28,7 @@ from sar.logging_setup import logger
 
 DEFAULT_PORT = 12345
 BACKENDS = ("gloo", "nccl", "mpi", "ccl")
+RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
@@ -65,7 +68,7 @@ def connect(
             "oneccl_bindings_for_pytorch), or take gloo."
         )
     Config.validate()
-    wanted: dict[str, int | str | None] = {"rank": given_rank, "world size": given_size, "backend": backend}
+    wanted = {"rank": given_rank, "world size": given_size, "backend": backend}
     if _current is not None:
         _check_same(wanted, rank(), world_size(), _current.backend)
         return
@@ -78,26 +81,110 @@ def connect(
         choose_interface(given_master)
     else:
         master = _start(given_rank, given_size, given_master, backend or "gloo", given_port)
-    place, backend = (dist.get_rank(), dist.get_world_size()), dist.get_backend()
+    own_rank, size, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
     store = dist.distributed_c10d._get_default_store()
-    _check_same(wanted, *place, backend)
-    if existing and place[1] > 1:
-        with _joining(*place, "torch.distributed's store"):
-            sign_in(store, *place, os.environ.get("SAR_JOB_ID") or job_id())
+    _check_same(wanted, own_rank, size, backend)
+    place = find_place()
+    if existing and size > 1:
+        with _joining(own_rank, size, "torch.distributed's store"):
+            sign_in(store, own_rank, size, os.environ.get("SAR_JOB_ID") or place.job)
     device = torch.device(given_device or ("cuda" if backend == "nccl" else "cpu"))
     if (device.type == "cuda") != (backend == "nccl"):
         raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
     if device.type == "cuda":
-        device = _take_cuda_device(device, None if given_device else local_rank())
-    group = group_of_processes(store, *place, device, backend)
-    if group.world_size > 1 and not shares_process:
+        device = _take_cuda_device(device, None if given_device else place.local_rank)
+    group = group_of_processes(store, own_rank, size, device, backend)
+    if size > 1 and not shares_process:
         group.replicas = Replicas()
+    atexit.register(_shut_down, group, started=not existing)
     with group.guard():
         group.agree("initialize_comms")
     stop_announcing()
     _current = Communication(group, BufferPool(device), backend, *master)
-    atexit.register(_shut_down, started=not existing)
-    logger.info("worker %d of %d is connected over %s", group.rank, group.world_size, backend)
+    logger.info("worker %d of %d is connected over %s", own_rank, size, backend)
+
+
+def _start(rank: int | None, size: int | None, given_master: str | None, backend: str, port: int) -> tuple[str, int]:
+    """Start torch's process group from the arguments or the launcher; return worker 0's address and port."""
+    place, variables = find_place(), launcher_variables()
+    met = meetings[-1] if meetings else None
+    store, master, job = None, given_master or place.master, os.environ.get("SAR_JOB_ID")
+    launched = rank is None or place.launcher == "torchrun"
+    if met is None and not variables and (rank, size, master) == (None, None, None):
+        logger.info(
+            "no launcher and no arguments: a group of one worker (threads: %d); `sar launch --workers W` starts more",
+            torch.get_num_threads(),
+        )
+        rank, size = 0, 1
+    rank, size = place.rank if rank is None else rank, place.world_size if size is None else size
+    if met is not None and met.address == given_master:
+        job = job or met.nonce
+        if port == DEFAULT_PORT:
+            port, store = met.port, met.store
+    elif port == DEFAULT_PORT and given_master is None:
+        if place.port is not None:
+            port = place.port
+        elif size == 1:
+            master, port = "127.0.0.1", 0  # nobody else needs the port, so jobs of one host need not share the default
+    if launched:
+        job = job or place.job
+    if rank is None or size is None or master is None:
+        named = {"_rank": rank, "_world_size": size, "master_ip_address": master}
+        missing = [name for name, value in named.items() if value is None]
+        where = f", of which only {', '.join(variables)} is set" if variables else ""
+        raise ConfigError(
+            f"initialize_comms needs {', '.join(missing)}: not given, and not found in the environment of torchrun, "
+            f"Slurm or MPI{where}. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun."
+        )
+    if not 0 <= rank < size:
+        raise ConfigError(f"Rank {rank} is not below the world size {size}; ranks count from 0.")
+    choose_interface(master)
+    torchrun_hosts = given_master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, who = master, f"Worker {rank}"
+    with _joining(rank, size, f"the job's store at {master}:{port}"):
+        if store is None:
+            wait_for(  # torch would try for minutes, with a warning each time
+                *(lambda: socket.getaddrinfo(host, None), who, lambda: f"the address of worker 0's host, {host!r},"),
+                "Name an address (MASTER_ADDR, or master_ip_address), or add the name to DNS or /etc/hosts.",
+                min(RESOLVE_SECONDS, Config.timeout),
+            )
+            if rank == 0 and not torchrun_hosts:
+                store = host_store(host, port)
+                port = store.port
+            else:
+                store = wait_for(
+                    *(lambda: connect_store(host, port, liveness.SILENCE_SECONDS), who),
+                    *(lambda: f"the job's store at {host}:{port}", "Check that worker 0 runs there."),
+                    Config.timeout,
+                )
+        store = sign_in(store, rank, size, job)
+        limit = timedelta(seconds=Config.timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    return master, port
+
+
+@contextmanager
+def _joining(rank: int, size: int, store: str) -> Iterator[None]:
+    """Context that turns errors of a store into errors that name it and suggest checks."""
+    try:
+        yield
+    except SarError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        why = str(error).rstrip(". ")
+        raise CommunicationError(
+            f"Worker {rank} of {size} could not join the process group over {store}: {why}. "
+            "Check that worker 0 runs there, that the port is free, that all workers name the same size, and on "
+            "several hosts that SAR_SOCKET_NAME names the interface by which they reach each other."
+        ) from error
+
+
+def _check_same(asked: dict[str, int | str | None], *existing: int | str) -> None:
+    for (what, wanted), present in zip(asked.items(), existing, strict=True):
+        if wanted is not None and wanted != present:
+            raise ConfigError(
+                f"initialize_comms asks for {what} {wanted}, but the existing process group has {present}."
+            )
 
 
 def _take_cuda_device(asked: torch.device, local_rank: int | None) -> torch.device:
@@ -190,13 +277,11 @@ def current() -> Communication:
     return _current
 
 
-def _shut_down(started: bool) -> None:
+def _shut_down(group: Group, *, started: bool) -> None:
     """Join gloo's threads before the interpreter shuts down. During the shutdown, the process would sometimes abort."""
-    if _current is not None:
-        group = _current.group
-        if started and group.rank == 0 and group.world_size > 1 and group.stopped is not None:
-            time.sleep(HEARD_SECONDS)  # this process hosts the store, where the others look for the error
-        group.close()
+    if started and group.rank == 0 and group.world_size > 1 and group.stopped is not None:
+        time.sleep(HEARD_SECONDS)  # this process hosts the store, where the others look for the error
+    group.close()
     if started and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -211,83 +296,6 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-def _start(
-    given_rank: int | None, given_size: int | None, given_master: str | None, backend: str, given_port: int
-) -> tuple[str, int]:
-    """Start torch's process group from the arguments or the launcher; return worker 0's address and port."""
-    place, met, half_set = find_place(), meeting(), set_in_part()
-    rank, size, master = given_rank, given_size, given_master
-    if place is not None:
-        rank, size = (place.rank if rank is None else rank), (place.world_size if size is None else size)
-        master = master or place.master
-    elif met is None and (rank, size, master) == (None, None, None) and not half_set:
-        logger.info(
-            "no launcher and no arguments: a group of one worker (threads: %d); `sar launch --workers W` starts more",
-            torch.get_num_threads(),
-        )
-        rank, size = 0, 1
-    launched_port = place.port if place is not None and given_master is None else None
-    port, store, job = given_port, None, os.environ.get("SAR_JOB_ID")
-    if given_port == DEFAULT_PORT and launched_port is not None:
-        port = launched_port
-    elif given_port == DEFAULT_PORT and given_master is None and size == 1:
-        master, port = "127.0.0.1", 0  # no other worker needs the port, so jobs of one host need not share the default
-    elif met is not None and met.address == given_master:
-        job = job or met.nonce
-        if given_port == DEFAULT_PORT:
-            port, store = met.port, met.store
-    if rank is None or size is None or master is None:
-        named = {"_rank": rank, "_world_size": size, "master_ip_address": master}
-        missing = [name for name, value in named.items() if value is None]
-        where = f", of which only {', '.join(half_set)} is set" if half_set else ""
-        raise ConfigError(
-            f"initialize_comms needs {', '.join(missing)}: not given, and not found in the environment of torchrun, "
-            f"Slurm or MPI{where}. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun."
-        )
-    if not 0 <= rank < size:
-        raise ConfigError(f"Rank {rank} is not below the world size {size}; ranks count from 0.")
-    if given_rank is None or (place is not None and place.launcher == "torchrun"):
-        job = job or job_id()
-    choose_interface(master)
-    torchrun_hosts = given_master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    with _joining(rank, size, f"the job's store at {master}:{port}"):
-        if store is None:
-            await_name(master, f"Worker {rank}")
-            if rank == 0 and not torchrun_hosts:
-                store = host_store(master, port)
-                port = store.port
-            else:
-                store = find_store(master, port, f"Worker {rank}")
-        limit = timedelta(seconds=Config.timeout)
-        store = sign_in(store, rank, size, job)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-    return master, port
-
-
-@contextmanager
-def _joining(rank: int, size: int, store: str) -> Iterator[None]:
-    """Context that turns errors of a store into errors that name it and suggest checks."""
-    try:
-        yield
-    except SarError:
-        raise
-    except (RuntimeError, ValueError, OSError) as error:
-        why = str(error).rstrip(". ")
-        raise CommunicationError(
-            f"Worker {rank} of {size} could not join the process group over {store}: {why}. "
-            "Check that worker 0 runs there, that the port is free, that all workers name the same size, and on "
-            "several hosts that SAR_SOCKET_NAME names the interface by which they reach each other."
-        ) from error
-
-
-def _check_same(asked: dict[str, int | str | None], *existing: int | str) -> None:
-    for (what, wanted), present in zip(asked.items(), existing, strict=True):
-        if wanted is not None and wanted != present:
-            raise ConfigError(
-                f"initialize_comms asks for {what} {wanted}, but the existing process group has {present}."
-            )
 
 
 def recover(step: int = 0) -> int:

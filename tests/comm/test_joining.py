@@ -11,9 +11,9 @@ import pytest
 import torch.distributed as dist
 
 import sar
-from sar.comm import joining, liveness
-from sar.comm.environment import job_id
-from sar.comm.joining import find_store, host_store, sign_in
+from sar.comm import joining, liveness, session
+from sar.comm.environment import find_place
+from sar.comm.joining import connect_store, host_store, sign_in
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
 from tests.python_process import PythonProcess
@@ -75,9 +75,8 @@ def test_who_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
 def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
     monkeypatch.setattr(sar.Config, "timeout", 1.0)
     monkeypatch.setattr(liveness, "STALL_SECONDS", 0.2)
-    port = free_port()
-    with pytest.raises(ConnectionRefusedError):
-        find_store("127.0.0.1", port, "Worker 3")
+    with pytest.raises(CommunicationTimeout, match=r"Worker 3 waited 1 s .* \(Connection refused\)"):
+        sar.initialize_comms(3, 4, "127.0.0.1", "gloo", None, free_port())
     assert any(line.startswith("Worker 3 has waited 0 s for the job's") for line in caplog.messages), caplog.messages
 
 
@@ -102,7 +101,8 @@ def test_a_worker_0_that_freezes_while_others_join():
         assert "frozen" in workers[0].line()
         said = workers[1].communicate(timeout=60)[0]
         assert workers[1].returncode == 1
-        assert "CommunicationTimeout: Worker 1 has not heard of the job's store at 127.0.0.1" in said, said
+        assert "CommunicationTimeout: The job's store at 127.0.0.1" in said, said
+        assert "usually worker 0, is frozen" in said, said
     finally:
         for worker in workers:
             worker.kill()
@@ -124,19 +124,6 @@ def test_who_comes_once_the_job_is_complete_raises_alone():
     assert re.search(r"Worker 1 of 2 .* comes after Worker 1 of 2", str(late)), late
 
 
-@pytest.mark.parametrize("reader", range(4))
-@pytest.mark.parametrize("length", [3, 4])
-def test_all_workers_judge_a_log_alike_however_much_of_it_they_read(reader, length):
-    """The second worker 1 comes before worker 2, with which the job would be complete."""
-    ranks = [0, 1, 1, 2]
-    log = [joining.Signature(rank, 3, None, f"process {k}", {}) for k, rank in enumerate(ranks)]
-    if reader >= length:
-        assert joining._workers_of_job(log[:length], log[reader], reader + 1) is None, "has not read its own yet"
-    else:
-        with pytest.raises(CommunicationError, match=r"process 2.* comes after .*process 1"):
-            joining._workers_of_job(log[:length], log[reader], reader + 1)
-
-
 def test_world_sizes_differ():
     errors = joined([(0, 2, None), (1, 3, None)])
     for error in errors:
@@ -150,7 +137,7 @@ def test_versions_differ(monkeypatch, name):
     def of_this_thread():
         return {"sar": "1", "torch": "2", name: "9" if threading.current_thread().name == "worker 1" else "8"}
 
-    monkeypatch.setattr(joining, "versions", of_this_thread)
+    monkeypatch.setattr(joining, "imported_versions", of_this_thread)
     for error in joined([(0, 3, "a"), (1, 3, "a"), (2, 3, "a")]):
         assert type(error) is ConfigError
         assert f"different versions of {name}" in str(error)
@@ -162,14 +149,14 @@ def test_dgl_imported_on_some_workers_only(monkeypatch):
     def of_this_thread():
         return {"torch": "2"} | ({"dgl": "1"} if threading.current_thread().name == "worker 1" else {})
 
-    monkeypatch.setattr(joining, "versions", of_this_thread)
+    monkeypatch.setattr(joining, "imported_versions", of_this_thread)
     assert not any(isinstance(found, Exception) for found in joined([(0, 2, "a"), (1, 2, "a")]))
 
 
 def test_builds_of_one_version_are_alike(monkeypatch):
     monkeypatch.setattr("torch.__version__", "2.4.0+cu121")
-    assert joining.versions()["torch"] == "2.4.0"
-    assert joining.versions()["sar"] == sar.__version__
+    assert joining.imported_versions()["torch"] == "2.4.0"
+    assert joining.imported_versions()["sar"] == sar.__version__
 
 
 def test_restarts_on_the_same_store(monkeypatch):
@@ -194,7 +181,7 @@ def test_restarts_on_the_same_store(monkeypatch):
     ],
 )
 def test_what_a_launcher_calls_the_job(environ, job):
-    assert job_id(environ) == job
+    assert find_place(environ).job == job
 
 
 def listening(port):
@@ -211,7 +198,7 @@ def test_the_store_listens_on_the_address_asked_for(host):
     port = free_port()
     store = host_store(host, port)
     assert listening(port) == {"0100007F" if host != "::1" else "00000000000000000000000001000000"}
-    other = find_store(host, port, "Worker 1")
+    other = connect_store(host, port, 5.0)
     other.set("greeting", "hello")
     assert store.get("greeting") == b"hello"
 
@@ -253,7 +240,7 @@ except sar.errors.CommunicationError as error:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_name_that_stands_for_no_address(rank, monkeypatch):
-    monkeypatch.setattr(joining, "RESOLVE_SECONDS", 0.0)
+    monkeypatch.setattr(session, "RESOLVE_SECONDS", 0.0)
     with pytest.raises(CommunicationError, match=r"worker 0's host, 'nowhere\.invalid', .*MASTER_ADDR.*/etc/hosts"):
         sar.initialize_comms(rank, 2, "nowhere.invalid", "gloo")
 
@@ -267,6 +254,11 @@ def test_a_name_may_be_known_late(monkeypatch):
             raise socket.gaierror(socket.EAI_AGAIN, "not yet")
         return known("127.0.0.1", None)
 
+    def connect(*arguments):
+        raise CommunicationError("the name is known")
+
     monkeypatch.setattr(socket, "getaddrinfo", late)
-    joining.await_name("late.example", "Worker 1")
+    monkeypatch.setattr(session, "connect_store", connect)
+    with pytest.raises(CommunicationError, match="the name is known"):
+        sar.initialize_comms(1, 2, "late.example", "gloo")
     assert len(asked) == 3

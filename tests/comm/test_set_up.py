@@ -106,7 +106,7 @@ def test_find_place(environ, rank, size, master, port):
 
 
 def test_no_launcher_and_garbled_variables():
-    assert find_place({"RANK": "1"}) is None, "torchrun sets both"
+    assert find_place({"RANK": "1"}).rank is None, "torchrun sets both"
     with pytest.raises(ConfigError, match="RANK is 'one'"):
         find_place({"RANK": "one", "WORLD_SIZE": "2"})
 
