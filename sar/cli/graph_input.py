@@ -60,9 +60,9 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     undirected = "add reverse edges; of parallel edges only the first one stays, with its features (says how many go)"
     add("--undirected", action="store_true", help=undirected)
     add("--remove-duplicates", action="store_true", help="of parallel edges only the first one stays")
-    add = group.add_mutually_exclusive_group().add_argument
-    for what in ("remove", "add"):
-        add(f"--{what}-self-loops", dest="self_loops", action="store_const", const=what, default="keep", help="all")
+    add("--remove-self-loops", action="store_true", help="remove all self-loops")
+    loops = "give each node exactly one self-loop: those that are there go first, with or without --remove-self-loops"
+    add("--add-self-loops", action="store_true", help=loops)
 
 
 def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -> T:
@@ -85,6 +85,7 @@ def input_options(arguments: argparse.Namespace) -> InputOptions:
         node_features=_named("--node-feature", arguments.node_feature),
         edge_features=_named("--edge-feature", arguments.edge_feature),
         columns=tuple(columns) or None,
+        self_loops="add" if arguments.add_self_loops else "remove" if arguments.remove_self_loops else "keep",
     )
 
 

@@ -39,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         found["workers"] = on_workers.figures | {"shares": [share._asdict() for share in shares]}
         names = ["worker: parts", *(f"{worker}: {_run(share.parts)}" for worker, share in enumerate(shares))]
         text = f"{text}\n\n{on_workers.parts_as_text(names)}"
+    if not report.problems and not arguments.verify:
+        text += "\n(structure only: --verify also compares every byte with its checksum)"
     print(json.dumps(found) if arguments.json else text)
     if arguments.picture is not None:
         from sar.partition.inspect.directory_report import draw_traffic  # needs matplotlib

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from sar.comm.rows import RowFormat
-from sar.config import Config
+from sar.config import Config, GlobalConfig
 
 UNLIMITED_ROWS = 2**62
 ROWS_PER_TILE = 8  # tiles into which a worker's mean rows are cut at least, unless these get small
@@ -35,6 +35,19 @@ class Settings(NamedTuple):
             Config.wire_dtype_features,
             Config.wire_dtype_gradients,
         )
+
+    def __str__(self) -> str:
+        """The mode, and the settings of `Config` that differ from their defaults."""
+        values = {
+            "disable_sr": self.keep,
+            "pipeline_depth": self.depth,
+            "comm_buffer_bytes": self.buffer_bytes,
+            "max_collective_size": self.max_elements,
+            "wire_dtype_features": self.wire_features,
+            "wire_dtype_gradients": self.wire_gradients,
+        }
+        changed = (f"{name} {value}" for name, value in values.items() if value != getattr(GlobalConfig, name))
+        return ", ".join([f"mode {3 if self.one_shot else 2 if self.keep else 1}", *changed])
 
     def tile_rows(self, row: RowFormat, mean_rows: int, *, both_ways: bool) -> int:
         """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks.

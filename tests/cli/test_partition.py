@@ -131,6 +131,7 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         "y=5",
     ]
     more = ["--balance", "train_mask", "in_edges", "--columns", "a", "1", "--add-self-loops", "--no-header"]
+    more += ["--remove-self-loops"]  # as scripts for DGL do before
     fields = [
         "--node-feature",
         "x/feat=f.npy",
