@@ -394,17 +394,17 @@ BEGIN, END = "<!-- written by tests/parity/pyg_layers.py -->\n", "<!-- end -->\n
 
 
 def table(ran: Mapping[str, list[int]]) -> str:
-    """The table, in Markdown, of the modes in which each case ran."""
-    rows, last = [("layer", "options", *(f"mode {mode}" for mode in MODES))], ""
+    """The table, in Markdown, of layers with the same options; options are followed by modes that did not run."""
+    options: dict[str, list[str]] = {}
     for name in LAYERS:
-        layer, _, options = name.partition(" ")
-        cells = ("yes" if mode in ran[name] else "no" for mode in MODES)
-        rows.append((layer if layer != last else "", options, *cells))
-        last = layer
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = [f"| {' | '.join(c.ljust(n) for c, n in zip(row, widths, strict=True))} |\n" for row in rows]
-    lines.insert(1, f"|{'|'.join('-' * (width + 2) for width in widths)}|\n")
-    return "".join(lines)
+        layer, _, option = name.partition(" ")
+        absent = ", ".join(str(mode) for mode in MODES if mode not in ran[name])
+        options.setdefault(layer, []).append((option or "plain") + f" (not in mode {absent})" * bool(absent))
+    layers: dict[str, list[str]] = {}
+    for layer, cases in options.items():
+        layers.setdefault("; ".join(cases), []).append(layer)
+    rows = [("layers", "options"), ("---", "---"), *((", ".join(names), cases) for cases, names in layers.items())]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def write_table() -> None:
