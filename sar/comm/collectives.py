@@ -164,9 +164,17 @@ def sync_params(model: Module) -> None:
     """Copy all parameters and buffers of worker 0 to every worker.
 
     Raises:
-        ConfigError: for a lazy module that has not seen its first input.
+        ConfigError: for a lazy module that has not seen its first input; for a norm layer that `sar.pyg.convert_norms`
+            has not converted, if this worker has an edge index of PyTorch Geometric.
         DisagreementError: if the workers' models differ in the number, shapes or dtypes of these.
     """
+    with current_group().guard() as group:
+        group.check_model(model, "sync_params")
+        copy_from_first(model)
+
+
+def copy_from_first(model: Module) -> None:
+    """As `sync_params`, for models whose norm layers may normalise by the rows of one worker."""
     named = [*model.named_parameters(), *model.named_buffers()]
     with current_group().guard() as group, torch.no_grad():
         call = "sync_params"
@@ -188,13 +196,14 @@ def gather_grads(model: Module) -> None:
     Raises:
         ConfigError: for gradients that `DistributedDataParallel` has combined, which needs `ddp_sum_hook` instead; if
             all gradients are sums of an earlier call; for sparse gradients; for a lazy module that has not seen its
-            first input.
+            first input; for a norm layer that has not been converted, as `sync_params`.
         DisagreementError: if the workers' models differ in the number, shapes or dtypes of their parameters.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for _, p in named]
     with current_group().guard() as group, torch.no_grad():
         call = "gather_grads"
+        group.check_model(model, call)
         alike = _agree_on_model(group, call, model, named, [p.grad is not None for p in parameters])
         begin_sum(parameters, group.rank)
         several = group.world_size > 1
@@ -249,10 +258,10 @@ def _agree_on_model(
     if group.replicas is None or not group.replicas.share(model, call):
         return alike
     # Warn of batch normalisation over each worker's own rows. DGL's layers are excluded, because they are patched, and
-    # PyTorch Geometric's, because each call checks whose rows it gets.
+    # so are those that the user meant when calling `sar.pyg.convert_norms`.
     layers = [module for module in model.modules() if type(module).__module__.startswith("dgl.")]
     covered = {id(inner) for layer in layers for inner in layer.modules()}
-    covered |= {id(module) for module in model.modules() if type(module).__call__ is not Module.__call__}
+    covered |= {id(module) for module in model.modules() if hasattr(module, "knows_its_rows")}
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) and id(module) not in covered:
             warnings.warn(

@@ -81,6 +81,8 @@ class Group:
         self.stopped: str | None = None  # the reason why this generation ended
         self.final = False  # whether the group cannot recover
         self.replicas: Replicas | None = None  # compares the workers' models: see [Note: replicas]
+        # Called by `sync_params` and `gather_grads` with the model and the call's name; raise if they refuse the model.
+        self.model_checks: set[Callable[[Any, str], None]] = set()
         self._transport = transport
         self._connected = False  # in this generation
         self._alone = len(transport.local_peers) == 1  # in its process; if not, the group of the processes counts bytes
@@ -111,6 +113,11 @@ class Group:
         if not connected:
             self._connect(Config.timeout)
         return self._transport
+
+    def check_model(self, model: Any, call: str) -> None:
+        """Raise an error if one of `model_checks` refuses a model."""
+        for check in self.model_checks if self.world_size > 1 else ():
+            check(model, call)
 
     def check(self) -> None:
         """Raise the error that has stopped this generation, if any."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sar.comm import session
-from sar.comm.collectives import all_reduce, sync_params
+from sar.comm.collectives import all_reduce, copy_from_first
 from sar.common_tuples import SPLIT
 from sar.errors import ConfigError
 from sar.logging_setup import logger
@@ -67,7 +67,7 @@ class LocalTrainer:
                 raise ConfigError("No partition of any worker has training nodes; see train_mask, or pass counts.")
             with catch_warnings():
                 filterwarnings("ignore", message="sync_params: .* normalises by the rows of one")  # as is meant here
-                sync_params(model)
+                copy_from_first(model)
         self._shares = [count / int(total) for count in self.counts]
         self.optimizers = [make_optimizer(list(model.parameters())) for _ in parts]
 

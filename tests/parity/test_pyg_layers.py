@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -142,6 +143,8 @@ def with_change(graph, data, name, how):
     torch.manual_seed(3)
     layer, x, edges = LAYERS[name].make().double(), data.leaf("x"), pyg_layers.edges_of(graph)
     handle = CHANGES[how](layer)
+    if dist.is_initialized():
+        sar.pyg.convert_norms(layer)
     out = LAYERS[name].call(layer, x, edges, data)
     weighted_sum(out, data.nodes["cotangent"]).backward()
     if how == "global hook":

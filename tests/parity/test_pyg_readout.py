@@ -1,7 +1,7 @@
 """Normalisation, pooling and aggregation of PyTorch Geometric over the nodes of all workers, equal to one machine."""
 
 import re
-import warnings
+from copy import deepcopy
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch_geometric.nn import aggr
 
 import sar
 from sar.adapters.pyg import batch_vector
-from sar.errors import GraphError
+from sar.errors import ConfigError, GraphError
 from tests.matrix import corner
 from tests.parity.harness import check, parameter_gradients, random_data, run_everywhere, weighted_sum
 from tests.parity.pyg_layers import edges_of, random_parts
@@ -60,33 +60,13 @@ def graph_of_each(data):
     return torch.where(y < -1, 0, torch.where(y < 0, 1, 3))
 
 
-class Model(nn.Module):
-    """What is around a layer, and is called with the edge index: by position, by name, or within other things."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, given, x, arguments, edge_index=None):
-        return self.layer(x, *arguments)
-
-
-GIVEN = {
-    "by position": lambda edges: ((edges,), {}),
-    "by name": lambda edges: ((None,), {"edge_index": edges}),
-    "as data": lambda edges: ((Data(edge_index=edges),), {}),
-    "by type": lambda edges: (({("a", "to", "a"): edges},), {}),
-}
-
-
-def norm_results(graph, data, name, training, several, given=None):
-    """Of a layer that is converted; or within a model that is given the edge index."""
+def norm_results(graph, data, name, training, several):
     torch.manual_seed(5)
     layer, kind = NORMS[name]().double(), name.split(" ")[0]
     with torch.no_grad():
         for value in layer.parameters():
             value.add_(torch.rand_like(value))
-    if dist.is_initialized() and given is None:
+    if dist.is_initialized():
         layer = sar.pyg.convert_norms(layer)
     x, batch = data.leaf("x"), graph_of_each(data)
     arguments = ()
@@ -94,38 +74,20 @@ def norm_results(graph, data, name, training, several, given=None):
         arguments = (data.nodes["y"],)
     elif kind in BY_TYPE or several:
         arguments = (batch,)
-    model, call = Model(layer), GIVEN[given or "by position"](edges_of(graph) if given else None)
-
-    def run():
-        return model(call[0][0], x, arguments, **call[1])
-
-    run()  # moves the running statistics
-    layer.train(training is True)
-    if training == "within":  # what counts is the flag of the module that it calls
-        layer.module.train()
-    out = run()
+    layer(x, *arguments)  # moves the running statistics
+    layer.train(training)
+    out = layer(x, *arguments)
     weighted_sum(out, data.nodes["cotangent"]).backward()
     state = {f"same state {key}": value.double() for key, value in layer.state_dict().items()}
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer), **state}
 
 
 @pytest.mark.parametrize("scenario", ["random", "first worker without nodes"])
-@pytest.mark.parametrize("world_size", [2])
+@pytest.mark.parametrize("world_size", [2, corner(1), corner(3)])
 def test_normalisation(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
     cases = [(norm_results, (name, training, False)) for name in NORMS for training in (True, False)]
     cases += [(norm_results, (name, True, True)) for name in NORMS if name.startswith(OF_GRAPHS)]
-    check(pool, parts, random_data(parts, torch.float64), cases, (1,))
-
-
-@pytest.mark.parametrize("scenario", ["random", "first worker without nodes"])
-@pytest.mark.parametrize("world_size", [2, corner(1), corner(3)])
-def test_normalisation_in_a_model_that_is_given_the_edge_index(pool, world_size, scenario):
-    parts = SCENARIOS[scenario](world_size)
-    cases = [(norm_results, (name, training, False, "by position")) for name in NORMS for training in (True, False)]
-    cases += [(norm_results, (name, True, True, "by name")) for name in NORMS if name.startswith(OF_GRAPHS)]
-    cases += [(norm_results, ("BatchNorm single", "within", False, "by position"))]
-    cases += [(norm_results, (name, True, False, given)) for name in ("BatchNorm", "PairNorm") for given in GIVEN]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,))
 
 
@@ -149,14 +111,11 @@ def deep(graph, data, compiled):
     torch.manual_seed(5)
     model, x, edges = Deep().double(), data.leaf("x"), edges_of(graph)
     if dist.is_initialized():
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # nothing is to be converted
-            sar.sync_params(model)
+        model = deepcopy(sar.pyg.convert_norms(model))
+        sar.sync_params(model)
     run = torch.compile(model, backend="eager") if compiled and dist.is_initialized() else model
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*statistics of this worker")
-        out = run(x, edges)
-        weighted_sum(out, data.nodes["cotangent"]).backward()
+    out = run(x, edges)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(model)}
 
 
@@ -167,62 +126,40 @@ def test_a_model_of_many(pool, world_size, compiled):
     check(pool, parts, random_data(parts, torch.float64), [(deep, (compiled,))], (1,))
 
 
-class Scaled(nn.BatchNorm1d):
-    def forward(self, rows, x):
-        return super().forward(rows) * x
+class Scaled(pyg.PairNorm):
+    def forward(self, x):
+        return 2 * super().forward(x)
 
 
-def named_arguments(graph, data):
-    """Arguments by name, under whatever name a class of one's own has given them."""
+def unconverted(graph, data):
+    """Norm layers that nobody has said anything of are refused by name."""
     edges, x = edges_of(graph), data.nodes["x"]
-    out = Model(lambda rows: nn.BatchNorm1d(6).double()(input=rows))(edges, x, ())
-    kept = nn.BatchNorm1d(6).double().eval()(input=x)
-    return {"node out": out, "node kept": kept, "node scaled": Scaled(6).double().eval()(rows=x, x=x)}
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_named_arguments(pool, world_size):
-    parts = random_parts(world_size)
-    check(pool, parts, random_data(parts, torch.float64), [(named_arguments, ())], (1,))
-
-
-def of_this_worker(graph, data):
-    """Edges of this worker alone: on one worker and not the others, which are not waited for, and without a word."""
-    edges, x = edges_of(graph), data.nodes["x"]
-    rows = torch.arange(len(x))
-    plain = torch.stack([rows, rows.flip(0)])
-    if sar.rank() == 0:
-        for make in NORMS.values():
-            layer, arguments = make().double(), ()
-            if isinstance(layer, (pyg.HeteroBatchNorm, pyg.HeteroLayerNorm)):
-                arguments = (graph_of_each(data),)
-            elif isinstance(layer, pyg.norm.MessageNorm):
-                arguments = (x,)
-            state = {key: value.clone() for key, value in layer.state_dict().items()}
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                got = Model(layer)(Data(edge_index=plain), x, arguments)
-                layer.load_state_dict(state)
-                warnings.simplefilter("ignore")
-                torch.testing.assert_close(got, layer.forward(x, *arguments), rtol=0, atol=0)
-    for layer in (pyg.GraphNorm(6), nn.BatchNorm1d(6), pyg.LayerNorm(6), pyg.InstanceNorm(6), pyg.BatchNorm(6)):
-        for call in (layer.double(), lambda rows, layer=layer: Model(layer)(edges, rows[1:], ())):
-            with pytest.warns(UserWarning, match=r"Norm(1d)?\(6.*statistics of this worker's rows alone"):
-                call(x)
-    with pytest.warns(UserWarning, match="statistics of this worker's rows alone"):  # this worker's pairs further in
-        Model(Model(pyg.GraphNorm(6).double()))(edges, x, (x, (), plain))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pyg.GraphNorm(6).double()(x, sar.pyg.batch_vector(graph_of_each(data)))
-        pyg.LayerNorm(6, mode="node").double()(x)
-        pyg.BatchNorm(6).double().eval()(x)
+    kinds = pyg.GraphNorm(6), nn.BatchNorm1d(6), pyg.LayerNorm(6), pyg.InstanceNorm(6), pyg.BatchNorm(6), Scaled()
+    for layer in kinds:
+        model = nn.ModuleDict({"conv": pyg.GCNConv(6, 6), "norm": layer}).double()
+        for call in (sar.sync_params, sar.gather_grads):
+            with pytest.raises(ConfigError, match=rf"{call.__name__}: norm.* is a .*convert_norms"):
+                call(model)
+            sar.recover()
+        if isinstance(layer, Scaled):
+            with pytest.raises(ConfigError, match="found norm Scaled, whose forward is your own"):
+                sar.pyg.convert_norms(model)
+        sar.pyg.convert_norms(model["norm"], distributed=False)
+        sar.sync_params(model)
+        torch.testing.assert_close(layer(x), type(layer).forward(layer, x), rtol=0, atol=0)
+        sar.sync_params(sar.pyg.convert_norms(model))
+    inner = pyg.EdgeConv(nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6))).double()
+    with pytest.raises(ConfigError, match=r"EdgeConv: nn\.1 is a BatchNorm1d"):
+        inner(x, edges)
+    inner.eval()(x, edges)  # by running statistics
+    sar.sync_params(nn.ModuleList([pyg.LayerNorm(6, mode="node"), sar.convert_batchnorm(pyg.BatchNorm(6))]))
     return {}
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_rows_of_one_worker(pool, world_size):
+def test_norms_that_are_not_converted_are_refused(pool, world_size):
     parts = random_parts(world_size, even=True)
-    run_everywhere(pool, parts, random_data(parts, torch.float64), [(of_this_worker, ())], (1,))
+    run_everywhere(pool, parts, random_data(parts, torch.float64), [(unconverted, ())], (1,))
 
 
 @pytest.mark.parametrize("world_size", [2])

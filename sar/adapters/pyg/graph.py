@@ -63,13 +63,14 @@ def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[Canonica
         (2, E_i) int64, in the order of `graph.edata`; of a heterogeneous graph, a dictionary of one for each edge type.
     """
     _install()
+    graph._structure.group.model_checks.add(norms.refuse_unconverted)
     found = {etype: edges_of(graph[etype]) for etype in graph.canonical_etypes}
     return next(iter(found.values())) if graph.is_homogeneous else found
 
 
 @cache
 def _install() -> None:
-    for part in (operations, attention, batch_vector, layers, norms, refused, propagate):
+    for part in (operations, attention, batch_vector, layers, refused, propagate):
         part.install()
 
 

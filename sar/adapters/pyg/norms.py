@@ -1,143 +1,122 @@
 """Normalisation and pooling of PyTorch Geometric over the nodes of all workers.
 
 [Note: whose rows]
-A normalisation is given rows, not a graph. They are those of a graph on all workers where the module that it is in was
-called with a distributed edge index, for each of whose nodes here there is a row; where a batch vector of such a graph
-comes with them; or where `convert_norms` has said so. In a module that was called with edges of this worker alone, as
-mini-batches are, they are this worker's. Where there is nothing to tell by, it takes this worker's rows, and warns.
+Norm layers receive features without graph information. So they cannot tell whether their rows are nodes of a graph on
+all workers, or of a mini-batch of this worker. `convert_norms` says so for all layers of a model. Until then,
+`sync_params` and `gather_grads` refuse the model if the worker has a distributed edge index, and a convolution refuses
+it if the norm layer is in one of its own networks. Otherwise the layer would silently normalise by one worker's rows.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch_geometric.nn import norm
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch_geometric.nn import MessagePassing, norm
 from torch_geometric.utils import scatter
 
-from sar.adapters.pyg.batch_vector import BatchVector, batch_vector, whole_graph
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edge_indices
+from sar.adapters.pyg.batch_vector import batch_vector, whole_graph
 from sar.comm import session
 from sar.comm.collectives import all_sum
 from sar.core.eager import uncompiled
-from sar.nn.statistics import convert_batchnorm, global_mean, normalise
+from sar.errors import ConfigError
+from sar.nn.statistics import DistributedBN1D, convert_batchnorm, global_mean
 
 
-def convert_norms(model: nn.Module) -> nn.Module:
-    """Let the normalisation layers of a model look at the nodes of all workers in whatever call.
+def convert_norms(model: nn.Module, *, distributed: bool = True) -> nn.Module:
+    """Let the norm layers of a model normalise by the nodes of all workers.
 
-    In a model that is called with a distributed `edge_index` they do so by themselves. Those that look at all nodes of
-    a graph are `BatchNorm` (`torch.nn.BatchNorm1d` too, see `sar.convert_batchnorm`), `DiffGroupNorm`, `GraphNorm`,
+    Converted are `BatchNorm` (`torch.nn.BatchNorm1d` too, see `sar.convert_batchnorm`), `DiffGroupNorm`, `GraphNorm`,
     `GraphSizeNorm`, `HeteroBatchNorm`, `InstanceNorm`, `LayerNorm` with mode "graph", `MeanSubtractionNorm` and
-    `PairNorm`. Parameters and the state dict stay. A batch vector that a layer is given then says which of several
-    graphs on all workers each node is of.
+    `PairNorm`. Parameters and the state dict stay. Each call of a converted layer is collective. If it is given a batch
+    vector, this says which of several graphs on all workers each node is of.
 
     Args:
         model: changed in place.
+        distributed: False leaves the layers as they are, and lets `sync_params` accept them: they normalise by the rows
+            that they are given on one worker, such as those of a mini-batch. Default True.
 
     Returns:
-        The model, or what replaces it where it is a `BatchNorm1d` itself.
+        The model, or its replacement if it is a `BatchNorm1d` itself.
 
     Raises:
-        ConfigError: as `sar.convert_batchnorm`.
+        ConfigError: for a layer whose forward is your own; or as `sar.convert_batchnorm`.
     """
-    install()
-    model = convert_batchnorm(model)
-    for module in model.modules():
-        if isinstance(module, tuple(OVER_ALL)):
-            module.__dict__[_ALWAYS] = True
+    model = convert_batchnorm(model) if distributed else model
+    for name, module in model.named_modules():
+        kind = next((kind for kind in OVER_ALL if isinstance(module, kind)), None)
+        if distributed and kind is not None and type(module).forward is kind.forward:
+            module.__dict__["forward"] = partial(OVER_ALL[kind], module)
+        elif distributed and kind is not None and _KNOWS not in vars(module):
+            raise ConfigError(
+                f"convert_norms found {name or 'a'} {type(module).__name__}, whose forward is your own; expected that "
+                f"of {kind.__name__}. Let it combine the workers by sar.all_sum, and call convert_norms(layer, "
+                "distributed=False) before, which leaves it as it is."
+            )
+        if isinstance(module, _KINDS):
+            module.__dict__[_KNOWS] = True
     return model
 
 
-_ALWAYS = "_rows_of_all_workers"  # set for a module whose rows are those of all workers in any call
-_LATEST = "_latest_rows_of_all_workers"  # set for a module: whose rows it got last, for when it runs in a backward
+_KNOWS = "knows_its_rows"  # attribute of norm layers that `convert_norms` has been called for
 
 
-@cache
-def install() -> None:
-    """Let the layers find out whose rows they get."""
-    for kind in OVER_ALL:
-        kind.__call__ = _asking(kind)  # type: ignore[method-assign]  # `forward` would be in the way of TorchScript
+def takes_statistics(module: nn.Module) -> bool:
+    """Whether the module is a norm layer that, in its present mode, takes statistics of the rows that it is given."""
+    return _combines_rows(module) and (module.training or getattr(module, "running_mean", None) is None)
 
 
-def _asking(kind: type[nn.Module]) -> Callable[..., Tensor]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        asks = session.is_initialized() and session.world_size() > 1 and takes_statistics(self)
-        return (ask if asks else nn.Module.__call__)(self, *args, **kwargs)
-
-    @uncompiled
-    def ask(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        values = (*args, *kwargs.values())  # those of a class of one's own may have other names
-        given = any(isinstance(value, BatchVector) for value in values)
-        x = next((value for value in values if isinstance(value, Tensor)), None)
-        if given or x is None or not _are_of_all_workers(self, kind, len(x)):
-            return nn.Module.__call__(self, *args, **kwargs)
-        self.__dict__["forward"] = partial(OVER_ALL[kind], self)  # hooks, and what else is of a call, stay
-        try:
-            return nn.Module.__call__(self, *args, **kwargs)
-        finally:
-            del self.__dict__["forward"]
-
-    return call
-
-
-def takes_statistics(module: Any) -> bool:
-    """Whether the result for a row depends on other rows."""
-    if isinstance(module, norm.BatchNorm):
-        return bool(module.allow_single_element) and takes_statistics(module.module)  # else its module asks
+def _combines_rows(module: nn.Module) -> bool:
     if isinstance(module, norm.LayerNorm):
         return bool(module.mode == "graph")
-    return module.training or getattr(module, "running_mean", None) is None
+    if isinstance(module, norm.BatchNorm):  # else the module in it does
+        return bool(module.allow_single_element)
+    return isinstance(module, _KINDS)
 
 
-def _are_of_all_workers(module: Any, kind: type[nn.Module], count: int) -> bool:
-    """See [Note: whose rows]."""
-    known = True if module.__dict__.get(_ALWAYS) else _known(count)
-    if known is None and torch._C._current_graph_task_id() >= 0:  # a checkpoint's second run, outside of the model
-        known = module.__dict__.get(_LATEST)
-    module.__dict__[_LATEST] = known
-    changed = type(module).forward is not kind.forward or "forward" in vars(module)
-    if known is None or (known and changed):
-        warnings.warn(
-            f"{module} takes the statistics of this worker's rows alone. A layer takes those of all workers where "
-            "its model is called with a distributed edge_index and there is a row for each node, where it is given "
-            "data.batch, and after sar.pyg.convert_norms(model); no class of one's own may replace its forward.",
-            stacklevel=5,
-        )
-    return bool(known) and not changed
+def refuse_unconverted(model: nn.Module, call: str, counts: Callable[[nn.Module], bool] = _combines_rows) -> None:
+    """Raise a ConfigError if a norm layer that `counts` has not been converted; see [Note: whose rows].
 
-
-def _known(count: int) -> bool | None:
-    """Whether `count` rows are of a graph on all workers; None where nothing tells."""
-    known, frame = None, sys._getframe()
-    while frame := frame.f_back:  # type: ignore[assignment]
-        if frame.f_code is nn.Module._wrapped_call_impl.__code__:
-            edges = list(edge_indices((frame.f_locals["args"], frame.f_locals["kwargs"])))
-            ours = [each for each in edges if isinstance(each, DistributedEdgeIndex)]
-            if ours:  # with pairs of this worker's further in, nothing is known
-                return (known is None and any(count in (*each.sides, each.size(1)) for each in ours)) or None
-            known = False if edges else known
-    return known
+    Passes over models without layers of PyTorch Geometric, of which `sync_params` warns.
+    """
+    if not any(isinstance(module, (MessagePassing, *OVER_ALL)) for module in model.modules()):
+        return
+    for name, module in model.named_modules():
+        converted = isinstance(module, (nn.SyncBatchNorm, DistributedBN1D)) or _KNOWS in vars(module)
+        if not converted and counts(module):
+            raise ConfigError(
+                f"{call}: {name or 'the model'} is a {type(module).__name__}, which normalises by the rows of one "
+                "worker. Call sar.pyg.convert_norms(model), after which it normalises by those of all workers; for "
+                "mini-batches, convert_norms(model, distributed=False) leaves it as it is."
+            )
 
 
 # -- forwards over the rows of all workers
 
 
+def _is_alone() -> bool:
+    return not session.is_initialized() or session.world_size() == 1
+
+
+@uncompiled
 def _by_graph(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-    """The layer's own forward, with all nodes of one graph where it is given no batch vector."""
+    """The layer's own forward, with all nodes of one graph if it is given no batch vector."""
+    if _is_alone():
+        return type(module).forward(module, x, batch, batch_size)
     vector = whole_graph(len(x), x.device) if batch is None else batch_vector(batch, batch_size)
     return type(module).forward(module, x, vector, vector.count)
 
 
+@uncompiled
 def _layer_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-    if batch is not None:
+    if module.mode == "node":
+        return norm.LayerNorm.forward(module, x)
+    if batch is not None or _is_alone():
         return _by_graph(module, x, batch, batch_size)
-    x = x - global_mean(x).mean()  # of one graph it is another formula
+    x = x - global_mean(x).mean()  # the original, too, has another formula for one graph
     out = x / (global_mean(x.square()).mean().sqrt() + module.eps)
     return out if module.weight is None or module.bias is None else out * module.weight + module.bias
 
@@ -149,25 +128,29 @@ def _instance_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_si
     return out
 
 
+@uncompiled
 def _by_type(module: Any, x: Tensor, type_vec: Tensor) -> Tensor:
-    return norm.HeteroBatchNorm.forward(module, x, batch_vector(type_vec, module.num_types))
+    types = type_vec if _is_alone() else batch_vector(type_vec, module.num_types)
+    return norm.HeteroBatchNorm.forward(module, x, types)
 
 
+@uncompiled
 def _batch_norm(module: Any, x: Tensor) -> Tensor:
-    """PyTorch Geometric's, whose module is one of torch's or what `convert_batchnorm` has made of it."""
-    single = module.allow_single_element and all_sum(len(x)) <= 1
-    return norm.BatchNorm.forward(module, x) if single else module.module(x)
+    """Counts the rows of all workers for `allow_single_element`."""
+    several = not _is_alone() and module.allow_single_element and all_sum(len(x)) > 1
+    return module.module(x) if several else norm.BatchNorm.forward(module, x)
 
 
 OVER_ALL: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.BatchNorm1d: lambda module, input: normalise(module, input, session.current_group()),
     norm.BatchNorm: _batch_norm,
     norm.HeteroBatchNorm: _by_type,
     norm.InstanceNorm: _instance_norm,
     norm.LayerNorm: _layer_norm,
     **dict.fromkeys((norm.GraphNorm, norm.GraphSizeNorm, norm.MeanSubtractionNorm, norm.PairNorm), _by_graph),
 }
-"""The layers that look at all nodes of a graph, and their forwards over those of all workers."""
+"""The norm layers that look at all nodes of a graph, and their forwards over those of all workers."""
+
+_KINDS = (_BatchNorm, DistributedBN1D, *OVER_ALL)
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:

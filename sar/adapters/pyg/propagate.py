@@ -25,7 +25,7 @@ from torch_geometric.nn import LEConv, MessagePassing, aggr
 from sar.adapters.pyg import attention
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, check_rows
 from sar.adapters.pyg.guarded import Original, replace
-from sar.adapters.pyg.norms import OVER_ALL, takes_statistics
+from sar.adapters.pyg.norms import OVER_ALL, refuse_unconverted, takes_statistics
 from sar.comm.collectives import all_max
 from sar.core.collective import CallContext
 from sar.core.eager import has_hooks, is_exactly, is_written_in, uncompiled, views_of_nothing
@@ -295,6 +295,8 @@ def _propagate(original: Original, conv: MessagePassing, /, edge_index: Any, siz
     if not isinstance(edge_index, DistributedEdgeIndex):
         with views_of_nothing(edge_index.size(1)):
             return original(conv, edge_index, size=size, **kwargs)
+    if edge_index.numbering.graph._structure.group.world_size > 1:
+        refuse_unconverted(conv, type(conv).__name__, takes_statistics)
     can_tile = _can_tile(conv)
     _check_sizes(conv, edge_index, size, kwargs)
     if can_tile:
