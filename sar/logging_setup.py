@@ -1,9 +1,16 @@
-"""The package's logger and its set-up; until somebody sets up logging, Python prints warnings to standard error."""
+"""The package's logger and its set-up, and how errors of sar that end a script are printed."""
 
 import logging
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from os import PathLike
+from pathlib import Path
+from types import TracebackType
+
+from sar.errors import SarError
 
 logger = logging.getLogger("sar")
 
@@ -46,3 +53,24 @@ def told_on_stderr() -> Iterator[None]:
 
 def _form(where: str = "") -> logging.Formatter:
     return logging.Formatter(f"%(asctime)s sar{where} %(levelname)s %(message)s")
+
+
+@cache
+def print_errors_briefly() -> None:
+    """Let an error of sar that ends the script print its message first, and then the script's own calls.
+
+    As every worker prints its error, the calls inside of sar and torch would hide the sentence that matters. They are
+    printed as usual if the log has level DEBUG. Other errors are printed as before.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, SarError) or logger.isEnabledFor(logging.DEBUG):
+            before(kind, error, trace)
+            return
+        inside = tuple(f"{Path(str(sys.modules[name].__file__)).parent}/" for name in ("sar", "torch"))
+        frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(inside)]
+        calls = "".join(traceback.format_list(frames))
+        print(f"{kind.__module__}.{kind.__name__}: {error}\nin\n{calls}", end="", file=sys.stderr)
+
+    sys.excepthook = hook

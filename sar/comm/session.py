@@ -24,7 +24,7 @@ from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
-from sar.logging_setup import logger
+from sar.logging_setup import logger, print_errors_briefly
 
 DEFAULT_PORT = 12345
 BACKENDS = ("gloo", "nccl", "mpi", "ccl")
@@ -60,6 +60,7 @@ def connect(
     If workers are to share this process, its memory is set up for them, and models are compared by them alone.
     """
     global _current
+    print_errors_briefly()  # before torch.distributed starts, which puts the rank before each line
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"Unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}.")
     if backend is not None and not dist.is_backend_available(backend):
