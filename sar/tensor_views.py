@@ -41,3 +41,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
 def as_bytes(tensor: Tensor) -> memoryview:
     """Like `bytes_of`, for checksums and files."""
     return bytes_of(tensor).numpy().data
+
+
+def described(tensor: Tensor) -> str:
+    """Dtype and shape of a tensor, for calls and errors."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -19,11 +19,10 @@ from torch.nn.parameter import is_lazy
 from sar.comm.devices import to_device
 from sar.comm.gradients import begin_sum, end_sum
 from sar.comm.group import Group
-from sar.comm.replicas import described
 from sar.comm.session import current_group
 from sar.dtypes import accumulation_dtype
 from sar.errors import ConfigError, DisagreementError
-from sar.tensor_views import materialize
+from sar.tensor_views import described, materialize
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 

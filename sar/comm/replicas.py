@@ -4,9 +4,8 @@
 Every worker has a copy of the model, and the copies stay equal only if they start equal and get equal gradients. So the
 first agreement after a step carries a checksum of the bits of the stepped parameters. Only parameters that have been
 passed to `sync_params` or `gather_grads` count; others may be a worker's own, such as rows for its nodes. If there are
-none, because the user forgot both calls, all parameters count, as long as every worker has stepped the same shapes. We
-sum up parameters on their device and read only the sums, because copying the parameters would take longer than the
-step.
+none, because the user forgot both calls, all parameters count, as long as every worker has stepped the same shapes. On
+a device we sum up the bits and read only the sums, because copying the parameters would take longer than the step.
 """
 
 import threading
@@ -22,11 +21,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sar.config import Config
 from sar.errors import DisagreementError
-from sar.tensor_views import as_bytes, materialize
+from sar.tensor_views import as_bytes, described, materialize
 
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1  # `Config.check_replicas` is off
 SHARED: Final = 2**62  # flag of a checksum of parameters that were passed to `sync_params` or `gather_grads`
+CAUSES: Final = {
+    "sync_params": "sync_params(model), which gives all workers the model of worker 0, has not been called. ",
+    "gather_grads": "The optimizer has stepped without gather_grads(model), which sums the gradients once per step, "
+    "before optimizer.step() (or ddp_sum_hook is not registered). ",
+    "": "Something has changed a parameter on some workers only, after sync_params and gather_grads. Or a learning "
+    "rate differs, as when a scheduler is stepped by a worker's own loss: sar.all_sum makes it that of all. Or the "
+    "model is on the CPU of some workers and on a device of others, where bits cannot be compared. ",
+}
 
 
 class Replicas:
@@ -38,6 +45,12 @@ class Replicas:
         self._stepped: dict[int, Tensor] = {}  # by `id`, in the order of the steps
         self._seen: set[str] = set()  # calls that the parameters of the latest checksum were passed to
         self.close = register_optimizer_step_post_hook(self._note).remove  # stops observing optimizers
+
+    def _note(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Hook that records the parameters that an optimizer of this thread has stepped."""
+        if threading.get_ident() == self._thread and not torch.compiler.is_compiling():
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self._stepped.update((id(p), p) for p in parameters if _counts(p))
 
     def share(self, model: Module, call: str) -> bool:
         """Record that a model's parameters should be equal on all workers; return whether any of them is new."""
@@ -52,17 +65,14 @@ class Replicas:
 
     def take_checksum(self) -> int:
         """Checksum for the next agreement: a flag, 30 bits of the parameters' layout and 32 bits of their values."""
-        if not Config.check_replicas:
-            self._stepped = {}
-            return NOT_CHECKED
-        if not self._stepped:
-            return NOT_STEPPED
         stepped, self._stepped = list(self._stepped.values()), {}
+        if not Config.check_replicas:
+            return NOT_CHECKED
+        if not stepped:
+            return NOT_STEPPED
         shared = [p for p in stepped if p in self._shared]
-        counted = shared or stepped
         self._seen = set().union(*(self._shared[p] for p in shared))
-        layout, values = zlib.crc32(repr([described(p) for p in counted]).encode()), 0
-        sums = []
+        counted, sums, values = shared or stepped, [], 0
         for p in counted:
             if p.device.type == "cpu":
                 values = zlib.crc32(as_bytes(p), values)
@@ -73,53 +83,33 @@ class Replicas:
         if sums:  # read in one copy
             numbers = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
             values = zlib.crc32(repr(numbers).encode(), values)
+        layout = zlib.crc32(repr([described(p) for p in counted]).encode())
         return (SHARED if shared else 0) | layout >> 2 << 32 | values
 
     def compare(self, checksums: list[int]) -> None:
         """Raise, on all workers, if different checksums mean that their models have drifted apart."""
-        if NOT_CHECKED in checksums:
-            off = [rank for rank, checksum in enumerate(checksums) if checksum == NOT_CHECKED]
+        off, idle = ([r for r, each in enumerate(checksums) if each == flag] for flag in (NOT_CHECKED, NOT_STEPPED))
+        if off:
             raise DisagreementError(f"Config.check_replicas is False on workers {off} only; set it alike on all.")
         if not any(checksum & SHARED for checksum in checksums) and len({value >> 32 for value in checksums}) > 1:
             return  # parameters of each worker's own
-        idle = [rank for rank, checksum in enumerate(checksums) if checksum == NOT_STEPPED]
         if idle:
             raise DisagreementError(
                 f"The workers' models are not the same: no optimizer has stepped the model on workers {idle}. Call "
                 "optimizer.step() on all, or on none."
             )
         other = next(rank for rank, checksum in enumerate(checksums) if checksum != checksums[0])
-        causes = {
-            "sync_params": "sync_params(model), which gives all workers the model of worker 0, has not been called. ",
-            "gather_grads": "The optimizer has stepped without gather_grads(model), which sums the gradients once per "
-            "step, before optimizer.step() (or ddp_sum_hook is not registered). ",
-        }
-        why = "".join(cause for call, cause in causes.items() if call not in self._seen) or (
-            "Something has changed a parameter on some workers only, after sync_params and gather_grads. Or a learning "
-            "rate differs, as when a scheduler is stepped by a worker's own loss: sar.all_sum makes it that of all. Or "
-            "the model is on the CPU of some workers and on a device of others, where bits cannot be compared. "
-        )
+        forgotten = [cause for call, cause in CAUSES.items() if call and call not in self._seen]
         raise DisagreementError(
-            f"The workers' models are not the same after optimizer.step(): worker 0 and worker {other} differ. {why}\n"
+            f"The workers' models are not the same after optimizer.step(): worker 0 and worker {other} differ. "
+            f"{''.join(forgotten) or CAUSES['']}\n"
             "If a parameter is meant to differ, such as a mask with a row for each of a worker's own nodes, as an "
             "Explainer's: set Config.check_replicas = False on all workers, or make it a tensor that requires a "
             "gradient, not a torch.nn.Parameter."
         )
-
-    def _note(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        """Hook that records the parameters that an optimizer of this thread has stepped."""
-        if threading.get_ident() != self._thread or torch.compiler.is_compiling():
-            return
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._stepped.update((id(p), p) for p in parameters if _counts(p))
 
 
 def _counts(parameter: Tensor) -> bool:
     """Whether a parameter may be a replica whose bits can be read."""
     plain = isinstance(parameter, Parameter) and type(parameter.data) is Tensor
     return plain and parameter.layout is torch.strided and not parameter.is_meta
-
-
-def described(tensor: Tensor) -> str:
-    """Dtype and shape of a tensor, for calls and errors."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

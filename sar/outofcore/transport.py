@@ -13,13 +13,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sar.comm.collectives import all_gather_json
 from sar.comm.group import Group
-from sar.comm.replicas import described
 from sar.comm.statistics import counters
 from sar.comm.transport import Member, Message, Shared, SharedTensor, Spilled, Transport
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.residency import Residency
 from sar.outofcore.turns import Turns
-from sar.tensor_views import bytes_of, materialize
+from sar.tensor_views import bytes_of, described, materialize
 
 _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
