@@ -35,7 +35,6 @@ import torch.distributed as dist
 
 from sar.comm import liveness
 from sar.comm.environment import own_address
-from sar.comm.liveness import Stall
 from sar.comm.store_notes import BoundedStore, SilentStoreError, in_background
 from sar.config import Config
 from sar.durable import written_whole
@@ -73,7 +72,7 @@ def wait_for(look: Callable[[], T | None], who: str, what: Callable[[], str], hi
 
     Raises CommunicationTimeout after `seconds`, or if the store does not answer for `liveness.SILENCE_SECONDS`.
     """
-    began, stall, silence, found = time.monotonic(), Stall(), 0.0, ""
+    began, silence, found, report_at = time.monotonic(), 0.0, "", liveness.STALL_SECONDS
     while True:
         try:
             if (result := look()) is not None:
@@ -94,7 +93,8 @@ def wait_for(look: Callable[[], T | None], who: str, what: Callable[[], str], hi
             raise CommunicationTimeout(
                 f"{who} waited {seconds:g} s (at most Config.timeout) for {what()}{found}. {hint}"
             )
-        if stall.due(waited):
+        if waited >= report_at:
+            report_at = 2 * waited
             logger.warning("%s has waited %.0f s for %s%s", who, waited, what(), found)
         time.sleep(POLL_SECONDS)
 
@@ -145,14 +145,10 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
     own = Signature(rank, world_size, job, where, imported_versions(), secrets.token_hex(8))
     keys = [str(k) for k in range(world_size)]
 
-    def write_once(key: str, text: str) -> str:
-        """Write the value of a key unless it has one; return its value."""
-        return table.ask(lambda store: store.compare_set(key, "", text)).decode()
-
     def meet() -> list[Signature] | None:
         """The signatures of all workers; None if some are missing. Each step may be repeated."""
         if rank == 0:
-            write_once("0", json.dumps(own))
+            table.write_once("0", json.dumps(own))
         first, verdict = table.read(["0", "verdict"])
         if first is None:
             return None
@@ -164,16 +160,16 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
             )
         if worker_0.world_size != world_size:
             clash = f"{worker_0} and {own} name different world sizes; name the same."
-        elif (before := Signature(*json.loads(write_once(keys[rank], json.dumps(own))))) != own:
+        elif (before := Signature(*json.loads(table.write_once(keys[rank], json.dumps(own))))) != own:
             clash = (
                 f"{own} comes after {before}. Two workers have one rank, or two jobs share the port: set another port, "
                 "or another SAR_JOB_ID, for each."
             )
         if clash is not None:
-            write_once("verdict", clash)  # does nothing if the job is complete: whoever comes late raises alone
+            table.write_once("verdict", clash)  # does nothing if the job is complete: whoever comes late raises alone
             raise CommunicationError(clash)
         if verdict is None and table.ask(lambda store: store.check(keys)):
-            verdict = write_once("verdict", COMPLETE)
+            verdict = table.write_once("verdict", COMPLETE)
         if verdict is None:
             return None
         if verdict != COMPLETE:
@@ -181,7 +177,7 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
         return [Signature(*json.loads(text)) for text in table.read(keys) if text is not None]
 
     def missing() -> str:
-        return f"{', '.join(f'worker {k}' for k, text in enumerate(table.read(keys)) if text is None)} to join"
+        return f"{', '.join(f'worker {k}' for k in table.absent(keys))} to join"
 
     try:
         workers = wait_for(

@@ -37,22 +37,7 @@ ANSWERS: Final = 500
 """Sends that a worker posts beforehand, enough for hours with Python's lock held."""
 ANSWER_TAG: Final = 2**31 - 2
 STALL_SECONDS = 30.0
-"""Length of a wait at which it is reported for the first time, and again each time it doubles."""
-
-
-class Stall:
-    """Decides when to report a wait: after `STALL_SECONDS`, and then each time it has doubled."""
-
-    _reported = 0.0  # length of the wait when it was last reported
-
-    def due(self, seconds: float) -> bool:
-        """Whether to report a wait of this length now. A shorter one than before is taken for a new wait."""
-        if seconds < self._reported:
-            self._reported = 0.0
-        if seconds < max(STALL_SECONDS, 2 * self._reported):
-            return False
-        self._reported = seconds
-        return True
+"""Length of a wait at which it is reported for the first time, and again each time it has doubled."""
 
 
 class Answers:
@@ -98,8 +83,7 @@ class Liveness:
         self._end = threading.Event()
         self._sign: str | None = None  # latest sign of the neighbour
         self._silence = 0.0  # time since that sign, in seconds of this thread's own rounds
-        self._store_silent = False
-        self._stall = Stall()
+        self._reported = 0.0  # length of this worker's wait when it was last reported
         self._thread = threading.Thread(target=self._run, name="sar-liveness", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -112,33 +96,31 @@ class Liveness:
             self._thread.join(BEAT_SECONDS)
 
     def _run(self) -> None:
-        number, round_seconds, began = 0, 0.0, time.monotonic()
+        number, round_seconds, began, name = 0, 0.0, time.monotonic(), self._notes.name
         while True:
             group = self._group()
             if group is None or group.final:
                 return
+            reason = None
             try:
                 self._exchange(group, f"{number} {group.whereabouts}", round_seconds)
+                if self._silence >= SILENCE_SECONDS:
+                    reason = (
+                        f"{name(self._neighbour).capitalize()} has shown no sign of life for {SILENCE_SECONDS:g} s: "
+                        "its process is frozen or dead, or its host has vanished. When last heard of, it was "
+                        f"{(self._sign or '').partition(' ')[2]}"
+                    )
             except SilentStoreError:
-                self._store_silent = True
+                if self._silence >= SILENCE_SECONDS:
+                    reason = (
+                        f"The job's store has not answered {name(self._notes.rank)} for {SILENCE_SECONDS:g} s: the "
+                        "process that hosts it, usually worker 0, is frozen, or its host has vanished."
+                    )
             except RuntimeError:
-                if not self._end.wait(2 * BEAT_SECONDS):  # let an error of a lost connection, which says more, be first
-                    reason = "The job's store is gone: the process that hosts it, usually worker 0, has ended."
-                    group.stop(group.generation, reason, final=True)
-                return
-            if self._silence >= SILENCE_SECONDS:
-                if self._store_silent:
-                    own_name = self._notes.name(self._notes.rank)
-                    reason = (
-                        f"The job's store has not answered {own_name} for {SILENCE_SECONDS:g} s: the process that "
-                        "hosts it, usually worker 0, is frozen, or its host has vanished."
-                    )
-                else:
-                    silent, latest = self._notes.name(self._neighbour).capitalize(), self._sign or ""
-                    reason = (
-                        f"{silent} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen or dead, "
-                        f"or its host has vanished. When last heard of, it was {latest.partition(' ')[2]}"
-                    )
+                if self._end.wait(2 * BEAT_SECONDS):  # let an error of a lost connection, which says more, be first
+                    return
+                reason = "The job's store is gone: the process that hosts it, usually worker 0, has ended."
+            if reason is not None:
                 group.stop(group.generation, reason, final=True)
                 return
             del group  # do not keep an unused group alive
@@ -152,10 +134,9 @@ class Liveness:
 
     def _exchange(self, group: Member, own: str, round_seconds: float) -> None:
         """Show a sign; look for a note, and for a new sign of the neighbour, which is never silent before its first."""
-        generation, answers = group.generation, self.answers
-        self._notes.show(own)
-        note, [sign] = self._notes.read_note(generation), self._notes.signs([self._neighbour])
-        self._store_silent = False
+        generation, answers, notes = group.generation, self.answers, self._notes
+        notes.write(f"sign/{notes.rank}", own)
+        note, [sign] = notes.read_note(generation), notes.signs([self._neighbour])
         if sign != self._sign or sign in (None, LEFT):
             self._sign, self._silence = sign, 0.0
         with contextlib.suppress(RuntimeError):  # raised if the connections are closed
@@ -166,10 +147,14 @@ class Liveness:
         if note is not None:
             group.stop(generation, note.reason, final=note.final)
         wait = group.waiting
-        if self._stall.due(0.0 if wait is None else time.monotonic() - wait.began):
+        waited = 0.0 if wait is None else time.monotonic() - wait.began
+        if waited < self._reported:  # another wait
+            self._reported = 0.0
+        if waited >= max(STALL_SECONDS, 2 * self._reported):
+            self._reported = waited
             others = [
-                f"  {self._notes.name(rank)}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"
-                for rank, sign in enumerate(self._notes.signs(range(self._notes.world_size)))
-                if rank != self._notes.rank
+                f"  {notes.name(rank)}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"
+                for rank, sign in enumerate(notes.signs(range(notes.world_size)))
+                if rank != notes.rank
             ]
-            logger.warning("%s is %s\n%s", self._notes.name(self._notes.rank), wait, "\n".join(others))
+            logger.warning("%s is %s\n%s", notes.name(notes.rank), wait, "\n".join(others))

@@ -92,7 +92,8 @@ class ProcessTransport(Transport):
     def _wait_for_all(self, group: Member, limit: float) -> None:
         """Wait until every worker is ready to connect in this generation. Raise if one fails before that."""
         deadline = time.monotonic() + limit
-        self.notes.announce(group.generation)
+        ready = [f"{group.generation}/ready/{rank}" for rank in range(self.world_size)]
+        self.notes.write(ready[self.rank], "")
         pause = POLL_SECONDS
         while True:
             group.check()
@@ -102,7 +103,7 @@ class ProcessTransport(Transport):
                     failure = PeerError(note.reason)
                     group.abort(failure, final=note.final)
                     raise failure
-                absent = self.notes.absent(group.generation)
+                absent = self.notes.absent(ready)
                 if not absent:
                     return
                 signs = self.notes.signs(absent) if pause > store_notes.PATIENCE / 10 else []
@@ -112,7 +113,7 @@ class ProcessTransport(Transport):
             if left:
                 raise RuntimeError(f"workers {left} have left.")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"workers {self.notes.absent(group.generation)} did not come within {limit:.0f} s.")
+                raise RuntimeError(f"workers {self.notes.absent(ready)} did not come within {limit:.0f} s.")
             time.sleep(pause)
             pause = min(1.2 * pause, store_notes.PATIENCE / 5)
 
@@ -137,9 +138,9 @@ class ProcessTransport(Transport):
         if failure is None:
             return None
         overdue, generation, me = failure.overdue, group.generation, self.name(self.rank)
-        self.notes.report(generation, group.calls, call)
         note = None
         with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
+            self.notes.write(f"{generation}/at/{group.calls}/{self.rank}", call)  # for `whereabouts` of others
             note = self.notes.read_note(generation, 0 if overdue else store_notes.PATIENCE)
         if note is not None:
             place = f"({me.capitalize()} was waiting for {who} in: {call})"

@@ -8,7 +8,6 @@ would abort the process.
 """
 
 import atexit
-import contextlib
 import json
 import threading
 import time
@@ -84,6 +83,14 @@ class BoundedStore:
             raise SilentStoreError(f"The store has not answered for {STORE_SECONDS:g} s.")
         return asking.result()
 
+    def write(self, key: str, text: str) -> None:
+        """Set the value of a key."""
+        self.ask(lambda store: store.set(key, text))
+
+    def write_once(self, key: str, text: str) -> str:
+        """Set the value of a key unless it has one; return its value."""
+        return self.ask(lambda store: store.compare_set(key, "", text)).decode()
+
     def read(self, keys: Sequence[str], patience: float = 0.0) -> list[str | None]:
         """The values of these keys; waits up to `patience` seconds until all exist."""
 
@@ -94,6 +101,12 @@ class BoundedStore:
         while None in (texts := self.ask(values)) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return texts
+
+    def absent(self, keys: Sequence[str]) -> list[int]:
+        """Positions of the keys that do not exist."""
+        if self.ask(lambda store: store.check(list(keys))):  # one question for all, however many workers there are
+            return []
+        return [position for position, text in enumerate(self.read(keys)) if text is None]
 
 
 class Note(NamedTuple):
@@ -111,17 +124,14 @@ class StoreNotes(BoundedStore):
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, name: Callable[[int], str]) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.name = name
+        self.rank, self.world_size, self.name = rank, world_size, name
         own = store.clone() if world_size > 1 and hasattr(store, "clone") else store
         super().__init__(dist.PrefixStore("sar", own))
 
     def leave_note(self, generation: int, reason: str, *, final: bool) -> None:
         """Write the reason why this worker gives up, unless the generation already has a note."""
-        note = json.dumps(Note(self.rank, reason, final))
         try:
-            self.ask(lambda store: store.compare_set(f"{generation}/note", "", note))
+            self.write_once(f"{generation}/note", json.dumps(Note(self.rank, reason, final)))
         except RuntimeError:
             logger.warning("the store is gone; other workers will see only closed connections")
 
@@ -130,41 +140,21 @@ class StoreNotes(BoundedStore):
         [text] = self.read([f"{generation}/note"], patience)
         return None if text is None else Note(*json.loads(text))
 
-    def announce(self, generation: int) -> None:
-        """Announce that this worker is ready to connect."""
-        self.ask(lambda store: store.set(f"{generation}/ready/{self.rank}", ""))
-
-    def absent(self, generation: int) -> list[int]:
-        """The workers that have not announced themselves."""
-        keys = [f"{generation}/ready/{rank}" for rank in range(self.world_size)]
-        if self.ask(lambda store: store.check(keys)):  # one question for all, however many workers there are
-            return []
-        return [rank for rank, ready in enumerate(self.read(keys)) if ready is None]
-
-    def report(self, generation: int, number: int, call: str) -> None:
-        """Publish this worker's call for `whereabouts` of others."""
-        with contextlib.suppress(RuntimeError):
-            self.ask(lambda store: store.set(f"{generation}/at/{number}/{self.rank}", call))
-
     def whereabouts(self, generation: int, number: int, call: str) -> str:
         """Report this worker's call; return the calls that the others report within `PATIENCE`, a line for each."""
-        self.report(generation, number, call)
+        keys = [f"{generation}/at/{number}/{rank}" for rank in range(self.world_size)]
         try:
-            everybody = range(self.world_size)
-            calls = self.read([f"{generation}/at/{number}/{rank}" for rank in everybody], PATIENCE)
-            gone = ["has ended" if sign == LEFT else "no answer" for sign in self.signs(everybody)]
+            self.write(keys[self.rank], call)
+            calls = self.read(keys, PATIENCE)
+            gone = ["has ended" if sign == LEFT else "no answer" for sign in self.signs(range(self.world_size))]
         except RuntimeError:
             return "  the store cannot be reached: the process that hosts it, usually worker 0, has ended or is frozen"
         return "\n".join(f"  {self.name(rank)}: {current or gone[rank]}" for rank, current in enumerate(calls))
-
-    def show(self, sign: str) -> None:
-        """Show a sign of life, a text about this worker's present call."""
-        self.ask(lambda store: store.set(f"sign/{self.rank}", sign))
 
     def show_last(self) -> None:
         """Show that this worker ends without an error. `ask` cannot start a thread while the interpreter ends."""
         self._store.set(f"sign/{self.rank}", LEFT)
 
     def signs(self, ranks: Sequence[int]) -> list[str | None]:
-        """The latest signs of these workers; None for those that have not shown any."""
+        """The latest signs of life of these workers; None for those that have not shown any."""
         return self.read([f"sign/{rank}" for rank in ranks])
