@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sar.cli.model_options import load_model
+from sar.cli.model_file import load_model
 from sar.errors import ConfigError
 from sar.train.inference import infer
 

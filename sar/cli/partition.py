@@ -6,19 +6,17 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from sar.adapters.dgl.models import KINDS
 from sar.cli.graph_input import add_input, default_name, input_options, options_of, parse_bytes, progress_bar
-from sar.cli.model_options import add_model, model_of, process_bytes
 from sar.comm import initialize_comms
 from sar.comm.environment import find_place
 from sar.config import Config
 from sar.errors import ConfigError
 from sar.host.memory import machine_memory
-from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, PartsRule, method_names
+from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, method_names
+from sar.partition.assign.parts_rule import PartsByMemory
 from sar.partition.assign.task import VOLUME_BOUND
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 from sar.partition.write.writers import Writers
-from sar.train.parts_rule import PartsByReserve, PartsThatFit
 
 _WHOLE_DAY = 86_400.0
 
@@ -59,13 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--assignment", type=Path, metavar="DIR", help="take this one: NTYPE.txt for each type")
     add("--write-assignment", type=Path, metavar="DIR", help="write the assignment in that form")
     add("--assign-only", action="store_true", help="write nothing but that: no --out")
-    fitting = parser.add_argument_group("for --parts auto, such as --workers 4 --memory-per-worker 8GiB --model gat")
+    fitting = parser.add_argument_group("for --parts auto, such as --workers 4 --memory-per-worker 8GiB")
     add = fitting.add_argument
     add("--workers", type=int, metavar="Q", help="the fewest parts: one for each")
     memory = "that each part has to fit; default: that of this machine"
     add("--memory-per-worker", type=parse_bytes, metavar="SIZE", help=memory)
-    add_model(fitting)
-    reserve = "in place of a model: what a worker needs beside graph and features (T of SDT-GNN); default: two thirds"
+    reserve = "memory that a worker needs beside graph and features (T of SDT-GNN); default: two thirds"
     add("--reserve", type=parse_bytes, metavar="SIZE", help=reserve)
 
 
@@ -98,26 +95,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _number_of_parts(arguments: argparse.Namespace) -> int | PartsRule:
-    """The number, or what finds it."""
-    workers, memory = arguments.workers, arguments.memory_per_worker
-    model, reserve = arguments.model, arguments.reserve
+def _number_of_parts(arguments: argparse.Namespace) -> int | PartsByMemory:
+    """The number, or the rule for it."""
+    workers, memory, reserve = arguments.workers, arguments.memory_per_worker, arguments.reserve
     if isinstance(arguments.parts, int):
-        if any(one is not None for one in (workers, memory, model, reserve, arguments.resident)):
-            raise ConfigError("--workers, --memory-per-worker, --model, --reserve and --resident are for --parts auto.")
+        if any(one is not None for one in (workers, memory, reserve)):
+            raise ConfigError("--workers, --memory-per-worker and --reserve are for --parts auto.")
         return arguments.parts
-    if workers is None or (model is not None and reserve is not None):
-        raise ConfigError("--parts auto takes --workers, and either --model or --reserve.")
-    if model is None and arguments.resident:
-        raise ConfigError("--resident needs --model, for which memory is planned.")
+    if workers is None:
+        raise ConfigError("--parts auto takes --workers.")
     memory = machine_memory() if memory is None else memory
-    if model is None:
-        return PartsByReserve(workers, memory, 2 * memory // 3 if reserve is None else reserve)
-    shape = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads")} if model in KINDS else {}
-    described = ", ".join([model, *(f"{name} {value}" for name, value in shape.items())])
-    described += ", one part in memory at a time" if arguments.resident else ""
-    planned = model_of(arguments), process_bytes(), arguments.features, arguments.classes
-    return PartsThatFit(workers, memory, described, *planned, resident=arguments.resident is not None)
+    return PartsByMemory(workers, memory, 2 * memory // 3 if reserve is None else reserve)
 
 
 @contextlib.contextmanager

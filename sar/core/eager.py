@@ -35,9 +35,10 @@ def uncompiled(function: Function) -> Function:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of a module or its backward runs hooks, those of all modules included."""
+    """Whether a call runs hooks, of the module or all modules, other than those of sar's profiles and plans."""
     kinds = [f"{direction}{pre}_hooks" for direction in ("forward", "backward") for pre in ("", "_pre")]
-    return any(getattr(module, f"_{kind}") or getattr(hooks_of_all_modules, f"_global_{kind}") for kind in kinds)
+    hooks = [(getattr(module, f"_{kind}"), getattr(hooks_of_all_modules, f"_global_{kind}")) for kind in kinds]
+    return any(not is_written_in(hook, "sar.train") for both in hooks for of in both for hook in of.values())
 
 
 def is_written_in(function: Any, package: str) -> bool:

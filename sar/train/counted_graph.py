@@ -4,7 +4,6 @@ Tensors are on torch's device "meta", which holds no values. What the worker sen
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,27 +102,27 @@ def _ids(count: int, dtype: torch.dtype) -> Tensor:
 class CallTraffic:
     """Bytes that a worker sends in one distributed call."""
 
-    call: str  # what it does, as the workers agree on it
+    call: str  # as the workers agree on it
+    module: str  # the innermost module that made it; empty outside modules
     messages: int = 0  # bytes after the agreement
 
 
 class CountingGroup(Group):
-    """A group in which everybody agrees with this worker and sends what it sends; calls `on_call` before each call.
+    """A group in which everybody agrees with this worker and sends what it sends.
 
     Only its transport is another one, so that everything is counted where a real worker counts it.
     """
 
-    def __init__(self, rank: int, world_size: int, on_call: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(CountingTransport(rank, world_size, torch.device("cpu")))
-        self._on_call = on_call
         self.calls_made: list[CallTraffic] = []  # in order
+        self.modules: list[str] = []  # whose forwards run now, outermost first, for whoever runs a model
 
     def agree(self, call: str, flags: int = 0) -> list[int]:
         """This worker's flags, for each of the workers."""
-        self._on_call()
         self.count_messages()
         everybodys = super().agree(call, flags)
-        self.calls_made.append(CallTraffic(call))
+        self.calls_made.append(CallTraffic(call, self.modules[-1] if self.modules else ""))
         self._agreed_at = statistics().bytes_sent
         return everybodys
 

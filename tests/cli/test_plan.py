@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,9 +38,35 @@ def test_widths_come_from_the_directory(folder: str, capsys) -> None:
     )
     said, told = capsys.readouterr()
     assert told.splitlines()[0] == f"sar plan: reading {folder}"
-    assert said.startswith("gat, widths 6 -> 8 -> 4, mode 1")
+    assert said.startswith("gat, widths 6 -> 8 -> 4, on 2 workers in mode 1.")
+    assert re.search(r"^layers\.0 +attention, additive scores +\d", said, re.MULTILINE)
     assert "2 workers fit 8 GiB (8,589.9 MB) each" in said
-    assert "1 is the fewest that would" in said
+    assert "Choose 2, or 1, the fewest that fit by this balance and halo." in said
+
+
+@pytest.mark.parametrize(
+    "options, advice",
+    [
+        ([], r"All workers together take [\d,.]+ MB of this machine's [\d,.]+ MB, so they fit\."),
+        (
+            ["--memory-per-worker", "100MB"],
+            r"No number of workers fits 100.0 MB each: code, .* take [\d,.]+ MB\.",
+        ),
+    ],
+)
+def test_the_last_sentence_says_what_to_choose(folder: str, capsys, options: list[str], advice: str) -> None:
+    assert main(["plan", folder, "--hidden", "8", *options]) == 0
+    assert re.match(advice, capsys.readouterr().out.splitlines()[-1])
+
+
+def test_workers_that_do_not_fit(folder: str, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sar.cli.plan.machine_memory", lambda: 10**6)
+    assert main(["plan", folder, "--hidden", "1024", "--json"]) == 0
+    memory = max(worker["memory"]["total"] for worker in json.loads(capsys.readouterr().out)["workers"])
+    assert main(["plan", folder, "--hidden", "1024"]) == 0
+    assert ", so they do not fit." in capsys.readouterr().out
+    assert main(["plan", folder, "--hidden", "1024", "--memory-per-worker", f"{memory - 2_000_000}B"]) == 0
+    assert re.search(r"2 workers do not fit .* Choose [3-9], the fewest that fit", capsys.readouterr().out)
 
 
 def test_one_object_for_machines(folder: str, capsys) -> None:
@@ -48,11 +75,11 @@ def test_one_object_for_machines(folder: str, capsys) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["model"]["widths"] == [10, 5, 5, 3]
     for worker in found["workers"]:
-        sent = sum(layer["forward"] + layer["backward"] for layer in worker["layers"]) + worker["parameters_sent"]
+        sent = sum(call["forward"] + call["backward"] for call in worker["calls"]) + worker["parameters_sent"]
         assert 0 < sent < worker["bytes_sent"] < 1.1 * sent
         memory = worker["memory"]
-        assert memory["total"] == memory["before"] + memory["above_baseline"]
-        assert memory["total"] == sum(v for k, v in memory.items() if k not in ("total", "before", "above_baseline"))
+        assert 0 < worker["above_baseline"] < memory["total"]
+        assert memory["total"] == sum(v for k, v in memory.items() if k != "total")
 
 
 MODEL = """
@@ -100,14 +127,13 @@ def test_a_model_of_the_users_own(folder: str, tmp_path: Path, capsys, monkeypat
     assert main(["plan", folder, "--model", source, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["model"] == {"source": source}
-    [[layer], [_]] = [worker["layers"] for worker in found["workers"]]
-    assert "max" in layer["call"]
-    assert layer["forward"] > 0
-    assert layer["backward"] == 0  # nothing needs a gradient below the maximum
+    [[call], [_]] = [worker["calls"] for worker in found["workers"]]
+    assert (call["layer"], call["operation"]) == ("layer", "update_all, max")
+    assert call["forward"] > 0
+    assert call["backward"] == 0  # nothing needs a gradient below the maximum
     assert main(["plan", folder, "--model", source, "--memory-per-worker", "8GiB"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"{source}, mode 1")
-    assert "call 0: update_all, max" in said
+    assert said.startswith(f"{source}, on 2 workers in mode 1.")
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,10 @@ def plan(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> tuple[
     """What `sar plan` says of each worker: what does not depend on who wrote the layers, and what they hold."""
     assert main(["plan", str(folder), "--model", model, "--hidden", "16", "--json"]) == 0
     workers = json.loads(capsys.readouterr().out)["workers"]
-    for worker in workers:
-        for layer in worker["layers"]:
-            layer["call"] = layer["call"].replace("u['h']", "u['values']")  # DGL's name for what travels
     held = [worker["memory"]["activations"] + worker["memory"]["buffers"] for worker in workers]
     for worker in workers:
         worker["memory"] = [worker["memory"][part] for part in ("data", "structure", "parameters")]
+        del worker["above_baseline"]
     return workers, held
 
 

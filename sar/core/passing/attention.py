@@ -115,7 +115,8 @@ def attention(
             return in_blocks(partial(_of_heads, context, score, factor), blocks)
     seed = int(torch.randint(2**62, (), device="cpu")) + context.structure.group.rank * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
-    signature = context.signature(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
+    heads = f"{x.dtype}, heads {tuple(x.shape[1:])}, factor {factor}, dropout {dropout}"
+    signature = context.signature(f"attention, {score.name.lower()} scores: {heads}")
     if spills(x.device):
         recompute = None  # x leaves memory for a file anyway
     call = _AttentionCall(context, how, None if recompute is None else recompute.function, signature)

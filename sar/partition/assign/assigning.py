@@ -5,11 +5,11 @@ Other packages add methods by entry points of the group `sar.partition_methods`.
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from sar.partition.assign.assignment_files import read_assignment, write_assignm
 from sar.partition.assign.ldg import ldg
 from sar.partition.assign.metis import EDGE_BYTES, metis
 from sar.partition.assign.multilevel import ENTRY_BYTES, coarse_entries, multilevel
+from sar.partition.assign.parts_rule import PartsByMemory
 from sar.partition.assign.random import random
 from sar.partition.assign.spring import spring
 from sar.partition.assign.task import AssignmentTask, Method
@@ -77,17 +78,11 @@ class Assigned(NamedTuple):
     choice: Choice  # its method is empty where an assignment's files lack it
 
 
-class PartsRule(Protocol):
-    """Finds the number of parts by assignments to several; its `repr` says all that decides about the result."""
-
-    def __call__(self, graph: GraphSource, assign_to: Callable[[int], Assigned], /) -> Assigned: ...
-
-
 @dataclass(frozen=True)
 class AssigningOptions:
     """What is asked for."""
 
-    parts: int | PartsRule  # P, or what finds it
+    parts: int | PartsByMemory  # P, or the rule for it
     method: str = AUTO  # one that `method_named` knows
     seed: int = 0
     balance: tuple[str, ...] = ()  # beside nodes of each type: fields whose sums parts share, or as by `IN_EDGES`
@@ -115,7 +110,10 @@ def assign(
     if not isinstance(options.parts, int):
         if options.assignment is not None:
             raise ConfigError(f"'{options.assignment}' has a number of parts of its own; name that number.")
-        return options.parts(graph, lambda p: assign(replace(options, parts=p), graph, scratch, memory, progress, more))
+        parts, reason = options.parts(graph)
+        assigned = assign(replace(options, parts=parts), graph, scratch, memory, progress, more)
+        method, why = assigned.choice
+        return assigned._replace(choice=Choice(method, f"{why}\n{reason}"))
     if options.assignment is not None:
         found = read_assignment(options.assignment, graph.num_nodes, options.parts)
         return Assigned(found.parts, options.parts, Choice(found.algo_name, f"read from {options.assignment}"))

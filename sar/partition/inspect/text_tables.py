@@ -21,3 +21,16 @@ def _aligned(rows: Sequence[Sequence[str]], left: int) -> list[list[str]]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = ["<" if column < left else ">" for column in range(len(widths))]
     return [[f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)] for row in rows]
+
+
+def mega(count: float) -> str:
+    """Millions of bytes, as text."""
+    return f"{count / 1e6:,.1f}"
+
+
+def of_limit(memory: int) -> str:
+    """A limit in MB, as in the tables, and in powers of 1024 if it was named so."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if memory % size == 0:
+            return f"{memory // size} {unit} ({mega(memory)} MB)"
+    return f"{mega(memory)} MB"

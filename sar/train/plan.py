@@ -1,0 +1,286 @@
+"""Plans the memory and traffic of training: runs a user's model once on one worker's graph without values, and counts.
+
+Bytes sent are exact for a training loop with one `gather_grads` an epoch. Memory is within 15 % if a worker's tensors
+are most of it.
+
+[Note: what is assumed]
+Adam, cross-entropy on the nodes of `train_mask`, and `PartitionData` let go of after `construct_full_graph`. The
+allocator gives freed memory back, as `initialize_comms` sets it (`docs/memory.md`): then resident memory is what is
+live. What code takes before the first epoch differs between installations: `sar plan` measures it.
+
+[Note: which epoch]
+The second one is counted. By then there is all that the first one makes for good: edges grouped by source, tiles, and
+the optimizer's state.
+
+[Note: sums of gradients]
+Where a tensor is read twice, autograd adds the second gradient to the first in place, but not while a dispatch mode is
+active: then there are three tensors in place of two for a moment. So the peak is not looked for at a sum in a backward;
+what is still there at the next operation counts.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module as hooks
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sar.comm import session
+from sar.comm.collectives import gather_grads
+from sar.comm.rows import BufferPool
+from sar.comm.statistics import BACKWARD, statistics
+from sar.core.graph.graph import GraphShardManager
+from sar.errors import ConfigError, SarError
+from sar.train.counted_graph import META, CountingGroup, counted_graph
+from sar.train.graph_counts import GraphCounts, GraphInfo
+
+MakeModel = Callable[[GraphInfo], nn.Module]
+
+FIRST_EPOCH = 12 * 10**6  # bytes that the first epoch brings beside tensors: code above all, and holes in the heap
+
+_aten = torch.ops.aten
+
+
+@dataclass
+class CallPlan:
+    """Bytes that a worker sends for one distributed call of the model in an epoch: messages with their alignment."""
+
+    layer: str  # the module that makes it, by its name in the model
+    operation: str
+    forward: int  # the worker's rows to their readers
+    backward: int = 0  # gradients of other workers' rows, and its rows again if the backward reads them
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of resident memory at the peak of training, by use."""
+
+    code: int
+    data: int  # features, labels, masks and IDs
+    structure: int  # the graph, and what it makes for the backward and for tiles
+    activations: int  # what layers keep and compute with, own nodes only
+    parameters: int  # with gradients and the optimizer's state
+    buffers: int  # of messages, at that moment
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that do not fall with the number of workers."""
+        return self.code + self.parameters + self.buffers
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """One worker's traffic in an epoch with one step of the optimizer, and its memory, in bytes."""
+
+    bytes_sent: int  # all together and with the agreements before each call, as `sar.comm.statistics()` counts it
+    calls: list[CallPlan]
+    parameters_sent: int  # gradients of the parameters in `gather_grads`
+    memory: MemoryPlan
+    above_baseline: int  # the peak above the level just before the first epoch, which is what benchmarks measure
+
+
+def plan_training(counts: GraphCounts, make_model: MakeModel, code: int) -> list[WorkerPlan]:
+    """Plan full-graph training of a model, by worker, with `Config` as it is.
+
+    Args:
+        counts: of the graph.
+        make_model: called with the `GraphInfo`; its model is called as `model(graph, x)`, with x (N_i, F) features of
+            this worker's nodes, or a dictionary of them by node type if there are several.
+        code: bytes that code takes before the first epoch.
+
+    Raises:
+        ConfigError: the model cannot be run without values.
+    """
+    return [_plan_worker(counts, worker, make_model, code) for worker in range(counts.num_workers)]
+
+
+def fewest_workers(workers: Sequence[WorkerPlan], memory: int) -> int | None:
+    """The least number of workers of which each needs at most `memory` bytes; None if there is no such number.
+
+    By proportion: balance stays, and each worker reads as large a share of the others' nodes.
+    """
+    if any(worker.memory.fixed >= memory for worker in workers):
+        return None
+    shares = [(one.memory.total - one.memory.fixed, memory - one.memory.fixed) for one in workers]
+    return max(1, *(-(-needed * len(workers) // room) for needed, room in shares))
+
+
+def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: int) -> WorkerPlan:
+    """Train for two epochs without values and count the second: see [Note: which epoch]."""
+    memory, group = MetaMemory(), CountingGroup(worker, counts.num_workers)
+    with session.standing_in(group, _CountedPool(memory)):
+        graph, structure = counted_graph(counts, worker, group)
+        structure_before = structure.nbytes
+        with memory:
+            with META:
+                model = make_model(counts.info)
+            if not isinstance(model, nn.Module):
+                found = type(model).__name__
+                raise ConfigError(f"the function that makes the model returned a {found}; expected a Module.")
+            model.to(META)
+            nodes = counts.nodes[worker]
+            features = {
+                ntype: torch.empty(nodes[ntype], width, device=META) for ntype, width in counts.info.in_widths.items()
+            }
+            x = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
+            optimizer = torch.optim.Adam(model.parameters())
+            before = memory.live
+            _train(model, graph, x, optimizer, counts.train_nodes[worker])
+            group.calls_made.clear()
+            sent = statistics().bytes_sent
+            memory.peak, memory.peak_buffers = memory.live, memory.buffers
+            with _named_calls(model, group):
+                _train(model, graph, x, optimizer, counts.train_nodes[worker])
+        group.count_messages()
+        sent = statistics().bytes_sent - sent
+    calls: list[tuple[str, CallPlan]] = []
+    parameters_sent = 0
+    for traffic in group.calls_made:
+        text = traffic.call.removeprefix(BACKWARD).partition(";")[0]  # without graph and settings
+        if text.startswith("gather_grads"):
+            parameters_sent += traffic.messages
+        elif traffic.call.startswith(BACKWARD):
+            # Autograd goes back from the last call, so of calls that are alike the last is the one.
+            waiting = (call for of, call in reversed(calls) if of == text and not call.backward)
+            next(waiting).backward = traffic.messages
+        else:
+            operation = text.partition(":")[0].partition(" of ")[0]
+            calls.append((text, CallPlan(traffic.module, operation, traffic.messages)))
+    model_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    above = memory.peak - before
+    planned = MemoryPlan(
+        code=code + FIRST_EPOCH,
+        data=counts.data_bytes(worker),
+        structure=structure.nbytes,
+        activations=max(0, above - (structure.nbytes - structure_before) - 3 * model_bytes - memory.peak_buffers),
+        parameters=4 * model_bytes,  # themselves, gradients, and two moments of Adam
+        buffers=memory.peak_buffers,
+    )
+    baseline = code + planned.data + structure_before + model_bytes
+    return WorkerPlan(sent, [call for _, call in calls], parameters_sent, planned, planned.total - baseline)
+
+
+@contextmanager
+def _named_calls(model: nn.Module, group: CountingGroup) -> Iterator[None]:
+    """Tells the group which module is running."""
+    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        group.modules.append(names.get(module, type(module).__name__))
+
+    def leave(*_: Any) -> None:
+        group.modules.pop()
+
+    handles = hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _train(model: nn.Module, graph: GraphShardManager, x: Any, optimizer: Optimizer, train_nodes: int) -> None:
+    """An epoch of a training script: cross-entropy of outputs (N_i, C), and the sum of those of other shapes."""
+    try:
+        losses = []
+        for output in tree_leaves(model(graph, x)):
+            if output.dim() == 2:
+                chosen = torch.empty(min(train_nodes, len(output)), dtype=torch.int64, device=META)
+                labels = torch.empty(len(output), dtype=torch.int64, device=META)
+                losses.append(functional.cross_entropy(output[chosen], labels[chosen], reduction="sum"))
+            else:
+                losses.append(output.sum())
+        loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+        optimizer.zero_grad()
+        loss.backward()
+        gather_grads(model)
+        optimizer.step()
+    except SarError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"the model cannot be run on tensors that have sizes and no values: {error} Operations whose results "
+            "have a size that depends on values (masks, unique, Python reduce functions) cannot be planned."
+        ) from error
+
+
+class MetaMemory(TorchDispatchMode):
+    """While active, counts the bytes of all tensors on "meta" that operations make, as long as they live.
+
+    Where code asks whether values have a property, such as "does any node have no in-edge?", the answer is no, and
+    yes if it asks whether all have it. What is copied to the CPU is 1.
+
+    live: bytes now.
+    buffers: of which in message buffers.
+    peak, peak_buffers: the most of `live`, and `buffers` at that moment.
+    in_buffers: whether what is made now is a message buffer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = self.buffers = self.peak_buffers = 0
+        self.in_buffers = False
+        self._sizes: dict[int, int] = {}  # of the storages that live, by `_cdata`
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+            if func is _aten._local_scalar_dense.default:
+                if args[0].dtype != torch.bool:
+                    raise ConfigError(
+                        "the model reads the number that is in a tensor, but a plan has sizes and no values. Compute "
+                        "it on the device, or give the model a constant while it is planned."
+                    )
+                return False
+            if func is _aten.all.default:
+                return torch.ones((), dtype=torch.bool, device="cpu")
+            if func is _aten._to_copy.default and torch.device(kwargs.get("device") or "meta").type != "meta":
+                return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="cpu")
+        made = func(*args, **kwargs)
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                self._count(tensor.untyped_storage())
+        if self.live > self.peak and not (func is _aten.add.Tensor and torch._C._current_graph_task_id() != -1):
+            self.peak, self.peak_buffers = self.live, self.buffers
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that may be new, or have another size than when it was last counted."""
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._sizes:
+            weakref.finalize(storage, self._forget, key, self.in_buffers)
+        grown = size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+        self.live += grown
+        self.buffers += grown if self.in_buffers else 0
+
+    def _forget(self, key: int, in_buffers: bool) -> None:
+        size = self._sizes.pop(key)
+        self.live -= size
+        self.buffers -= size if in_buffers else 0
+
+
+class _CountedPool(BufferPool):
+    """Message buffers on "meta", counted as such."""
+
+    def __init__(self, memory: MetaMemory) -> None:
+        super().__init__(META)
+        self._memory = memory
+
+    def take(self, size: int) -> Tensor:
+        self._memory.in_buffers = True
+        try:
+            return super().take(size)
+        finally:
+            self._memory.in_buffers = False

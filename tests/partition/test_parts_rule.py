@@ -1,0 +1,101 @@
+"""How many parts `--parts auto` makes, and the reason that it gives."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sar.cli.demo import community_graph
+from sar.errors import ConfigError
+from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
+from sar.partition.assign.parts_rule import PartsByMemory
+from sar.partition.graph_data import write_npz
+from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.pipeline import InputOptions, OutputOptions, run_assignment, run_partition
+from sar.train.counted_graph import CountingGroup, counted_graph
+from sar.train.graph_counts import count_graph
+from tests.partition.graph_tasks import odd_graphs
+
+
+@pytest.fixture(scope="module")
+def graph() -> GraphSource:
+    data = community_graph(2000, 30_000, num_features=16, num_classes=4).with_split()
+    return GraphSource({"_N": 2000}, {("_N", "_E", "_N"): ArrayEdges(data.src, data.dst)}, {"_N": data.node_data}, {})
+
+
+def divide(graph: GraphSource, parts: Any, scratch: Path) -> Assigned:
+    return assign(AssigningOptions(parts, "random"), graph, scratch / "method", None, lambda doing, share: None)
+
+
+@pytest.mark.parametrize("workers, memory", [(0, 10**9), (2, 0)])
+def test_workers_without_memory_are_refused(tmp_path: Path, graph: GraphSource, workers: int, memory: int) -> None:
+    with pytest.raises(ConfigError, match="expected at least 1 of each"):
+        divide(graph, PartsByMemory(workers, memory, -1), tmp_path)
+
+
+def test_the_number_of_parts_by_a_reserve(tmp_path: Path, graph: GraphSource) -> None:
+    """S / (M - T), rounded up, and one for each worker at least: section III-C of SDT-GNN."""
+    data = 2000 * (16 * 4 + 8 + 3 + 16 + 4) + 30_000 * 16  # features, label, masks, IDs and type; IDs of edges
+    for workers, room, parts in ((1, 10**6, 1), (4, 10**6, 4), (2, 150_000, 6)):
+        assigned = divide(graph, PartsByMemory(workers, 10**7, 10**7 - room), tmp_path)
+        assert assigned.num_parts == parts
+        assert len(np.unique(assigned.part_of)) == parts
+        said = assigned.choice.why.split(" MB, and")[0]
+        size = float(said.split()[-1]) * 1e6
+        assert data < size < 1.4 * data  # and structure, 4 bytes an edge and some a node
+        assert parts == max(workers, -(-size // room))
+    with pytest.raises(ConfigError, match=r"10.0 MB of a worker's 10.0 MB are reserved"):
+        divide(graph, PartsByMemory(2, 10**7, 10**7), tmp_path)
+
+
+def test_what_the_number_means(tmp_path: Path, graph: GraphSource) -> None:
+    asked, many = divide(graph, PartsByMemory(2, 10**7, 10**7 - 200_000), tmp_path).choice.why.split("\n")
+    assert asked == "asked for"
+    assert many.startswith("5 parts: a worker has memory for one at a time, so 2 workers take up to 3 each")
+    assert "it takes 5 workers" in many
+    one_each = divide(graph, PartsByMemory(3, 2**30, 0), tmp_path).choice.why
+    assert "3 parts: 3 workers hold one each, with all parts in memory at once" in one_each
+
+
+def test_graph_and_features_are_those_that_a_worker_holds(tmp_path: Path) -> None:
+    data = community_graph(2000, 30_000, num_features=16, num_classes=4).with_split()
+    write_npz(data, tmp_path / "small.npz")
+    found = run_partition(
+        InputOptions(str(tmp_path / "small.npz")), AssigningOptions(1, "random"), OutputOptions(tmp_path / "parts")
+    )
+    counts = count_graph(found.json_file)
+    _, structure = counted_graph(counts, 0, CountingGroup(0, 1))
+    said = divide(
+        GraphSource({"_N": 2000}, {("_N", "_E", "_N"): ArrayEdges(data.src, data.dst)}, {"_N": data.node_data}, {}),
+        PartsByMemory(1, 10**9, 0),
+        tmp_path,
+    ).choice.why
+    size = float(said.split(" MB, and")[0].split()[-1]) * 1e6
+    assert size == pytest.approx(counts.data_bytes(0) + structure.nbytes, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["no nodes", "no edges"])
+def test_graphs_without_edges(tmp_path: Path, name: str) -> None:
+    assert divide(odd_graphs()[name], PartsByMemory(3, 2**30, 0), tmp_path).num_parts == 3
+
+
+def test_a_given_assignment_has_its_number(tmp_path: Path, graph: GraphSource) -> None:
+    options = AssigningOptions(PartsByMemory(2, 2**30, 0), assignment=tmp_path)
+    with pytest.raises(ConfigError, match="has a number of parts of its own"):
+        assign(options, graph, tmp_path / "method", None, lambda doing, share: None)
+
+
+def test_the_directory_has_the_parts_chosen(tmp_path: Path) -> None:
+    data = community_graph(300, 3000, num_features=16, num_classes=4).with_split()
+    write_npz(data, tmp_path / "small.npz")
+    input_options = InputOptions(str(tmp_path / "small.npz"))
+    assigning = AssigningOptions(PartsByMemory(2, 10**6, 970_000), "random", write_assignment=tmp_path / "written")
+    outcome = run_partition(input_options, assigning, OutputOptions(tmp_path / "parts"))
+    parts = len(outcome.report.parts)
+    assert parts > 2
+    assert f"\n{parts} parts: a worker has memory for one at a time" in outcome.assigned.choice.why
+    again = AssigningOptions(assigning.parts, "random", write_assignment=tmp_path / "alone")
+    assert run_assignment(input_options, again)[0] == outcome.assigned.choice
+    for name in ("_N.txt", "partition_meta.json"):
+        assert (tmp_path / "alone" / name).read_text() == (tmp_path / "written" / name).read_text()
