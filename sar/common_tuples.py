@@ -1,4 +1,4 @@
-"""What passes between readers and the engine: the data of one partition, free of DGL; and how a feature is found there.
+"""The data of one partition, which readers hand to the engine, free of DGL; and the lookup of features in it.
 
 Node and edge IDs are *global* and homogeneous: partition p owns the contiguous range `node_ranges[p]`, inside which
 nodes of one type follow each other in runs.
@@ -20,11 +20,11 @@ ORIG_ID: Final = "orig_id"
 """DGL's own names for type and ID fields (`dgl.NTYPE` and so on), spelled out so that the engine needs no DGL."""
 
 GIVEN_ID: Final = "id"
-"""Node field with the IDs that nodes have in an input where these are strings or have gaps: (N,) int64, or strings in
+"""Node field with the IDs that nodes have in an input whose IDs are strings or have gaps: (N,) int64, or strings in
 UTF-8, (N, L) uint8 with zeros at the end."""
 
 SPLIT: Final = ("train_mask", "val_mask", "test_mask")
-"""Node fields that say what to train, validate and test on."""
+"""Node fields with the nodes to train, validate and test on."""
 
 CanonicalEtype = tuple[str, str, str]
 AnyEtype = str | CanonicalEtype | None
@@ -37,7 +37,7 @@ class ShardEdgesAndFeatures(NamedTuple):
     """The edges from one source partition into this worker's partition, by destination and then edge ID.
 
     edges: (source, destination) global node IDs, int64, (E_shard,) each.
-    edge_features: `_TYPE` (index into `edge_type_names`; may be absent with one edge type), `_ID` and `orig_id` where
+    edge_features: `_TYPE` (index into `edge_type_names`; may be absent with one edge type), `_ID` and `orig_id` if
         known, (E_shard,) each, and the user's features. With one edge type these go by their bare name, (E_shard, ...);
         with several by `src:rel:dst/name`, with rows for the edges of that relation only.
     """
@@ -49,20 +49,20 @@ class ShardEdgesAndFeatures(NamedTuple):
 class PartitionData(NamedTuple):
     """Everything one worker knows about its partition; `data["feat"]` is the node feature of that name.
 
-    A name is enough where one node type has it; `data["paper/feat"]` says which. For mypy, which takes an entry of a
+    A name is enough if one node type has it; `data["paper/feat"]` says which. For mypy, which takes an entry of a
     tuple for one of its fields, write `suffix_key_lookup(data.node_features, "feat")`; it does the same.
 
     all_shard_edges: one entry per source partition, in order.
     node_ranges: the [start, end) range of global node IDs of every partition.
     node_features: features of this worker's nodes under `ntype/name`, (N_i of that type, ...), plus `_TYPE`, (N_i,)
-        (may be absent with one node type) and `_ID` and `orig_id` where known.
+        (may be absent with one node type) and `_ID` and `orig_id` if known.
     node_type_names: node types; `_TYPE` holds indices into this list.
     edge_type_names: canonical edge types (source type, relation, destination type).
-    partition_book: DGL's partition book, or None for data made in memory or where DGL is not installed.
+    partition_book: DGL's partition book, or None for data made in memory or without DGL.
     directory: digest of the description of the directory that it is from, which workers compare; empty for data made in
         memory.
     part_ranges: the [start, end) range of global node IDs of each partition, or piece of one, that this worker has;
-        empty where there is one, with all of the worker's nodes.
+        empty if there is one, with all of the worker's nodes.
     """
 
     all_shard_edges: list[ShardEdgesAndFeatures]
@@ -132,7 +132,7 @@ def suffix_key_lookup(
 def _expand(
     feature_dict: Mapping[str, Tensor], key: str, matches: list[str], type_list: Sequence[str | CanonicalEtype] | None
 ) -> Tensor:
-    """The matches side by side: rows in the order of `_TYPE`, zeros where a type has no match."""
+    """The matches side by side: rows in the order of `_TYPE`, zeros if a type has no match."""
     first = feature_dict[matches[0]]
     types = feature_dict.get(NTYPE)
     if len(matches) == 1 and (types is None or len(first) == len(types)):

@@ -1,4 +1,4 @@
-"""Arrays in files, of which rows are read and written a slice at a time; and where files are opened for reading.
+"""Arrays in files, read and written a slice of rows at a time, and the opening of files for reading.
 
 Rows are read, not memory-mapped: pages of a mapping would count as memory of the process until the system takes them
 back, so that a stream through a large file would look like the whole file.
@@ -136,7 +136,7 @@ class ArrayFile(AbstractContextManager["ArrayFile"]):
         self._file = path.open("wb", buffering=0)  # so that a full disk shows at once
 
     def append(self, rows: Array) -> None:
-        """Write rows, (n, *row_shape); `PartitionError` where the disk is full."""
+        """Write rows, (n, *row_shape); `PartitionError` if the disk is full."""
         left = _bytes_of(np.ascontiguousarray(rows, self.dtype))
         try:
             while left:
@@ -160,9 +160,9 @@ def _bytes_of(rows: Array) -> memoryview:
 
 
 def open_file(path: Path, advice: str = "copy it again, or write it again.") -> BinaryIO:
-    """Open a file for reading; `advice` says what to do where that is not possible.
+    """Open a file for reading; `advice` ends the error if this is not possible.
 
-    `PartitionError` where it is missing, cannot be read, or is a pipe or a device, which might never end.
+    `PartitionError` if it is missing, cannot be read, or is a pipe or a device, which might never end.
     """
 
     def open_at_once(name: str, flags: int) -> int:
@@ -187,9 +187,9 @@ def unreadable(path: Path, error: OSError | ValueError, advice: str = _CHECK_NAM
 
 
 def open_npy(path: Path) -> tuple[StoredArray, bool]:
-    """The array of an `.npy` file, and whether it lies there as the transpose of what was saved (Fortran order).
+    """The array of an `.npy` file, and whether it is stored transposed (Fortran order).
 
-    It is not read, and nothing is unpickled. `PartitionError` where the file is missing, truncated, no `.npy` file, or
+    It is not read, and nothing is unpickled. `PartitionError` if the file is missing, truncated, no `.npy` file, or
     holds other things than numbers.
     """
     with open_file(path, _CHECK_NAME) as file:
@@ -214,7 +214,7 @@ def open_npy(path: Path) -> tuple[StoredArray, bool]:
 
 
 def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> StoredArray:
-    """Rows of a file of nothing else; `PartitionError` where it is missing, or its size is no number of rows."""
+    """The rows of a file without a header; `PartitionError` if it is missing, or its size is no multiple of a row."""
     row_bytes = math.prod(row_shape) * dtype.itemsize
     with open_file(path, _CHECK_NAME) as file:
         size = os.fstat(file.fileno()).st_size
@@ -227,7 +227,7 @@ def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) 
 
 
 def as_column(stored: StoredArray, name: str | None = None) -> StoredArray:
-    """An array of one of DGL's files as a column; `PartitionError`, with its name, where it is bfloat16."""
+    """An array of one of DGL's files as a column; `PartitionError`, with its name, if it is bfloat16."""
     if stored.stored == BFLOAT16:
         what = stored.path if name is None else f"the field {name!r} in {stored.path}"
         raise PartitionError(f"{what} is bfloat16, which numpy lacks; expected float16, float32 or another type.")

@@ -50,14 +50,14 @@ class StoredEdges(NamedTuple):
     num_columns: int
     rows: StoredArray
     columns: StoredArray
-    edge_ids: StoredArray  # (E,) of each entry; (0,) where entries are in the order of IDs
+    edge_ids: StoredArray  # (E,) of each entry; empty if entries are in the order of IDs
 
     @property
     def num_edges(self) -> int:
         return self.columns.shape[0]
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """Read sources and destinations in the order of edge IDs, (E,) each; `PartitionError` where they do not fit."""
+        """Read sources and destinations in the order of edge IDs, (E,) each; `PartitionError` if they do not fit."""
         columns = self._read(self.columns, self.num_edges, self.num_columns)
         if self.kind == COO:
             rows = self._read(self.rows, self.num_edges, self.num_rows)
@@ -101,7 +101,7 @@ class Relation(NamedTuple):
 
 
 class StoredGraph(NamedTuple):
-    """A graph on disk: numbers of nodes and their fields by type, and what joins them."""
+    """A graph on disk: the nodes of each type with their fields, and its edges."""
 
     path: Path
     num_nodes: dict[str, int]
@@ -110,7 +110,7 @@ class StoredGraph(NamedTuple):
 
 
 def open_graph(path: Path) -> StoredGraph:
-    """Find the only graph of a file; its values are not read. `PartitionError` where there is not one."""
+    """Find the only graph of a file; its values are not read. `PartitionError` if there are none or several."""
     with open_file(path) as file:
         cursor = Cursor(path, file)
         start, end = _place(cursor)
@@ -127,7 +127,7 @@ def open_graph(path: Path) -> StoredGraph:
 
 
 def _place(cursor: Cursor) -> tuple[int, int]:
-    """Where the graph begins and ends, by the table at the end of the file, which a truncated one lacks."""
+    """The first and last byte of the graph, from the table at the end of the file, which a truncated file lacks."""
     if cursor.size >= GRAPH_FILE_HEADER_BYTES + 24:
         cursor.move(cursor.size - 8)
         table_bytes = cursor.number()
@@ -177,7 +177,7 @@ def _graph(cursor: Cursor) -> StoredGraph:
 
 
 def _edges(cursor: Cursor) -> StoredEdges:
-    """The edges of one type; in the first one, where they are saved in several sparse formats."""
+    """The edges of one type, in the first format if they are saved in several sparse formats."""
     cursor.mark(RELATION_MARK, "a relation")
     saved, are_bits, _, _ = cursor.numbers("4i")
     bits = saved if are_bits else _ONE_FORMAT.get(saved, 0)

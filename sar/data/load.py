@@ -1,4 +1,4 @@
-"""Load what a worker has of a partition directory, with features streamed from disk."""
+"""Loads a worker's share of a partition directory, with features streamed from disk."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -69,7 +69,7 @@ def load_partition(
             raise PartitionError(
                 f"own_partition_idx is {own_partition_idx!r}; expected a number from 0 to {workers - 1}, sar.rank()."
             )
-        logger.info("loading what worker %d of %d has of %s", own_partition_idx, workers, spec.path)
+        logger.info("loading the share of worker %d of %d in %s", own_partition_idx, workers, spec.path)
         if parts is None and workers == spec.num_parts:
             return _load_part(spec, own_partition_idx, device, verify, make_book)
         return on_device(_load_share(spec, own_partition_idx, parts, verify, make_book), device)
@@ -78,7 +78,7 @@ def load_partition(
 def _load_share(
     spec: PartitionJson, worker: int, parts: Sequence[int] | None, verify: bool, make_book: MakeBook
 ) -> PartitionData:
-    """Load what a worker has of partitions that are not one for each worker."""
+    """Load a worker's share if there is not one partition for each worker."""
     if not session.is_initialized():
         raise PartitionError("parts are chosen together by all workers; call sar.initialize_comms() first.")
     group = current_group()
@@ -202,7 +202,7 @@ class ShardFields:
         self._fields[key] = values.to(self.device), bounds
 
     def rows_of(self, type_id: int) -> tuple[slice | Tensor, list[int]]:
-        """The rows of an edge type, and where those of each shard begin and end."""
+        """The rows of an edge type, and the bounds of each shard among them."""
         if self._type_of_edge is None:
             return slice(None), self._bounds
         rows = (self._type_of_edge == type_id).nonzero().squeeze(1)
@@ -249,7 +249,7 @@ def _shards(
 
 
 def _positions(edge_id: Tensor, first: int) -> Tensor:
-    """Where in `edge_id` each of the IDs `first`, `first + 1`, ... stands."""
+    """The positions in `edge_id` of the IDs `first`, `first + 1`, ..."""
     count = len(edge_id)
     position = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64, device="cpu")
     for chunk in pieces(count):

@@ -98,7 +98,7 @@ def _check(rows: Array, ids: Array, like: Array, whose: str) -> None:
 
 
 def _slices(rows: Array, count: int) -> Iterator[tuple[int, int]]:
-    """Where slices of so many rows begin and end."""
+    """First and last row of each slice of `count` rows."""
     step = max(1, _SLICE_BYTES // max(1, prod(rows.shape[1:]) * rows.dtype.itemsize))
     yield from ((start, start + step) for start in range(0, count, step))
 

@@ -1,4 +1,4 @@
-"""What the files of one part hold: its graph, the names of its edge types, its features, and its original IDs.
+"""The content of one partition's files: its graph, the names of its edge types, its features and original IDs.
 
 The graph is homogeneous, of own nodes and halo, with local node numbers. sar shows edges by source partition, then
 destination, then edge ID: the visible order.
@@ -41,23 +41,23 @@ class LocalGraph:
     node_id: Tensor  # (N,) global IDs of the partition's nodes and halo
     is_inner: Tensor  # (N,) whether the partition owns the node
     orig_node_id: Tensor | None  # (N,) IDs in the input graph, which DGL wrote up to 0.9
-    edges: dict[str, Tensor]  # (E,) each: `src`, `dst` (local nodes), `_ID` (global), and `orig_id` where DGL wrote it
+    edges: dict[str, Tensor]  # (E,) each: `src`, `dst` (local nodes), `_ID` (global), and `orig_id` if DGL wrote it
 
     @cached_property
     def owned(self) -> slice | Tensor:
-        """The edges into own nodes; a slice where they come first, as DGL writes them."""
+        """The edges into own nodes; a slice if they come first, as DGL writes them."""
         inner = self.is_inner.index_select(0, self.edges[DST])
         count = np.count_nonzero(inner.numpy())
         return slice(count) if bool(inner[:count].all()) else inner.nonzero().squeeze(1)
 
     def own_nodes(self) -> tuple[Tensor, Tensor | None]:
-        """The IDs of the partition's own nodes, ascending; and those in the input graph, where they are there."""
+        """The IDs of the partition's own nodes, ascending; and those in the input graph, if they are stored."""
         node_id, order = self.node_id[self.is_inner].sort()
         return node_id, None if self.orig_node_id is None else self.orig_node_id[self.is_inner][order]
 
 
 class PartFile:
-    """A `graph.dgl`: what it has, before it is read; `PartitionError` where it is missing, damaged or something else.
+    """A `graph.dgl` that has not been read yet; `PartitionError` if it is missing, damaged or another file.
 
     nodes, edges: fields of DGL's own, a whole number for each node or edge.
     """
@@ -98,7 +98,7 @@ def _no_partition(graph: StoredGraph, found: str) -> PartitionError:
 
 
 def check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
-    """Raise `PartitionError` where a partition's graph has other nodes than the JSON file says."""
+    """Raise `PartitionError` if a partition's graph has other nodes than the JSON file says."""
     path = spec.files[part]["part_graph"]
     own = graph.node_id[graph.is_inner].sort().values
     start, end = spec.partition_ranges[part]
@@ -127,7 +127,7 @@ def has_all_edges(graph: LocalGraph, start: int, end: int) -> bool:
 
 
 def check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
-    """Raise `PartitionError` where a partition's graph has other edges than the JSON file says."""
+    """Raise `PartitionError` if a partition's graph has other edges than the JSON file says."""
     start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
     if not has_all_edges(graph, start, end):
         found = int(graph.is_inner[graph.edges[DST].long()].sum())
@@ -141,7 +141,7 @@ def canonical_edge_types(spec: PartitionJson, graph: LocalGraph, part: int) -> l
     """Name the edge types as (source type, relation, destination type).
 
     Plain names get their node types from an edge of that type, in this partition if it has one, else in the others.
-    `PartitionError` where no file at hand has an edge of some type, or the JSON file lacks the node types of one.
+    `PartitionError` if no file at hand has an edge of some type, or the JSON file lacks the node types of one.
     """
     names = {type_id: parse_edge_type(name) for type_id, name in enumerate(spec.edge_types)}
     if len(spec.node_types) == 1:
@@ -213,7 +213,7 @@ class Feature(NamedTuple):
 
 
 class FeatureFiles:
-    """The files with what is known of a part's nodes, or of its edges.
+    """The files with the features and original IDs of a partition's nodes, or of its edges.
 
     Edge types go by their canonical names and as the JSON file spells them. `has_part_ids` says whether the part's
     graph has `part_id`; DGL's dispatch pipeline does not write it, and names feature files even if there are none.
@@ -236,12 +236,12 @@ class FeatureFiles:
         self._may_lack_files = spec.path.name == DISPATCH_JSON and not has_part_ids
 
     def features(self) -> list[Feature]:
-        """All features; `PartitionError` where the file is missing or damaged, or as from `feature`."""
+        """All features; `PartitionError` if the file is missing or damaged, or as from `feature`."""
         path, tensors = self.tensors()
         return [self.feature(path, key, stored) for key, stored in tensors.items()]
 
     def tensors(self) -> tuple[Path, dict[str, StoredArray]]:
-        """The features' file, and what it holds by key, unchecked."""
+        """The features' file and its arrays by key, unchecked."""
         kind = "node_feats" if self.what == "nodes" else "edge_feats"
         path = self.spec.files[self.part].get(kind)
         if path is None:
@@ -251,12 +251,12 @@ class FeatureFiles:
         return path, open_tensors(path)
 
     def feature(self, path: Path, key: str, stored: StoredArray) -> Feature:
-        """The feature under `type/name`, or `name` where there is one type; `PartitionError` if it does not fit."""
+        """The feature under `type/name`, or `name` if there is one type; `PartitionError` if it does not fit."""
         type_name, slash, name = key.partition("/")
         return self._checked(path, key, type_name if slash else None, name if slash else key, stored)
 
     def original_ids(self) -> list[Feature]:
-        """The IDs in the input graph, a feature for each type, if any; `PartitionError` where some are missing."""
+        """The IDs in the input graph, a feature for each type, if any; `PartitionError` if some are missing."""
         path = self.spec.files[self.part].get(self.what)
         if path is None or not os.path.exists(path):
             return []

@@ -49,13 +49,13 @@ IdRanges = npt.NDArray[np.int64]
 
 
 def part_folder(directory: Path, part: int) -> Path:
-    """Where the files of a part lie that sar writes."""
+    """The folder of a partition's files that sar writes."""
     return directory / f"part{part}"
 
 
 @dataclass(frozen=True)
 class PartitionJson:
-    """What the JSON file says.
+    """The content of the JSON file.
 
     files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named, and
         those of original IDs under `nodes` and `edges`, whether they are there or not.
@@ -64,9 +64,9 @@ class PartitionJson:
     """
 
     path: Path  # of the file itself
-    name: str  # of the graph; empty where the file has none
+    name: str  # of the graph; empty if the file has none
     method: str  # of its partitioning; likewise
-    halo_hops: Any  # of the parts' halo; None where the file does not say
+    halo_hops: Any  # of the parts' halo; None if the file does not say
     node_types: list[str]  # by type ID
     edge_types: list[str]  # likewise, as the file spells them (plain names up to DGL 0.9)
     node_ranges: IdRanges  # of global IDs, contiguous, partition-major, then by type

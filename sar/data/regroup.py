@@ -85,7 +85,7 @@ class VisibleEdges(NamedTuple):
     src: Tensor
     dst: Tensor
     edge_id: Tensor
-    orig_edge_id: Tensor | None  # in the input graph, where `graph.dgl` has them
+    orig_edge_id: Tensor | None  # in the input graph, if `graph.dgl` has them
     bounds: Tensor  # (num_parts + 1,) edges from partition p are [bounds[p], bounds[p + 1])
 
 

@@ -52,7 +52,7 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items() if dtype != BFLOAT16}
 class Cursor:
     """Goes through an open file, and never beyond its end; see [Note: files are not trusted].
 
-    Every method raises `PartitionError` where the file ends, or has something else than asked for.
+    Every method raises `PartitionError` if the file ends, or has something else.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -110,7 +110,7 @@ class Cursor:
         return {self.text(): self.array() for _ in range(self.number())}
 
     def unknown(self, found: str) -> PartitionError:
-        """The error for what the reader does not know."""
+        """The error for a format that the reader does not know."""
         return PartitionError(
             f"{self.path} has {found}, before byte {self.at}; expected the layout of DGL 1.1 and 2.1. The file is "
             "damaged, or from another version: copy it again, or write it again."
@@ -139,7 +139,7 @@ def open_tensors(path: Path) -> dict[str, StoredArray]:
 
 
 class ArraySpec(NamedTuple):
-    """What is known of an array before its values are."""
+    """The dtype and shape of an array whose values are not known yet."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -157,7 +157,7 @@ class FileLayout:
     """A file's bytes but for the values of its arrays; the methods that append are those of `Cursor`."""
 
     def __init__(self) -> None:
-        self._pieces: dict[int, bytes] = {}  # what lies between the arrays, by offset
+        self._pieces: dict[int, bytes] = {}  # bytes between the arrays, by offset
         self._arrays: dict[str, tuple[int, np.dtype[Any]]] = {}  # offset and type by name
         self._size = 0
 
@@ -202,7 +202,7 @@ class FileLayout:
             file.truncate(self._size)
 
     def writer(self, file: BinaryIO, name: str) -> ArrayWriter:
-        """What fills in one array of the created file, opened for reading and writing."""
+        """A writer of one array of the created file, opened for reading and writing."""
         offset, dtype = self._arrays[name]
         return ArrayWriter(file, offset, dtype)
 

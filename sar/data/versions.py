@@ -39,7 +39,7 @@ LATEST: Final = "latest"  # has the name of the newest version, for people
 class Version:
     """A saved version, as its manifest describes it."""
 
-    path: Path = field(compare=False)  # where the version is
+    path: Path = field(compare=False)  # folder of the version
     number: int  # counts the saves to its folder
     step: int  # of training
     world_size: int  # of the workers that saved it
@@ -191,7 +191,7 @@ def _write(path: Path, contents: Any) -> tuple[int, int]:
         with path.open("wb") as file:
             torch.save(contents, file)
         _load(path, mapped=True)
-    except (pickle.PickleError, AttributeError, TypeError) as error:  # of what has no name, for one
+    except (pickle.PickleError, AttributeError, TypeError) as error:  # for one of an object without a name
         raise CheckpointError(
             "Expected tensors, numbers, strings, and lists, tuples and dictionaries of them, which can be read "
             f"without running code: {error}"

@@ -81,14 +81,14 @@ class EdgeBlock:
 
     @property
     def device(self) -> torch.device:
-        """Where the structure is stored."""
+        """The device of the structure."""
         return self.cols.device
 
     @cached_property
     def edge_bound(self) -> int:
         """One more than the greatest edge ID: the rows that an edge operand must have at least.
 
-        Where IDs have no values (torch's device "meta"), as many as there are edges.
+        If IDs have no values (torch's device "meta"), as many as there are edges.
         """
         if self.num_edges == 0:
             return 0
@@ -184,7 +184,7 @@ class EdgeBlock:
         return self._transposed
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
-        """What a backend makes of the structure once; tensors count as memory, and all else is small."""
+        """Data that backends derive from the structure once; tensors count as memory, all else is small."""
         if name not in self._kept:
             value = make()
             self._kept[name] = moved_to_file(value) if isinstance(value, Tensor) else value

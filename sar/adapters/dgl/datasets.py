@@ -23,9 +23,9 @@ DGL_DATASETS = {
 
 
 def load_dgl_dataset(name: str, folder: str | None = None) -> dict[str, NDArray[Any]]:
-    """A graph of `DGL_DATASETS`: `src`, `dst`, `num_nodes`, and `feat`, `label` and masks where it has them.
+    """A graph of `DGL_DATASETS`: `src`, `dst`, `num_nodes`, and `feat`, `label` and masks if it has them.
 
-    `dgl.data` downloads it at first use, to `folder`, or where it keeps its downloads by default.
+    `dgl.data` downloads it at first use, to `folder`, or to its own default.
     """
     require_dgl()
     import dgl.data

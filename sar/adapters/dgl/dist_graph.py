@@ -34,7 +34,7 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
 
     Node features are in `ndata` (`nodes[ntype].data`), edge features in `edata`, both under their own names; `_ID` are
     the partitioning's IDs over all types. Node features are not copied: they lie in the memory that the machine's
-    processes share, so what is written to the `DistTensor` later shows here. Edge features are.
+    processes share, so later writes to the `DistTensor` show here. Edge features are.
 
     Args:
         dist_graph: with its servers running, or standalone. The ranks of `torch.distributed` run through the trainers
@@ -47,7 +47,7 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
         GraphError: it is no `DistGraph`.
         PartitionError: the ranks are in another order, a partition has no trainer, or what this process shares with
             its server is not the partition that its partition book names.
-        CommunicationError: where another worker raised, or holds another graph.
+        CommunicationError: if another worker raised, or holds another graph.
     """
     with session.current_group().guard() as group:
         group.agree("convert_dist_graph")
@@ -175,7 +175,7 @@ def _node_features(dist_graph: Any, served: _ServedPartition, graph: LocalGraph)
 
 
 def _features(tensors: Mapping[str, Any], what: str, count: int) -> list[tuple[str, Tensor]]:
-    """What this machine's server holds of some `DistTensor`s, by name: their order differs between processes."""
+    """This machine's rows of some `DistTensor`s, sorted by name, as their order differs between processes."""
     found = [(name, tensors[name].local_partition) for name in sorted(tensors)]
     for name, values in found:
         if len(values) != count:

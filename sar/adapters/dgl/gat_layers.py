@@ -1,6 +1,6 @@
 """DGL's attention layers on distributed graphs, in one pass over the edges and without tensors of their number.
 
-Each function computes what a layer's `forward` does, with the layer's own parameters, for node features (N, D). Other
+Each function computes the `forward` of a layer, with the layer's own parameters, for node features (N, D). Other
 arguments go to DGL's own `forward`, which is exact on distributed graphs too, but holds the scores of all edges.
 """
 
@@ -117,7 +117,7 @@ def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor
     if not isinstance(feat, tuple):
         source, project_src = feat, layer.fc
     elif graph.srcdata is graph.dstdata:
-        # The layer keeps the features of both ends under one name: where sources are destinations, it has the latter.
+        # The layer keeps the features of both ends under one name: if sources are destinations, it has the latter.
         source, project_src = feat[1], layer.fc_dst
     else:
         source, project_src = feat[0], layer.fc_src
@@ -145,7 +145,7 @@ def _heads(layer: Any, projected: Tensor) -> Tensor:
 
 
 def _finish(layer: Any, result: Tensor, destination: Tensor, bias: Tensor | None) -> Tensor:
-    """Add what the layer has of a residual connection and a bias, and apply its activation."""
+    """Add the layer's residual connection and bias, if any, and apply its activation."""
     if layer.res_fc is not None:
         residual = layer.res_fc(destination)
         result = result + residual.view(len(residual), residual.shape[1] // layer._out_feats, layer._out_feats)

@@ -1,4 +1,4 @@
-"""What makes distributed graphs, for users, and what makes graphs of DGL's own of them.
+"""Makes distributed graphs for users, and graphs of DGL from them.
 
 Sampled layers become DGL's message flow graphs, pairs of nodes and subgraphs its graphs. A worker's edges become one to
 sample from, laid out as DGL's partitions are: own nodes first, then the halo.
@@ -43,7 +43,7 @@ R = TypeVar("R")
 def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
     """Make the distributed graph of a partitioned graph; called by all workers together.
 
-    Calls `patch_dgl` where DGL is imported, unless `Config.patch_dgl` is False.
+    Calls `patch_dgl` if DGL is imported, unless `Config.patch_dgl` is False.
 
     Args:
         partition_data: this worker's partition, from `load_dgl_partition_data` or made in memory.
@@ -52,8 +52,8 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
         The graph, with the partition's edge features in `edata`. Node features stay in `partition_data`.
 
     Raises:
-        PartitionError: where the data contradicts itself or the number of workers.
-        CommunicationError: where another worker raised, or holds another graph.
+        PartitionError: if the data contradicts itself or the number of workers.
+        CommunicationError: if another worker raised, or holds another graph.
     """
     logger.info("making the graph of this worker's partition")
     structure, features = build_structure(partition_data, session.current_group(), DGL)
@@ -95,7 +95,7 @@ def construct_mfgs(
 
 
 def _on_the_cpu(make: Callable[P, R]) -> Callable[P, R]:
-    """What DGL makes is on the CPU, whatever torch's default device is."""
+    """Let DGL create tensors on the CPU, whatever torch's default device is."""
 
     @wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -105,7 +105,7 @@ def _on_the_cpu(make: Callable[P, R]) -> Callable[P, R]:
     return made
 
 
-# -- what is sampled
+# -- samples
 
 
 @_on_the_cpu
@@ -143,7 +143,7 @@ def make_local_graph(
     """As `make_block`, on a device: a graph of this worker alone, because most builds of DGL are for the CPU only.
 
     Without `num_dst` all nodes are sources and destinations, as of `make_subgraph`. `order` has the position of each
-    edge in the graph's order and in fields, (E,) int64, by type; None where it is the same there.
+    edge in the graph's order and in fields, (E,) int64, by type; None if it is the same there.
     """
     src = _local_nodes({ntype: ids.to(device) for ntype, ids in nodes.items()})
     dst = src if num_dst is None else _local_nodes({t: ids[: num_dst[t]] for t, ids in src.ids.items()})
@@ -227,7 +227,7 @@ def make_subgraph(
 
 @_on_the_cpu
 def make_sampling_graph(structure: Structure) -> Any:
-    """A `DGLGraph` on the CPU, where DGL samples, of this worker's nodes, the remote ones that it reads, and its edges.
+    """A `DGLGraph` on the CPU, for DGL's samplers: this worker's nodes, the remote ones that it reads, and its edges.
 
     Nodes of each type, (N_own + N_halo,): own ones in the order of their rows, then the halo, ascending, with global
     IDs (`_ID`) and `inner_node`. Edges of each type in the visible order.
@@ -255,7 +255,7 @@ def make_sampling_graph(structure: Structure) -> Any:
 
 
 DGL = GraphLibrary(make_sampling_graph, missing_method)
-"""What `sar` graphs get from DGL."""
+"""The functions of DGL that distributed graphs use."""
 
 
 @_on_the_cpu
@@ -273,14 +273,14 @@ def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends:
         both_ends: whether edges out of the partition are there, too. Without them halo nodes have no in-edges.
 
     Returns:
-        On the CPU, one for each partition in the order of its nodes; where workers share a partition, or have none, one
+        On the CPU, one for each partition in the order of its nodes; if workers share a partition, or have none, one
         of the worker's nodes. Edges into the partition come first, in visible order. All node features by their names;
         `train_mask`, `val_mask` and `test_mask` are False on the halo. Also `_ID`, the global node and edge IDs, and
         `inner_node`, which is False on the halo.
 
     Raises:
         GraphError: for a message flow graph, or node features of another length.
-        CommunicationError: where another worker raised, or has other features.
+        CommunicationError: if another worker raised, or has other features.
     """
     with session.current_group().guard() as group:
         if graph.is_block:
@@ -318,7 +318,7 @@ def _edges_here(
     blocks, own = relation.blocks, structure.dst.ids[etype[2]]
 
     def with_others(pieces: Sequence[Tensor]) -> Tensor:
-        """Values by the worker of the source, and what others have for edges out of this worker's nodes."""
+        """Values by the worker of the source, and others' values of edges out of this worker's nodes."""
         if not both_ends:
             return torch.cat([*pieces]).cpu()
         sent = [piece[:0] if part == structure.group.rank else piece for part, piece in enumerate(pieces)]
@@ -363,6 +363,6 @@ def _in_subgraph(own: Mapping[str, Tensor], edges: Edges, start: int, end: int, 
 
 
 def _places(known: Tensor, wanted: Tensor) -> Tensor:
-    """Where IDs stand among distinct ones in any order, all of which are there."""
+    """The positions of IDs among distinct ones in any order, which contain them all."""
     ascending, order = known.sort()
     return order[torch.searchsorted(ascending, wanted)]

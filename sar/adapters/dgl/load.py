@@ -34,8 +34,8 @@ def load_dgl_partition_data(
     Args:
         partition_json_file: the directory, or its JSON file, which names the other files relative to itself.
         own_partition_idx: this worker, `sar.rank()`. Before `sar.initialize_comms`: the partition to load.
-        device: where edges and features go.
-        parts: the partitions of this worker, if any, in place of consecutive ones; each is with one worker. Where they
+        device: device of edges and features.
+        parts: the partitions of this worker, if any, in place of consecutive ones; each is with one worker. If they
             are not consecutive, global IDs count through the workers' partitions in their order, other than DGL's own.
         allow_outside: whether the JSON file, or links beside it, may lead to files outside of its directory.
         verify: compare files with the checksums that `sar partition` and `partition_graph` leave beside them, before
@@ -43,7 +43,7 @@ def load_dgl_partition_data(
 
     Returns:
         The nodes, in-edges and features. `orig_id` counts within types. `partition_book` is that of DGL's partitions;
-        None where DGL cannot be imported or IDs are not its own. Nothing else needs it.
+        None if DGL cannot be imported or IDs are not its own. Nothing else needs it.
 
     Raises:
         PartitionError: a file is missing, damaged, truncated, outside or not what was written; `own_partition_idx` or
@@ -62,7 +62,7 @@ def load_dgl_partition_data(
 
 
 def _partition_book(spec: PartitionJson, part: int, edge_types: list[CanonicalEtype]) -> Any:
-    """DGL's own, where DGL is there."""
+    """DGL's partition book; None if DGL is not installed."""
     try:
         require_dgl()
     except DglError:

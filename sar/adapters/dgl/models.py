@@ -1,6 +1,6 @@
 """GraphSAGE, GCN and GAT, made of DGL's own layers and nothing else: the same on DGL's graph as on ours.
 
-Where DGL is not installed they are made of `sar.nn.plain_layers`, which run on our graph alone.
+Without DGL they are made of `sar.nn.plain_layers`, which run on our graph alone.
 """
 
 import itertools
@@ -19,7 +19,7 @@ KINDS = ("sage", "gcn", "gat")
 
 
 def layer_makers() -> dict[str, Callable[..., nn.Module]]:
-    """What makes a layer of each kind, of its widths; of gat also of the heads, each of the second width."""
+    """Functions that make a layer of each kind, given its two widths; gat also takes the number of heads."""
     layers: Any = require_dgl().nn if has_dgl() else plain_layers
     sage = partial(layers.SAGEConv, aggregator_type="mean") if has_dgl() else layers.SAGEConv
     return dict(zip(KINDS, (sage, layers.GraphConv, layers.GATConv), strict=True))

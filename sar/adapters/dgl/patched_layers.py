@@ -50,7 +50,7 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
         return original(layer, graph, feat, edge_weight)
     with graph.local_scope():
         source, destination = ends_of(graph, feat, layer.feat_drop)
-        first = layer._in_src_feats > layer._out_feats  # what is narrower travels
+        first = layer._in_src_feats > layer._out_feats  # the narrower features travel
         graph.srcdata["h"] = layer.fc_neigh(source) if first else source
         with meanwhile(partial(layer.fc_self, destination)) as own:
             mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", graph.srcdata["h"])
@@ -232,12 +232,12 @@ def local_scope(graph: Any, original: Forward) -> Iterator[None]:
 
 
 class LayerPatch(NamedTuple):
-    """A method of a layer, and what it does on distributed graphs."""
+    """A method of a layer, and its replacement on distributed graphs."""
 
     layer: str  # its name in `dgl.nn.pytorch`
     distributed: Forward  # called with the layer's own method, the layer, the graph and the method's other arguments
     method: str = _FORWARD
-    since: str = "1.1"  # the version of DGL that brought the layer, where the oldest one that sar supports has it not
+    since: str = "1.1"  # the version of DGL that brought the layer, if the oldest one that sar supports lacks it
 
 
 PATCHED_LAYERS = [
@@ -266,15 +266,15 @@ PATCHED_LAYERS = [
 
 _SOFTMAX = "edge_softmax"
 _READOUTS = ("readout_nodes", "softmax_nodes", "topk_nodes")
-"""What would take a worker's nodes for all; those of `dgl.readout` that read edges find no `batch_num_edges`."""
+"""Functions that would take a worker's nodes for all; readouts of edges find no `batch_num_edges`."""
 
 
 _replaced: list[tuple[Any, str, Any]] = []
-"""Modules and classes, the name in each that has been replaced, and what it stood for."""
+"""Modules and classes, the name in each that has been replaced, and the original."""
 
 
 def with_patched_dgl(make: Callable[P, T]) -> Callable[P, T]:
-    """`make`, a maker of distributed graphs, with a call of `patch_dgl` before it where `Config.patch_dgl` allows."""
+    """`make`, a maker of distributed graphs, with a call of `patch_dgl` before it if `Config.patch_dgl` allows."""
 
     @wraps(make)
     def patch_and_make(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -286,15 +286,15 @@ def with_patched_dgl(make: Callable[P, T]) -> Callable[P, T]:
 
 
 def patch_dgl() -> None:
-    """Let DGL's layers run on distributed graphs; on ordinary graphs they do what they did.
+    """Let DGL's layers run on distributed graphs; on ordinary graphs they run as before.
 
-    `construct_full_graph`, `construct_mfgs` and `convert_dist_graph` call it where DGL is imported, unless
+    `construct_full_graph`, `construct_mfgs` and `convert_dist_graph` call it if DGL is imported, unless
     `Config.patch_dgl` is False. It replaces DGL's `edge_softmax` in all modules that have imported it by this name, the
     methods of layers that `patched_layers.PATCHED_LAYERS` lists, and readouts, which on distributed graphs raise a
     `GraphError`. A second call changes nothing; `unpatch_dgl` undoes it.
 
     Raises:
-        DglError: where DGL cannot be imported.
+        DglError: if DGL cannot be imported.
     """
     if _replaced:
         return

@@ -1,4 +1,4 @@
-"""Make `import dgl` work where DGL's GraphBolt library was not built for the running torch.
+"""Makes `import dgl` work if DGL's GraphBolt library was not built for the running torch.
 
 DGL 2.1 imports `dgl.graphbolt` from its own start-up code, and that package loads a native library that exists for a
 few torch versions only. Nothing else in DGL needs it, so an inert stand-in takes its place.
@@ -92,7 +92,7 @@ def has_dgl() -> bool:
 
 
 def require_dgl() -> Any:
-    """Import DGL and return it; a `DglError` where it is not installed, or its import fails."""
+    """Import DGL and return it; a `DglError` if it is not installed, or its import fails."""
     install_shim()
     # Without a choice of backend DGL prints a notice and writes one to the home directory.
     os.environ.setdefault("DGLBACKEND", "pytorch")

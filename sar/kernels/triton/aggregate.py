@@ -38,9 +38,9 @@ class Operand(NamedTuple):
 
 
 class Formula(NamedTuple):
-    """What is computed at each edge: op(a, b), or op(a, b, c), where `c` is laid out as the result.
+    """The computation at each edge: op(a, b), or op(a, b, c), where `c` is laid out as the result.
 
-    Where `arg`, laid out as `a`, is given, only where that is the edge's ID.
+    If `arg`, laid out as `a`, is given, only at edges whose ID it is.
     """
 
     op: str
@@ -109,7 +109,7 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
 
 
 def in_pieces(grouping: Grouping, sums: list[Tensor], run: Callable[[Edges, list[Tensor]], None]) -> None:
-    """Let `run` add what the edges of each group give to its rows of `sums`; see [Note: hubs]."""
+    """Let `run` add the results of each group's edges to its rows of `sums`; see [Note: hubs]."""
     run(grouping.edges, sums)
     if grouping.hubs is not None:
         edges, block = grouping.hubs
@@ -158,7 +158,7 @@ def copy_of_sources(values: Tensor) -> EdgeMessage:
 
 
 def _formula(message: EdgeMessage) -> Formula:
-    """What a kernel over destinations computes."""
+    """The computation of a kernel over destinations."""
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     code = {Op.COPY: "copy", Op.DOT: "mul"}.get(message.op, message.op.value)
     aligned = aligned_message_shape(message.op, full)
@@ -225,7 +225,7 @@ def _operand(operand: EdgeOperand, shape: Shape, parts: _Parts) -> Operand:
 def _offsets(
     parts: _Parts, shape: Shape, device: torch.device
 ) -> tuple[int | None, Tensor | None, int, Tensor | None, int]:
-    """What an `Operand` of this shape says of its offsets."""
+    """The offsets of an `Operand` of this shape."""
     places = np.broadcast_to(np.arange(prod(shape), dtype=np.int32).reshape(shape), parts.full)
     places = places.transpose(parts.outer + parts.again + parts.inner).reshape(parts.sizes)
     repeated = parts.sizes[2] > 1 and places[0, 0, 1] == 0
