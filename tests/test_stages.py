@@ -70,7 +70,7 @@ def test_loading_and_sampling_tell_of_their_stages(pool: int, tmp_path: Path) ->
     divide(graph, tmp_path, "small", 2)
     for rank, (lines, nodes, edges) in enumerate(pool.run(stages_of_a_worker, str(tmp_path))):
         stages = [line for line in lines if not line.startswith(("DGL", "compiling"))]
-        assert stages[0].startswith(f"loading what worker {rank} of 2 has of ")
+        assert stages[0].startswith(f"loading the share of worker {rank} of 2 in ")
         assert stages[1] == "making the graph of this worker's partition"
         assert stages[2].startswith(f"the graph is made: {nodes} nodes, {edges} edges into them, ")
         assert any(line.startswith("preparing sampling of [3]") for line in stages)
