@@ -231,11 +231,11 @@ MUTANTS = [
         "tests/sampling/test_seed_batches.py::test_one_worker_cuts_as_torchs_loader",
     ),
     Mutant(
-        "a finished step that is not recorded",
-        "sar/partition/write/staging.py",
-        "unfinished.replace(self._record)",
-        "unfinished.unlink()",
-        "tests/partition/test_writer.py::test_finished_steps_are_not_repeated",
+        "an earlier directory that is not put back",
+        "sar/partition/new_directory.py",
+        "old.replace(target)",
+        "pass",
+        "tests/partition/test_writer.py::test_an_error_while_partitions_are_replaced_puts_them_back",
     ),
     Mutant(
         "a skipped fsync",

@@ -1,11 +1,11 @@
 """`sar chunk`: write a graph in DGL's chunked format, which the tools of DGL's pipeline and `sar partition` read."""
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from sar.cli.graph_input import add_input, default_name, input_options
-from sar.partition.ingest.chunked import write_chunked
+from sar.partition.ingest.chunked import METADATA, write_chunks
+from sar.partition.new_directory import new_directory
 from sar.partition.pipeline import open_input
 
 
@@ -20,11 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the files, print the name of their `metadata.json`, and return 0."""
-    parent = arguments.out.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="sar-chunk-", dir=parent) as scratch:
-        graph = open_input(input_options(arguments), Path(scratch), arguments.memory, arguments.seed)
+    with new_directory(arguments.out) as directory:
+        graph = open_input(input_options(arguments), directory.scratch, arguments.memory, arguments.seed)
         name = default_name(arguments) or graph.name or "graph"
-        file = write_chunked(graph, arguments.out, name=name, num_chunks=arguments.chunks)
-    print("\n".join([*graph.notes, f"wrote {file}"]))
+        write_chunks(graph, directory.path, name, arguments.chunks)
+    print("\n".join([*graph.notes, f"wrote {directory.target / METADATA}"]))
     return 0

@@ -15,10 +15,9 @@ from sar.errors import ConfigError
 from sar.logging_setup import told_on_stderr
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import Progress, logged_stages
+from sar.partition.ingest.chunked import METADATA
 from sar.partition.ingest.files import FORMATS
-from sar.partition.ingest.open import METADATA
 from sar.partition.pipeline import InputOptions, OutputOptions
-from sar.partition.write.writers import Writers
 
 _TYPED = re.compile(r"([^:=/]+:[^:=/]+:[^:=/]+)=(.+)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -99,10 +98,7 @@ def default_name(arguments: argparse.Namespace) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Stages as the first process tells of them: a bar for each on a terminal, else lines of the log."""
-    if Writers.here().rank:
-        yield lambda doing, share: None
-        return
+    """Shows stages: a bar for each on a terminal, else lines of the log."""
     if not sys.stderr.isatty():
         with told_on_stderr():
             yield logged_stages()

@@ -1,24 +1,15 @@
 """`sar partition`: divide a graph that may be larger than memory, and write a directory that DGL and sar read."""
 
 import argparse
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 from sar.cli.graph_input import add_input, default_name, input_options, options_of, parse_bytes, progress_bar
-from sar.comm import initialize_comms
-from sar.comm.environment import find_place
-from sar.config import Config
 from sar.errors import ConfigError
 from sar.host.memory import machine_memory
 from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, method_names
 from sar.partition.assign.parts_rule import PartsByMemory
 from sar.partition.assign.task import VOLUME_BOUND
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
-from sar.partition.write.writers import Writers
-
-_WHOLE_DAY = 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep a halo of H hops and the edges out of each part, as dgl.distributed.partition_graph does; default: "
         "only the edges into a part, which is all that sar reads",
     )
-    add("--resume", action="store_true", help="go on where a run has stopped that was killed, or failed with --resume")
     add("--overwrite", action="store_true", help="replace earlier partitions in DIR, once the new ones are complete")
-    add("--local-output", action="store_true", help="with several processes: each host has its own disk for DIR")
     add = parser.add_argument_group("assignment").add_argument
     methods = ", ".join(method_names())
     add("--method", default=AUTO, metavar="METHOD", help=f"{methods} (%(default)s: by --memory-limit)")
@@ -77,21 +66,16 @@ def run(arguments: argparse.Namespace) -> int:
     balance = tuple(arguments.balance)
     assigning = options_of(AssigningOptions, arguments, parts=_number_of_parts(arguments), balance=balance)
     if arguments.assign_only:
-        with _stoppable(), progress_bar() as progress:
+        with progress_bar() as progress:
             (method, why), notes = run_assignment(input_options(arguments), assigning, arguments.memory, progress)
         print("\n".join([f"method {method or 'unknown'}: {why}", *notes, f"wrote {arguments.write_assignment}"]))
         return 0
-    if (find_place().world_size or 1) > 1:
-        # The others wait while the first one assigns; if one dies, the rest hear of it at once.
-        Config.timeout = max(Config.timeout, _WHOLE_DAY)
-        initialize_comms(backend="gloo")
     output = options_of(OutputOptions, arguments, directory=arguments.out, name=default_name(arguments))
-    with _stoppable(), progress_bar() as progress:
+    with progress_bar() as progress:
         outcome = run_partition(input_options(arguments), assigning, output, progress)
-    if Writers.here().rank == 0:
-        method, why = outcome.assigned.choice
-        lines = [f"\nmethod {method or 'unknown'}: {why}", *outcome.notes, f"wrote {outcome.json_file}"]
-        print("\n".join([outcome.report.as_text(), *lines]))
+    method, why = outcome.assigned.choice
+    lines = [f"\nmethod {method or 'unknown'}: {why}", *outcome.notes, f"wrote {outcome.json_file}"]
+    print("\n".join([outcome.report.as_text(), *lines]))
     return 0
 
 
@@ -106,13 +90,3 @@ def _number_of_parts(arguments: argparse.Namespace) -> int | PartsByMemory:
         raise ConfigError("--parts auto takes --workers.")
     memory = machine_memory() if memory is None else memory
     return PartsByMemory(workers, memory, 2 * memory // 3 if reserve is None else reserve)
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM, which launchers send when another process has failed, end the run like Ctrl-C: it cleans up."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

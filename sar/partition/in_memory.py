@@ -18,7 +18,7 @@ from sar.partition.graph_source import GraphSource, logged_stages
 from sar.partition.ingest.features import check_splits
 from sar.partition.ingest.objects import as_array, from_object, with_masks
 from sar.partition.pipeline import OutputOptions, run_partition
-from sar.partition.write.write import PartitionReport
+from sar.partition.write.write import PartitionReport, by_worker_0
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
 
@@ -46,8 +46,9 @@ def partition_graph(
 ) -> Mapped | None:
     """Divide a graph in memory into parts, as `dgl.distributed.partition_graph` does, which has the same arguments.
 
-    After `sar.initialize_comms` all workers call this together. A part may be without nodes or edges of some type, or
-    of any. The graph is not changed.
+    After `sar.initialize_comms` all workers call this together. Worker 0 does the work, and the others wait for it, up
+    to `sar.Config.timeout` seconds. A part may be without nodes or edges of some type, or of any. The graph is not
+    changed.
 
     Args:
         g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric (with `edge_index` or, as `T.ToSparseTensor`
@@ -107,8 +108,14 @@ def partition_graph(
         kinds |= {f"{IN_EDGES} of {kind}": nodes * degrees for kind, nodes in kinds.items()}
     _check_parts(graph, index(num_parts))
     output = OutputOptions(Path(out_path), graph_name, num_hops=num_hops)
-    outcome = run_partition(graph, options, output, logged_stages(), more_weights=kinds, trainers=trainers)
-    return _original_ids(graph, outcome.assigned.part_of) if return_mapping else None
+
+    def partition() -> Array:
+        outcome = run_partition(graph, options, output, logged_stages(), more_weights=kinds, trainers=trainers)
+        return outcome.assigned.part_of.astype(np.int64, copy=False)
+
+    call = "partitioning (sar.partition_graph), which all workers do together"
+    part_of = by_worker_0(call, partition, (graph.total_nodes,))
+    return _original_ids(graph, part_of) if return_mapping else None
 
 
 def divide(data: GraphData | GraphSource, out_dir: StrPath, name: str, num_parts: int) -> PartitionReport:
@@ -121,7 +128,7 @@ def divide(data: GraphData | GraphSource, out_dir: StrPath, name: str, num_parts
     _check_parts(graph, num_parts)
     options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
     outcome = run_partition(graph, options, OutputOptions(Path(out_dir), name), logged_stages())
-    return outcome.written.report(outcome.json_file)
+    return PartitionReport.of(outcome.json_file, outcome.written.sizes)
 
 
 def _check_parts(graph: GraphSource, num_parts: int) -> None:

@@ -1,14 +1,7 @@
-"""The whole job of `sar partition`: open a graph, assign its nodes to parts, write the parts, report.
+"""The whole job of `sar partition`: open a graph, assign its nodes to parts, write the parts, report."""
 
-Under a launcher with several processes, the first one assigns; all of them write.
-"""
-
-import hashlib
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from os import PathLike
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -17,16 +10,16 @@ import numpy as np
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.memory import machine_memory
-from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign, write_once
+from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign
+from sar.partition.assign.assignment_files import write_assignment
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest.cleanup import clean_up, with_split
-from sar.partition.ingest.files import ADVICE, Files, find_files
+from sar.partition.ingest.files import ADVICE, Files
 from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.directory_report import DirectoryReport
-from sar.partition.write.staging import Staging, staged
+from sar.partition.new_directory import check_replaceable, new_directory
 from sar.partition.write.write import Written, write_parts, written_report
 from sar.partition.write.write_job import WriteJob, check_hops, check_writable
-from sar.partition.write.writers import Writers
 
 _TRAINER = "trainer_id"
 _LEAST_BYTES = 9  # of a node, as `partition.write.write_job` needs them
@@ -68,9 +61,7 @@ class OutputOptions:
     name: str = ""  # the graph's own, else `graph`
     memory: int | None = None  # bytes that each step may use beyond what the process has when it starts
     num_hops: int | None = None
-    resume: bool = False  # a run that was killed can be resumed even if it did not have this option
     overwrite: bool = False
-    local_output: bool = False
 
 
 class Outcome(NamedTuple):
@@ -92,7 +83,7 @@ def run_partition(
     more_weights: Mapping[str, Array] | None = None,
     trainers: int = 1,
 ) -> Outcome:
-    """Divide a graph into parts and write them; all workers call it together where there are several.
+    """Divide a graph into parts and write them.
 
     `more_weights` are what else to balance, (N,) numbers each; `trainers` as `num_trainers_per_machine` of
     `partition_graph`. `ConfigError` where options do not fit each other or the graph, or the directory is taken,
@@ -100,34 +91,32 @@ def run_partition(
     """
     if isinstance(assigning.parts, int) and assigning.parts < 1:
         raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
-    writers = Writers.here()
-    with writers.guard():
-        check_hops(output.num_hops, writers, output.local_output)
-        digest = _digest(source, assigning, output, writers) if isinstance(source, InputOptions) else ""
-        how = {"resume": output.resume, "overwrite": output.overwrite, "local": output.local_output}
-        with staged(output.directory, writers, digest, **how) as staging:
-            if isinstance(source, GraphSource):
-                graph = source
-            else:
-                scratch = staging.scratch / f"input-{writers.rank}"
-                shutil.rmtree(scratch, ignore_errors=True)  # copies that an earlier run has left
-                progress("reading the input", 0.0)
-                graph = open_input(source, scratch, output.memory, assigning.seed)
-            name = output.name or graph.name or "graph"
-            check_writable(graph, name)
-            assigned = _assigned(assigning, staging, graph, output.memory, progress, more_weights)
-            if trainers > 1:
-                graph = _with_trainers(graph, assigned.part_of)
-                parts, num_parts = assigned.part_of // trainers, assigned.num_parts // trainers
-                assigned = assigned._replace(part_of=parts, num_parts=num_parts)
-            part_of, num_parts, choice = assigned
-            method = choice.method or "custom"
-            job = WriteJob.of(staging, graph, part_of, num_parts, output.memory, progress, output.num_hops)
-            written = write_parts(job, name, method)
-            report = written_report(graph, job.numbering.part_of, written, name, method)
-            if staging.leads:
-                report.save(staging.path)
-    return Outcome(staging.target / f"{name}.json", assigned, written, report, graph.notes)
+    check_hops(output.num_hops)
+    if assigning.write_assignment is not None:
+        check_replaceable(assigning.write_assignment)
+    with new_directory(output.directory, overwrite=output.overwrite) as directory:
+        if isinstance(source, GraphSource):
+            graph = source
+        else:
+            progress("reading the input", 0.0)
+            graph = open_input(source, directory.scratch / "input", output.memory, assigning.seed)
+        name = output.name or graph.name or "graph"
+        check_writable(graph, name)
+        assigned = assign(assigning, graph, directory.scratch / "method", output.memory, progress, more_weights)
+        if assigning.write_assignment is not None:
+            with new_directory(assigning.write_assignment) as made:
+                write_assignment(made.path, graph.num_nodes, *assigned[:2], assigned.choice.method)
+        if trainers > 1:
+            graph = _with_trainers(graph, assigned.part_of)
+            parts, num_parts = assigned.part_of // trainers, assigned.num_parts // trainers
+            assigned = assigned._replace(part_of=parts, num_parts=num_parts)
+        part_of, num_parts, choice = assigned
+        method = choice.method or "custom"
+        job = WriteJob.of(directory, graph, part_of, num_parts, output.memory, progress, output.num_hops)
+        written = write_parts(job, name, method)
+        report = written_report(graph, job.numbering.part_of, written, name, method)
+        report.save(directory.path)
+    return Outcome(directory.target / f"{name}.json", assigned, written, report, graph.notes)
 
 
 def run_assignment(
@@ -142,13 +131,11 @@ def run_assignment(
     """
     if assigning.write_assignment is None:
         raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
-    folder = assigning.write_assignment.absolute().parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="sar-assignment-", dir=folder) as scratch:
+    with new_directory(assigning.write_assignment) as directory:
         progress("reading the input", 0.0)
-        graph = open_input(source, Path(scratch), memory, assigning.seed)
-        assigned = assign(assigning, graph, Path(scratch) / "method", memory, progress)
-        write_once(assigning.write_assignment, graph, assigned)
+        graph = open_input(source, directory.scratch / "input", memory, assigning.seed)
+        assigned = assign(assigning, graph, directory.scratch / "method", memory, progress)
+        write_assignment(directory.path, graph.num_nodes, *assigned[:2], assigned.choice.method)
     return assigned.choice, graph.notes
 
 
@@ -184,56 +171,3 @@ def _with_trainers(graph: GraphSource, trainer_of: Array) -> GraphSource:
     node_data = {ntype: {**graph.node_data.get(ntype, {}), _TRAINER: rows} for ntype, rows in nodes.items()}
     edge_data = {etype: {**graph.edge_data.get(etype, {}), _TRAINER: rows} for etype, rows in edges.items()}
     return replace(graph, node_data=node_data, edge_data=edge_data)
-
-
-def _assigned(
-    options: AssigningOptions,
-    staging: Staging,
-    graph: GraphSource,
-    memory: int | None,
-    progress: Progress,
-    more: Mapping[str, Array] | None,
-) -> Assigned:
-    """As `assign`, by the first process, and kept for a run that resumes this one."""
-    file, writers = staging.assignment, staging.writers
-
-    def first_assigns() -> list[str]:
-        if writers.rank:
-            return []
-        part_of, num_parts, choice = assign(options, graph, staging.scratch / "method", memory, progress, more)
-        with file.open("wb") as opened:
-            opened.write(part_of.astype(np.min_scalar_type(num_parts - 1)).data)
-        return [str(num_parts), *choice]
-
-    parts, method, why = writers.broadcast_strings(staging.step("assignment", first_assigns))
-    dtype = np.min_scalar_type(int(parts) - 1)
-    part_of = np.fromfile(file, dtype) if writers.rank == 0 else np.empty(graph.total_nodes, dtype)
-    assigned = Assigned(writers.broadcast(part_of), int(parts), Choice(method, why))
-    if options.write_assignment is not None and writers.rank == 0:
-        write_once(options.write_assignment, graph, assigned)
-    return assigned
-
-
-def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, writers: Writers) -> str:
-    """Of all that decides about the result: options, the number of processes, and size and time of input files."""
-    said = [repr(source), repr(assigning), output.name, output.memory, output.num_hops, writers.size]
-    named = source.path.values() if isinstance(source.path, Mapping) else [source.path]
-    lists = [one for one in (source.train_nodes, source.val_nodes, source.test_nodes) if one is not None]
-    listed = [files for one in lists for files in (one.values() if isinstance(one, Mapping) else [one])]
-    files = [*named, *source.node_features.values(), *source.edge_features.values(), *listed]
-    if assigning.assignment is not None:
-        files.append(assigning.assignment)
-    stamps = sorted({stamp for some in files for stamp in _stamps(some)})
-    return hashlib.blake2b(repr((said, stamps)).encode(), digest_size=16).hexdigest()
-
-
-def _stamps(files: Files) -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of change of every file meant; of a JSON file, which names others, of all files beside it."""
-    if isinstance(files, str | PathLike) and not Path(files).exists():
-        files = str(files).partition("#")[0]  # which names columns in the file
-    for path in [Path(files)] if isinstance(files, str | PathLike) and Path(files).is_dir() else find_files(files):
-        folder = path.parent if path.suffix == ".json" else path
-        for file in folder.rglob("*") if folder.is_dir() else [folder]:
-            if file.is_file():
-                status = file.stat()
-                yield str(file.absolute()), status.st_size, status.st_mtime_ns

@@ -62,4 +62,5 @@ def test_a_directory_below_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     edges.write_text("0,1\n1,2\n")
     file.touch()
     assert main(["partition", str(edges), "--parts", "1", "--out", str(file / "out")]) == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith("sar partition: Not a directory: ")
+    told = f"sar partition: '{file}/out.partial' cannot be made (Not a directory); name a directory elsewhere."
+    assert capsys.readouterr().err.splitlines()[-1] == told

@@ -1,4 +1,4 @@
-"""`sar partition` as it is typed: what it says, what its options mean, and several processes."""
+"""`sar partition` as it is typed: what it says, what its options mean, and what stops it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 
 from sar import load_dgl_partition_data
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli import main
+from sar.cli import chunk, main
 from sar.cli import partition as command
 from sar.common_tuples import SPLIT
 from sar.host.memory import machine_memory
@@ -21,8 +21,6 @@ from sar.partition import pipeline
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.inspection import inspect_directory
-from tests.matrix import corner
-from tests.partition.written import content_of
 from tests.python_process import run
 from tests.stages import without_stages
 from tests.workers import REPOSITORY
@@ -126,7 +124,6 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         "w=w.parquet#a,b",
         "--memory-limit",
         "1.5MB",
-        "--resume",
     ]
     assert main(["partition", *typed, *more, *fields, "--undirected", "--seed", "3", "--assignment", "given"]) == 130
     source, assigning, output, _ = asked
@@ -136,8 +133,7 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert (source.node_features, source.edge_features) == ({"x/feat": "f.npy"}, {"w": "w.parquet#a,b"})
     assert (assigning.parts, assigning.method, assigning.seed) == (8, "auto", 3)
     assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))
-    assert (output.directory, output.name, output.memory, output.resume) == (Path("parts"), "r", 1_500_000, True)
-    assert not output.local_output
+    assert (output.directory, output.name, output.memory, output.overwrite) == (Path("parts"), "r", 1_500_000, False)
 
 
 def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +141,7 @@ def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "run_partition", lambda *options: asked.extend(options) or sys.exit(3))
     how = ["--format", "text", "--delimiter", ";", "--header", "--allow-nan", "--dtype", "int32", "--imbalance", "0.2"]
     how += ["--allow-outside"]
-    clean = ["--remove-duplicates", "--remove-self-loops", "--local-output", "--overwrite", "--split", "0.5,0.25,0.25"]
+    clean = ["--remove-duplicates", "--remove-self-loops", "--overwrite", "--split", "0.5,0.25,0.25"]
     with pytest.raises(SystemExit):
         main(["partition", "a.txt", "b.txt", "--parts", "2", "--out", "parts", *how, *clean])
     source, assigning, output, _ = asked
@@ -154,7 +150,7 @@ def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (source.allow_nan, source.remove_duplicates, source.self_loops) == (True, True, "remove")
     assert source.allow_outside
     assert (source.split, assigning.imbalance) == ((0.5, 0.25, 0.25), 0.2)
-    assert (output.local_output, output.overwrite, output.resume) == (True, True, False)
+    assert output.overwrite
 
 
 def test_earlier_partitions_are_replaced_on_request(tmp_path: Path, edges: Path, capsys: Any) -> None:
@@ -230,43 +226,28 @@ def test_the_chunked_form_keeps_the_graph_and_its_name(tmp_path: Path, edges: Pa
     assert (parts / "mine.json").is_file()
 
 
-def test_a_stopped_run_cleans_up(tmp_path: Path, edges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["partition", "chunk"])
+def test_a_stopped_run_cleans_up(tmp_path: Path, edges: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def stop(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(pipeline, "write_parts", stop)
+    monkeypatch.setattr(chunk, "write_chunks", stop)
     before = signal.getsignal(signal.SIGTERM)
-    assert main(["partition", str(edges), "--parts", "2", "--out", str(tmp_path / "parts")]) == 130
+    with pytest.raises(SystemExit) as raised:
+        main([name, str(edges), *(["--parts", "2"] if name == "partition" else []), "--out", str(tmp_path / "parts")])
+    assert raised.value.code == 128 + signal.SIGTERM
     assert os.listdir(tmp_path) == ["edges.csv"]
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-SCRIPT = "import sys; from sar.cli import main; sys.exit(main())"
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", corner("sar launch")])
-def test_several_processes_write_the_same(tmp_path: Path, edges: Path, launcher: str) -> None:
-    options = [str(edges), "--parts", "3", "--method", "random", "--undirected", "--out"]
-    assert main(["partition", *options, str(tmp_path / "expected")]) == 0
-    if launcher == "torchrun":
-        start = [
-            "torch.distributed.run",
-            "--standalone",
-            "--local-addr=127.0.0.1",
-            "--nproc-per-node=2",
-            "-m",
-            "sar.cli",
-        ]
-    else:
-        (tmp_path / "sar").write_text(SCRIPT)
-        start = ["sar.cli", "launch", "--workers", "2", str(tmp_path / "sar")]
-    environment = {
-        "PYTHONPATH": str(REPOSITORY),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TMPDIR": str(tmp_path),
-    }
-    done = run("-m", *start, "partition", *options, tmp_path / "parts", env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("wrote ") == 1
-    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
+def test_one_of_several_processes_writes(tmp_path: Path, edges: Path) -> None:
+    """Under a launcher the others stop, and say why; nothing is half written."""
+    options = [str(edges), "--parts", "3", "--method", "random", "--out", tmp_path / "parts"]
+    start = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "-m", "sar.cli"]
+    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    done = run("-m", *start, "partition", *options, env=environment, timeout=120)
+    assert done.returncode == 1
+    assert "start it once, without torchrun" in done.stderr or "already holds" in done.stderr
+    assert not (tmp_path / "parts.partial").exists()
+    assert not (tmp_path / "parts").exists() or inspect_directory(tmp_path / "parts").problems == []

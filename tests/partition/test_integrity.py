@@ -17,10 +17,9 @@ import sar
 from sar.cli import main
 from sar.data.checksums import SUMS
 from sar.errors import ConfigError, PartitionError
-from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
-from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
+from sar.partition.new_directory import new_directory
 from sar.partition.write.write import write_partitions
 from tests.partition.written import content_of, typed_graph, write
 from tests.python_process import run
@@ -109,8 +108,8 @@ def test_everything_is_on_the_disk_before_the_directory_has_its_name(
     monkeypatch.setattr(os, "fsync", record)
     write(typed_graph(), target)
     written = [path.relative_to(target) for path in (target, *target.rglob("*"))]
-    assert {f"parts.partial/{path}" for path in written} - {"parts.partial/."} <= {*synced}
-    assert synced[-2:] == ["parts.partial", "."]
+    assert {f"parts.partial/new/{path}" for path in written} - {"parts.partial/new/."} <= {*synced}
+    assert synced[-2:] == ["parts.partial/new", "."]
 
 
 def test_only_damage_that_the_sums_tell_is_refused_and_only_where_they_are_asked(directory: Path) -> None:
@@ -130,47 +129,50 @@ def test_only_damage_that_the_sums_tell_is_refused_and_only_where_they_are_asked
 WATCHED = {"open", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
 
 
-def options(folder: Path) -> tuple[InputOptions, AssigningOptions, OutputOptions]:
-    source = InputOptions(str(folder / "edges.csv"), node_features={"feat": str(folder / "feat.npy")}, undirected=True)
-    return source, AssigningOptions(2, "random"), OutputOptions(folder / "parts", name="graph", resume=True)
+def command(folder: Path) -> list[str]:
+    typed = ["partition", str(folder / "edges.csv"), "--parts", "2", "--method", "random", "--undirected"]
+    typed += [f"--node-feature=feat={folder}/feat.npy", "--name", "graph", "--overwrite"]
+    return [*typed, "--out", str(folder / "parts")]
 
 
-def write_edges(folder: Path) -> None:
+def killed_at_every_change(folder: Path, replaces: bool, from_last_step: bool) -> None:
+    """Kill a run before one change of files after the other, look at what is there, and run again."""
     rng = np.random.default_rng(0)
     np.savetxt(folder / "edges.csv", rng.integers(0, 40, (150, 2)), "%d", ",")
     np.save(folder / "feat.npy", rng.random((40, 3)))
-
-
-def killed_at_every_change(folder: Path, every: int, from_last_step: bool) -> None:
-    """Kill a run at one change of files after the other, resume it, and look at the result; runs in a process alone."""
-    write_edges(folder)
-    run_partition(*options(folder))
-    expected = content_of(folder / "parts")
-    point, killed = 0, 0
+    assert main(command(folder)) == 0
+    new = content_of(folder / "parts")
+    assert main([*command(folder), "--seed", "1"]) == 0
+    old = content_of(folder / "parts")
+    assert old != new
+    point, killed, absent = 0, 0, 0
     while True:
-        (folder / "parts").rename(folder / "old")
-        subprocess.run(["rm", "-r", str(folder / "old")], check=True)
+        if not replaces:
+            subprocess.run(["rm", "-r", str(folder / "parts")], check=True)
         child = os.fork()
         if child == 0:
             kill_at(point, str(folder / "parts"), from_last_step)
-            run_partition(*options(folder))
-            os._exit(0)
+            os._exit(main(command(folder)))
         _, status = os.waitpid(child, 0)
+        there = content_of(folder / "parts")
         if not os.WIFSIGNALED(status):
             assert status == 0
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
         killed += 1
-        if (folder / "parts").exists():
-            with pytest.raises(ConfigError, match="it is complete"):
-                run_partition(*options(folder))
-        else:
-            run_partition(*options(folder))
-        assert content_of(folder / "parts") == expected, point
+        assert there in ({}, old, new), point
+        if not there and replaces:
+            absent += 1
+            with pytest.raises(ConfigError, match="nothing is overwritten"), new_directory(folder / "parts"):
+                raise AssertionError("the old one is back in its place")
+            assert content_of(folder / "parts") == old
+        assert main([*command(folder), "--seed", "1"]) == 0
+        assert content_of(folder / "parts") == old
         assert sorted(os.listdir(folder)) == ["edges.csv", "feat.npy", "parts"], point
-        point += every
+        point += 1
     assert killed > 5
-    assert content_of(folder / "parts") == expected
+    assert (absent > 0) == replaces
+    assert there == new
 
 
 def kill_at(point: int, where: str, from_last_step: bool) -> None:
@@ -181,7 +183,7 @@ def kill_at(point: int, where: str, from_last_step: bool) -> None:
         nonlocal counted, begun
         if event not in WATCHED or not str(arguments[0]).startswith(where):
             return
-        begun = begun or (event == "shutil.rmtree" and str(arguments[0]).endswith("parts.partial/scratch"))
+        begun = begun or (event == "os.rename" and str(arguments[0]) in (where, f"{where}.partial/new"))
         counted += begun
         if counted > point:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -189,26 +191,14 @@ def kill_at(point: int, where: str, from_last_step: bool) -> None:
     sys.addaudithook(hook)
 
 
-@pytest.mark.parametrize("every, from_last_step", [(1, True), pytest.param(1, False, marks=pytest.mark.slow)])
-def test_a_run_killed_anywhere_resumes(tmp_path: Path, every: int, from_last_step: bool) -> None:
-    arguments = f"p.Path({str(tmp_path)!r}), {every}, {from_last_step}"
+@pytest.mark.parametrize(
+    "replaces, from_last_step",
+    [(True, True), *(pytest.param(replaces, False, marks=pytest.mark.slow) for replaces in (True, False))],
+)
+def test_a_run_killed_anywhere_leaves_the_old_directory_or_none(
+    tmp_path: Path, replaces: bool, from_last_step: bool
+) -> None:
+    arguments = f"p.Path({str(tmp_path)!r}), {replaces}, {from_last_step}"
     call = f"import pathlib as p, tests.partition.test_integrity as t; t.killed_at_every_change({arguments})"
     done = run("-c", call, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_a_record_from_before_a_restart_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop_at_parts(doing: str, _share: float) -> None:
-        if doing == "writing parts":
-            raise KeyboardInterrupt
-
-    graph = typed_graph()
-    with pytest.raises(KeyboardInterrupt):
-        write(graph, tmp_path / "parts", resume=True, progress=stop_at_parts)
-    [zeroed] = tmp_path.glob("parts.partial/part1/node_feat.dgl")
-    zeroed.write_bytes(bytes(zeroed.stat().st_size))
-    (tmp_path / "boot").write_text("another")
-    monkeypatch.setattr("sar.partition.write.staging._BOOT", tmp_path / "boot")
-    write(graph, tmp_path / "parts", resume=True)
-    write(graph, tmp_path / "expected")
-    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")

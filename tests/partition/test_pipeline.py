@@ -1,8 +1,7 @@
-"""The whole job of `sar partition`: every input, balance, assignments from files, and going on after a stop."""
+"""The whole job of `sar partition`: every input, balance, and assignments from files."""
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -155,59 +154,19 @@ def test_balances_that_make_no_sense_are_refused(tmp_path: Path, balance: str, w
 @pytest.mark.usefixtures("edges")
 def test_an_assignment_goes_out_and_comes_in(tmp_path: Path, tasks: list[AssignmentTask]) -> None:
     source, _, output = options_for(tmp_path)
-    folder, mine = tmp_path / "assignment", tmp_path / "assignment.partial"  # what its draft was once called
-    mine.mkdir()
+    folder = tmp_path / "assignment"
     run_partition(source, AssigningOptions(3, "dealt", write_assignment=folder), output)
-    mine.rmdir()
     assert read_assignment(folder, {"_N": NUM_NODES}).parts.tolist() == (np.arange(NUM_NODES) % 3).tolist()
     again = OutputOptions(tmp_path / "again", "some")
     outcome = run_partition(source, AssigningOptions(3, assignment=folder), again)
     assert outcome.assigned.choice == ("dealt", f"read from {folder}")
     assert content_of(tmp_path / "again") == content_of(tmp_path / "parts")
     assert len(tasks) == 1
-    with pytest.raises(ConfigError, match="holds something already"):
+    with pytest.raises(ConfigError, match=r"holds _N\.txt, partition_meta\.json, and nothing is overwritten; name"):
         run_partition(source, AssigningOptions(3, "dealt", write_assignment=folder), OutputOptions(tmp_path / "third"))
     assert sorted(os.listdir(tmp_path)) == sorted(
         ["again", "assignment", "parts", "edges.csv", "edges.npy", "feat.npy", "train_mask.npy", "weight.npy"]
     )
-
-
-def stop_at(words: str) -> Callable[[str, float], None]:
-    def progress(doing: str, _share: float) -> None:
-        if words in doing:
-            raise KeyboardInterrupt
-
-    return progress
-
-
-@pytest.mark.usefixtures("edges")
-@pytest.mark.parametrize("words", ["dividing _N:_E:_N", "dividing _N/feat", "writing parts"])
-def test_a_stopped_run_keeps_its_assignment(tmp_path: Path, tasks: list[AssignmentTask], words: str) -> None:
-    source, _, output = options_for(tmp_path)
-    run_partition(source, AssigningOptions(3, "dealt"), OutputOptions(tmp_path / "expected", "some"))
-    method = AssigningOptions(3, "dealt", write_assignment=tmp_path / "assignment")
-    resumed = OutputOptions(output.directory, output.name, resume=True)
-    with pytest.raises(KeyboardInterrupt):
-        run_partition(source, method, resumed, stop_at(words))
-    assert (tmp_path / "parts.partial").is_dir()
-    run_partition(source, method, resumed)
-    assert len(tasks) == 2
-    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
-    assert not (tmp_path / "parts.partial").exists()
-
-
-@pytest.mark.usefixtures("edges", "tasks")
-def test_other_input_or_options_are_not_resumed(tmp_path: Path) -> None:
-    source, method, output = options_for(tmp_path)
-    resumed = OutputOptions(output.directory, output.name, resume=True)
-    with pytest.raises(KeyboardInterrupt):
-        run_partition(source, method, resumed, stop_at("writing parts"))
-    with pytest.raises(ConfigError, match="begun with other input"):
-        run_partition(source, AssigningOptions(3, "dealt", seed=1), resumed)
-    weight = np.load(tmp_path / "weight.npy")
-    np.save(tmp_path / "weight.npy", weight[::-1])
-    with pytest.raises(ConfigError, match="begun with other input"):
-        run_partition(source, method, resumed)
 
 
 @pytest.mark.usefixtures("tasks")

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,9 +19,9 @@ import sar
 from sar.adapters.dgl.shim import require_dgl
 from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
+from sar.partition import new_directory
 from sar.partition.graph_source import ArrayEdges, EdgeSource, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
-from sar.partition.write import staging
 from sar.partition.write.write import write_partitions
 from tests.partition.written import (
     COUNTS,
@@ -214,14 +213,20 @@ def test_places_that_are_taken_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already holds file"):
         write(typed_graph(), tmp_path)
     (tmp_path / "parts.partial").mkdir()
-    with pytest.raises(ConfigError, match=r"parts\.partial' is there"):
-        write(typed_graph(), tmp_path / "parts")
     with (tmp_path / "parts.partial" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another run is making"):
-            write(typed_graph(), tmp_path / "parts", resume=True)
-    assert sorted(content_of(tmp_path)) == ["file", "parts.partial/lock"]
-    write(typed_graph(), tmp_path / "parts", resume=True)
+        with pytest.raises(ConfigError, match=r"another run is making .*start it once, without torchrun or srun"):
+            write(typed_graph(), tmp_path / "parts")
+    (tmp_path / "parts.partial" / "mine").write_text("mine")
+    with pytest.raises(ConfigError, match=r"parts\.partial' holds mine, which this version of sar has not written"):
+        write(typed_graph(), tmp_path / "parts")
+    assert sorted(content_of(tmp_path)) == ["file", "parts.partial/lock", "parts.partial/mine"]
+    with pytest.raises(
+        ConfigError, match=r"file\.partial' cannot be made \(Not a directory\)|file/parts.*Not a directory"
+    ):
+        write(typed_graph(), file / "parts")
+    (tmp_path / "parts.partial" / "mine").unlink()
+    write(typed_graph(), tmp_path / "parts")
     assert sorted(os.listdir(tmp_path)) == ["file", "parts"]
 
 
@@ -244,10 +249,10 @@ def test_earlier_partitions_are_replaced_once_the_new_ones_are_whole(
     seen = []
 
     def look(draft: Path, path: Path) -> None:
-        seen.append(content_of(tmp_path / "parts.replaced") == before and content_of(draft) == expected)
+        seen.append(content_of(tmp_path / "parts.partial" / "old") == before and content_of(draft) == expected)
         draft.replace(path)
 
-    monkeypatch.setattr(staging, "put_in_place", look)
+    monkeypatch.setattr(new_directory, "put_in_place", look)
     write(new, place, overwrite=True)
     assert seen == [True]
     assert content_of(place) == expected
@@ -262,42 +267,58 @@ def test_only_partitions_are_replaced(tmp_path: Path) -> None:
         (place / notes).write_text("mine")
         with pytest.raises(ConfigError, match=rf"not overwritten, as it holds .*{notes} beside partitions"):
             write(typed_graph(), place, overwrite=True)
-        (place / notes).rename(tmp_path / "parts.replaced")
+        (place / notes).unlink()
         shutil.rmtree(place / "part3" / "more", ignore_errors=True)
     with pytest.raises(ConfigError, match="overwritten only where it holds partitions"):
         write(typed_graph(), tmp_path, overwrite=True)
-    with pytest.raises(ConfigError, match=r"parts\.replaced' is there: a run that was killed"):
-        write(typed_graph(), place, overwrite=True)
-    assert sorted(os.listdir(tmp_path)) == ["parts", "parts.replaced"]
+    assert os.listdir(tmp_path) == ["parts"]
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["replaced", "an empty directory"])
-def test_what_others_add_meanwhile_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture, there: bool) -> None:
-    place, replaced = tmp_path / "parts", tmp_path / "parts.replaced"
+def test_what_others_add_meanwhile_is_kept(tmp_path: Path, there: bool) -> None:
+    place = tmp_path / "parts"
     if there:
         write(typed_graph(), place)
+    before = content_of(place)
 
     def add(doing: str, share: float) -> None:
         for notes in ("notes.txt", "part0/notes.txt"):
             (place / notes).parent.mkdir(parents=True, exist_ok=True)
             (place / notes).write_text("mine")
 
-    write(typed_graph(), place, overwrite=True, progress=add)
-    assert content_of(replaced) == {"notes.txt": b"mine", "part0/notes.txt": b"mine"}
-    assert f"'{replaced}' has what others put into '{place}'" in caplog.text
-    write(typed_graph(), tmp_path / "expected")
-    assert content_of(place) == content_of(tmp_path / "expected")
+    with pytest.raises(
+        ConfigError, match="beside partitions; move that" if there else "only where it holds partitions"
+    ):
+        write(typed_graph(), place, overwrite=True, progress=add)
+    assert content_of(place) == before | {"notes.txt": b"mine", "part0/notes.txt": b"mine"}
+    assert os.listdir(tmp_path) == ["parts"]
+
+
+def test_an_error_while_partitions_are_replaced_puts_them_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "parts"
+    write(typed_graph(), place)
+    before = content_of(place)
+
+    def stop(draft: Path, path: Path) -> None:
+        assert not place.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(new_directory, "put_in_place", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write(typed_graph(), place, overwrite=True)
+    assert content_of(place) == before
+    assert os.listdir(tmp_path) == ["parts"]
 
 
 def test_a_directory_that_others_fill_meanwhile_stays(tmp_path: Path) -> None:
     place = tmp_path / "parts"
     place.mkdir()
-    with pytest.raises(ConfigError, match=r"parts' cannot be made \(Directory not empty\)"):
+    with pytest.raises(ConfigError, match=r"parts' already holds notes.txt, and nothing is overwritten unless"):
         write(typed_graph(), place, progress=lambda doing, share: (place / "notes.txt").touch())
     assert os.listdir(place) == ["notes.txt"]
 
 
-# -- a full disk, and kills
+# -- a full disk
 
 
 @pytest.mark.parametrize("until", [0, 17, 60])
@@ -306,75 +327,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(PartitionError, match=r"the disk of .* is full \(No space left on device\)"):
         write(typed_graph(), tmp_path / "parts")
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.usefixtures("small_slices")
-def test_a_full_disk_keeps_what_is_done_where_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = typed_graph()
-    write(graph, tmp_path / "expected")
-    with monkeypatch.context() as patch:
-        SmallDisk(patch, 200)
-        with pytest.raises(PartitionError, match="is full"):
-            write(graph, tmp_path / "parts", resume=True)
-    assert sorted(os.listdir(tmp_path)) == ["expected", "parts.partial"]
-    other = replace(graph, node_data={"paper": {"x": np.arange(50)}})
-    with pytest.raises(ConfigError, match="begun with other input"):
-        write(other, tmp_path / "parts", resume=True)
-    with pytest.raises(ConfigError, match="begun with other input"):
-        write(graph, tmp_path / "parts", resume=True, memory=2**30)
-    write(graph, tmp_path / "parts", resume=True)
-    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
-    assert sorted(os.listdir(tmp_path)) == ["expected", "parts"]
-
-
-def killed_again_and_again(folder: str) -> None:
-    """Write while being killed at every so-manieth sign of progress; then write what is missing."""
-    use_small_slices()
-    graph, said = typed_graph(), 0
-
-    def until(last: int) -> Callable[[str, float], None]:
-        seen = 0
-
-        def progress(_doing: str, _share: float) -> None:
-            nonlocal seen
-            seen += 1
-            if seen > last:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        return progress
-
-    for last in (0, 3, 20, 9, 40, 2, 60, 1, 35, 55):
-        child = os.fork()
-        if child == 0:
-            write(graph, Path(folder), resume=True, progress=until(last))
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        said += os.WIFSIGNALED(status)
-    assert said > 4, "most were killed"
-    write(graph, Path(folder), resume=True)
-
-
-def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = f"import tests.partition.test_writer as t; t.killed_again_and_again({str(tmp_path / 'parts')!r})"
-    run("-c", call, timeout=120).check_returncode()
-    use_small_slices(monkeypatch.setattr)
-    write(typed_graph(), tmp_path / "expected")
-    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
-    assert sorted(os.listdir(tmp_path)) == ["expected", "parts"]
-
-
-def test_finished_steps_are_not_repeated(tmp_path: Path) -> None:
-    graph = typed_graph()
-
-    def stop_at_parts(doing: str, _share: float) -> None:
-        if doing == "writing parts":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write(graph, tmp_path / "parts", resume=True, progress=stop_at_parts)
-    doing: list[str] = []
-    write(graph, tmp_path / "parts", resume=True, progress=lambda what, share: doing.append(what))
-    assert set(doing) == {"writing parts"}
 
 
 # -- memory

@@ -4,7 +4,6 @@ Other packages add methods by entry points of the group `sar.partition_methods`.
 """
 
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -17,7 +16,7 @@ from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.id_slices import pieces
 from sar.logging_setup import logger
-from sar.partition.assign.assignment_files import read_assignment, write_assignment
+from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.assign.ldg import ldg
 from sar.partition.assign.metis import EDGE_BYTES, metis
 from sar.partition.assign.multilevel import ENTRY_BYTES, coarse_entries, multilevel
@@ -105,8 +104,6 @@ def assign(
     `scratch` is a directory for a method's files, made and removed again; `memory` bytes that the method may use beyond
     what is there now; `more` what else to balance, (N,) numbers each.
     """
-    if options.write_assignment is not None and _taken(options.write_assignment):
-        raise ConfigError(f"'{options.write_assignment}' holds something already; name another directory for it.")
     if not isinstance(options.parts, int):
         if options.assignment is not None:
             raise ConfigError(f"'{options.assignment}' has a number of parts of its own; name that number.")
@@ -133,19 +130,6 @@ def assign(
     return Assigned(part_of, options.parts, choice)
 
 
-def write_once(folder: Path, graph: GraphSource, assigned: Assigned) -> None:
-    """Write an assignment, unless a run that was killed thereafter has; `ConfigError` where there is something else."""
-    if _taken(folder):
-        if np.array_equal(read_assignment(folder, graph.num_nodes, assigned.num_parts).parts, assigned.part_of):
-            return
-        raise ConfigError(f"'{folder}' holds another assignment; name another directory, or remove it.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as unfinished:
-        written = Path(unfinished) / "assignment"
-        write_assignment(written, graph.num_nodes, assigned.part_of, assigned.num_parts, assigned.choice.method)
-        written.replace(folder)
-
-
 def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:
     """What a method returns, which may be anybody's."""
     found, num_nodes = np.asarray(part_of), task.graph.total_nodes
@@ -157,10 +141,6 @@ def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:
             f"method '{method}' returned parts from {found.min()} to {found.max()}; expected 0 to {task.num_parts - 1}."
         )
     return found
-
-
-def _taken(folder: Path) -> bool:
-    return folder.exists() and any(folder.iterdir())
 
 
 def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Array]:

@@ -24,7 +24,9 @@ from sar.partition.ingest.features import FeatureSource, open_column
 from sar.partition.ingest.files import ALL_COLUMNS, find_files
 from sar.partition.ingest.objects import from_object
 from sar.partition.ingest.text import TextFormat
+from sar.partition.new_directory import new_directory
 
+METADATA = "metadata.json"
 _FORMATS = {"csv": "text", "numpy": "npy", "parquet": "parquet"}
 _SLICE_BYTES = 8 << 20
 _PAIRS = 1 << 17  # formatted at a time
@@ -198,7 +200,7 @@ def write_chunked(graph: GraphSource | Any, folder: StrPath, *, name: str = "gra
 
     Args:
         graph: the graph, also in memory, as `partition_graph` takes it.
-        folder: directory to make or to fill.
+        folder: directory to make; an empty one is replaced.
         name: of the graph, for `dgl.distributed`.
         num_chunks: files that each list of edges and each feature is divided into.
 
@@ -206,51 +208,43 @@ def write_chunked(graph: GraphSource | Any, folder: StrPath, *, name: str = "gra
         The `metadata.json`, with both spellings of the counts (`_per_chunk` and `_per_type`).
 
     Raises:
-        ConfigError: the folder has a `metadata.json`, or a file with the name of a chunk; or the number of chunks is no
-            positive one.
+        ConfigError: the folder holds something, or the number of chunks is not positive.
         PartitionError: the disk is full.
     """
-    graph, folder = from_object(graph), Path(folder)
-    file = folder / "metadata.json"
-    if file.exists():
-        raise ConfigError(
-            f"there is a graph in '{folder}' already, and nothing is overwritten; name another directory."
-        )
+    with new_directory(Path(folder)) as directory:
+        write_chunks(from_object(graph), directory.path, name, num_chunks)
+    return directory.target / METADATA
+
+
+def write_chunks(graph: GraphSource, folder: Path, name: str, num_chunks: int) -> None:
+    """Write the files of `write_chunked` into an empty directory."""
     if num_chunks < 1:
         raise ConfigError(f"num_chunks is {num_chunks}; expected 1 or more.")
-    (folder / "edges").mkdir(parents=True, exist_ok=True)
+    (folder / "edges").mkdir()
     etypes = {":".join(etype): etype for etype in graph.edges}
     nodes = {ntype: _chunks(count, num_chunks) for ntype, count in graph.num_nodes.items()}
     edges = {key: _chunks(graph.edges[etype].num_edges, num_chunks) for key, etype in etypes.items()}
-    try:
-        edge_files = {
-            key: _write_edges(graph.edges[etype], folder, f"edges/{quote(key, safe='')}", edges[key])
-            for key, etype in etypes.items()
-        }
-        node_data = {ntype: _write_columns(graph.node_data.get(ntype, {}), folder, "node_data", ntype, nodes[ntype])
-                     for ntype in nodes}  # fmt: skip
-        edge_data = {key: _write_columns(graph.edge_data.get(etype, {}), folder, "edge_data", key, edges[key])
-                     for key, etype in etypes.items()}  # fmt: skip
-        content = {
-            "graph_name": name,
-            "node_type": list(nodes),
-            "num_nodes_per_chunk": [[chunk.stop - chunk.start for chunk in chunks] for chunks in nodes.values()],
-            "num_nodes_per_type": list(graph.num_nodes.values()),
-            "edge_type": list(edges),
-            "num_edges_per_chunk": [[chunk.stop - chunk.start for chunk in chunks] for chunks in edges.values()],
-            "num_edges_per_type": [of_type.num_edges for of_type in graph.edges.values()],
-            "edges": edge_files,
-            "node_data": {ntype: fields for ntype, fields in node_data.items() if fields},
-            "edge_data": {key: fields for key, fields in edge_data.items() if fields},
-        }
-        file.write_text(json.dumps(content, indent=2))  # last, so that half a graph is not taken for one
-    except FileExistsError as error:
-        raise ConfigError(
-            f"'{error.filename}' is there already, and nothing is overwritten; name another directory."
-        ) from error
-    except OSError as error:
-        raise PartitionError(f"cannot write to '{folder}' ({error.strerror}); make room there.") from error
-    return file
+    edge_files = {
+        key: _write_edges(graph.edges[etype], folder, f"edges/{quote(key, safe='')}", edges[key])
+        for key, etype in etypes.items()
+    }
+    node_data = {ntype: _write_columns(graph.node_data.get(ntype, {}), folder, "node_data", ntype, nodes[ntype])
+                 for ntype in nodes}  # fmt: skip
+    edge_data = {key: _write_columns(graph.edge_data.get(etype, {}), folder, "edge_data", key, edges[key])
+                 for key, etype in etypes.items()}  # fmt: skip
+    content = {
+        "graph_name": name,
+        "node_type": list(nodes),
+        "num_nodes_per_chunk": [[chunk.stop - chunk.start for chunk in chunks] for chunks in nodes.values()],
+        "num_nodes_per_type": list(graph.num_nodes.values()),
+        "edge_type": list(edges),
+        "num_edges_per_chunk": [[chunk.stop - chunk.start for chunk in chunks] for chunks in edges.values()],
+        "num_edges_per_type": [of_type.num_edges for of_type in graph.edges.values()],
+        "edges": edge_files,
+        "node_data": {ntype: fields for ntype, fields in node_data.items() if fields},
+        "edge_data": {key: fields for key, fields in edge_data.items() if fields},
+    }
+    (folder / METADATA).write_text(json.dumps(content, indent=2))
 
 
 def _chunks(count: int, parts: int) -> list[slice]:
@@ -262,7 +256,7 @@ def _write_edges(source: EdgeSource, folder: Path, stem: str, chunks: list[slice
     """Write the edges of a type and return their file specification."""
     files = [f"{stem}-{number}.csv" for number in range(len(chunks))]
     for name, chunk in zip(files, chunks, strict=True):
-        with (folder / name).open("xb") as file:
+        with (folder / name).open("wb") as file:
             for start in range(chunk.start, chunk.stop, _PAIRS):
                 src, dst = source.read(start, min(start + _PAIRS, chunk.stop))
                 pyarrow.csv.write_csv(pyarrow.table({"src": src, "dst": dst}), file, _CSV)
@@ -289,7 +283,7 @@ def _write_npy(path: Path, column: Column, chunk: slice) -> None:
     shape = chunk.stop - chunk.start, *column.shape[1:]
     header = {"descr": np.lib.format.dtype_to_descr(column.dtype), "fortran_order": False, "shape": shape}
     step = max(1, _SLICE_BYTES // max(1, prod(column.shape[1:]) * column.dtype.itemsize))
-    with path.open("xb") as file:
+    with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(chunk.start, chunk.stop, step):
             rows = column[start : min(start + step, chunk.stop)]

@@ -15,15 +15,13 @@ from sar.data.graph_files import open_graph as open_dgl_graph
 from sar.data.part_files import parse_edge_type
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
-from sar.partition.ingest.chunked import open_chunked
+from sar.partition.ingest.chunked import METADATA, open_chunked
 from sar.partition.ingest.edges import EdgeFormat, open_edges
 from sar.partition.ingest.features import FeatureSource, check_splits, open_features, without_nan
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
 from sar.partition.ingest.ids import map_ids, nodes_of_list
 from sar.partition.ingest.objects import ONLY_TYPE, from_object, read_any_npz
 from sar.partition.ingest.text import TextFormat
-
-METADATA = "metadata.json"
 
 
 def open_graph(

@@ -6,8 +6,8 @@ behind those of earlier slices. So all files are read and written from front to 
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,29 +16,28 @@ import numpy as np
 from sar.common_tuples import CanonicalEtype
 from sar.data.arrays import Array
 from sar.data.partition_json import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
-from sar.data.tensor_files import ArraySpec, FileLayout, tensor_file_layout
+from sar.data.tensor_files import ArraySpec, tensor_file_layout
 from sar.errors import PartitionError
+from sar.id_slices import pieces
 from sar.partition.graph_source import Column, first_outside
 from sar.partition.write.write_job import WriteJob, by_part, stored_spec
 
-_EDGE_BYTES = 120  # with all copies, and what arrives from other processes
+_EDGE_BYTES = 120  # with all copies
 _ORDER_BYTES = 32  # for each row of a slice, beside the row
 COPIES = 4
-"""Of the rows of a field that are in memory at once: as read, in their new order, on their way, as they arrive."""
+"""Of the rows of a field that are in memory at once: as read, as numpy's type, in their new order, as written."""
 
 
 class EdgeBuckets:
-    """The edges into each of this process's parts, one type after the other, (n, 3) each: new source, new destination,
-    original ID within the type.
+    """The edges into each part in scratch files, one for each part and type, as rows (n, 3): new source, new
+    destination, original ID within the type.
     """
 
     def __init__(self, job: WriteJob) -> None:
         self._job = job
-        self.counts = np.zeros((job.num_parts, len(job.etypes)), np.int64)  # by part and type, of all processes
+        self.counts = np.zeros((job.num_parts, len(job.etypes)), np.int64)  # by part and type
         for number, etype in enumerate(job.etypes):
-            step = partial(self._divide, number, etype)
-            self.counts[job.own_parts, number] = job.staging.step(f"edges of {etype}", step)
-        self.counts = job.staging.writers.sum(self.counts)
+            self._divide(number, etype)
 
     @cached_property
     def ranges(self) -> Array:
@@ -59,55 +58,51 @@ class EdgeBuckets:
                     yield number, found.reshape(-1, 3)
 
     def parts(self, number: int) -> Iterator[Array]:
-        """The part of each edge of a type that has fields, in this process's chunks of `rows`."""
+        """The part of each edge of a type that has fields, in the chunks in which edges were read."""
         etype = self._job.etypes[number]
         with self._parts_file(number).open("rb") as file:
-            num_edges = self._job.graph.edges[etype].num_edges
-            for start, end in self._job.staging.writers.shares(num_edges, self.rows(etype)):
-                yield np.fromfile(file, self._job.numbering.part_of.dtype, end - start)
+            for rows in pieces(self._job.graph.edges[etype].num_edges, self._rows(etype)):
+                yield np.fromfile(file, self._job.numbering.part_of.dtype, rows.stop - rows.start)
 
-    def rows(self, etype: CanonicalEtype) -> int:
+    def _rows(self, etype: CanonicalEtype) -> int:
         """Edges in a chunk, which are also the rows of its fields that are read at once."""
         fields = self._job.graph.edge_data.get(etype, {})
         widest = max((stored_spec(key, column).row_bytes for key, column in fields.items()), default=0)
         return self._job.rows_in_slice(_EDGE_BYTES + COPIES * widest)
 
-    def _divide(self, number: int, etype: CanonicalEtype) -> list[int]:
-        """Put the edges of a type into their files; how many each of this process's parts has."""
-        job, writers = self._job, self._job.staging.writers
-        edges, name = job.graph.edges[etype], ":".join(etype)
+    def _divide(self, number: int, etype: CanonicalEtype) -> None:
+        """Put the edges of a type into their files."""
+        job, edges, name = self._job, self._job.graph.edges[etype], ":".join(etype)
         source, destination = job.graph.nodes_of(etype[0]), job.graph.nodes_of(etype[2])
-        counts = dict.fromkeys(job.own_parts, 0)
         with contextlib.ExitStack() as stack:
-            files = {part: stack.enter_context(self._file(number, part).open("wb")) for part in job.own_parts}
+            files = [stack.enter_context(self._file(number, part).open("wb")) for part in range(job.num_parts)]
             parts_file = stack.enter_context(self._parts_file(number).open("wb"))
-            for start, end in writers.shares(edges.num_edges, self.rows(etype)):
-                src, dst = edges.read(start, end)
-                job.progress(f"dividing {name}", start / edges.num_edges)
+            for chunk in pieces(edges.num_edges, self._rows(etype)):
+                src, dst = edges.read(chunk.start, chunk.stop)
+                job.progress(f"dividing {name}", chunk.start / edges.num_edges)
                 for which, ids, nodes in (("source", src, source), ("destination", dst, destination)):
                     if (edge := first_outside(ids, nodes.stop - nodes.start)) is not None:
                         raise PartitionError(
-                            f"edge {start + edge} of {name} has the {which} {ids[edge]}; expected a node from 0 to "
-                            f"{nodes.stop - nodes.start - 1}. Correct the edges, or name the number of nodes."
+                            f"edge {chunk.start + edge} of {name} has the {which} {ids[edge]}; expected a node from 0 "
+                            f"to {nodes.stop - nodes.start - 1}. Correct the edges, or name the number of nodes."
                         )
                 parts = job.numbering.part_of[destination][dst]
                 order, sizes = by_part(parts, job.num_parts)
                 rows = np.empty((len(src), 3), job.id_type)
                 rows[:, 0] = job.numbering.new_id[source][src]
                 rows[:, 1] = job.numbering.new_id[destination][dst]
-                rows[:, 2] = np.arange(start, start + len(src))
+                rows[:, 2] = np.arange(chunk.start, chunk.stop)
                 if job.graph.edge_data.get(etype):
                     parts_file.write(parts.data)
-                for part, arrived in writers.deliver(rows[order], sizes):
-                    files[part].write(arrived.data)
-                    counts[part] += len(arrived)
-        return list(counts.values())
+                for file, of_part in zip(files, np.split(rows[order], sizes.cumsum()[:-1]), strict=True):
+                    file.write(of_part.data)
+                self.counts[:, number] += sizes
 
     def _file(self, number: int, part: int) -> Path:
-        return self._job.staging.scratch / f"edges-{number}-{part}"
+        return self._job.directory.scratch / f"edges-{number}-{part}"
 
     def _parts_file(self, number: int) -> Path:
-        return self._job.staging.scratch / f"parts-{number}-{self._job.staging.writers.rank}"
+        return self._job.directory.scratch / f"parts-{number}"
 
 
 class _Field(NamedTuple):
@@ -132,45 +127,6 @@ class _Numbers(NamedTuple):
         return np.arange(rows.start, rows.stop)
 
 
-class _PartFiles:
-    """A file of the same name in each of this process's parts; `counts` are the rows by part and type, (P, T)."""
-
-    def __init__(self, job: WriteJob, name: str, fields: Sequence[_Field], counts: Array) -> None:
-        self._job, self._name = job, name
-        self._layouts: dict[int, FileLayout] = {}
-        for part in job.own_parts:
-            rows = ((field, int(counts[part, field.type_id])) for field in fields)
-            specs = {field.name: ArraySpec(field.spec.dtype, (n, *field.spec.shape[1:])) for field, n in rows}
-            self._layouts[part] = tensor_file_layout(specs)
-        job.staging.step(f"{name} laid out", self._create)
-
-    def _create(self) -> None:
-        for part, layout in self._layouts.items():
-            folder = part_folder(self._job.staging.path, part)
-            folder.mkdir(exist_ok=True)
-            layout.create(folder / self._name)
-
-    def fill(self, field: _Field, rows: int, parts: Iterator[Array]) -> None:
-        """Fill in a field, slices of `rows` at a time; `parts` has the part of every row of each slice."""
-        self._job.staging.step(f"{self._name} {field.name}", partial(self._divide, field, rows, parts))
-
-    def _divide(self, field: _Field, rows: int, parts: Iterator[Array]) -> None:
-        job, spec = self._job, field.spec
-        if not spec.row_bytes:
-            return
-        with contextlib.ExitStack() as stack:
-            files = {}
-            for part, layout in self._layouts.items():
-                file = stack.enter_context((part_folder(job.staging.path, part) / self._name).open("r+b"))
-                files[part] = layout.writer(file, field.name)
-            for start, end in job.staging.writers.shares(spec.shape[0], rows):
-                job.progress(f"dividing {field.name}", start / spec.shape[0])
-                order, sizes = by_part(next(parts), job.num_parts)
-                values = np.asarray(field.column[start:end])[order].astype(spec.dtype, copy=False)
-                for part, arrived in job.staging.writers.deliver(values, sizes):
-                    files[part].append(arrived)
-
-
 def write_node_fields(job: WriteJob) -> None:
     """Write the parts' files of node fields and of original node IDs."""
     columns, ids = [], []
@@ -179,13 +135,14 @@ def write_node_fields(job: WriteJob) -> None:
         columns += [_Field(f"{ntype}/{key}", type_id, column) for key, column in fields.items()]
         ids.append(_Field(ntype, type_id, _Numbers((job.graph.num_nodes[ntype],))))
     counts = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
-    for name, fields_of_file in ((NODE_FEATURES, columns), (ORIGINAL_NODES, ids)):
-        files = _PartFiles(job, name, fields_of_file, counts)
-        for field in fields_of_file:
-            part_of = job.numbering.part_of[job.graph.nodes_of(job.ntypes[field.type_id])]
-            rows = job.rows_in_slice(COPIES * field.spec.row_bytes + _ORDER_BYTES)
-            slices = job.staging.writers.shares(len(part_of), rows)
-            files.fill(field, rows, (part_of[start:end] for start, end in slices))
+
+    def parts(field: _Field) -> Iterator[Array]:
+        part_of = job.numbering.part_of[job.graph.nodes_of(job.ntypes[field.type_id])]
+        rows = job.rows_in_slice(COPIES * field.spec.row_bytes + _ORDER_BYTES)
+        return (part_of[piece] for piece in pieces(len(part_of), rows))
+
+    _write_fields(job, NODE_FEATURES, columns, counts, parts)
+    _write_fields(job, ORIGINAL_NODES, ids, counts, parts)
 
 
 def write_edge_fields(job: WriteJob, buckets: EdgeBuckets) -> None:
@@ -194,6 +151,36 @@ def write_edge_fields(job: WriteJob, buckets: EdgeBuckets) -> None:
     for type_id, etype in enumerate(job.etypes):
         fields = job.graph.edge_data.get(etype, {})
         columns += [_Field(f"{':'.join(etype)}/{key}", type_id, column) for key, column in fields.items()]
-    files = _PartFiles(job, EDGE_FEATURES, columns, buckets.counts)
-    for field in columns:
-        files.fill(field, buckets.rows(job.etypes[field.type_id]), buckets.parts(field.type_id))
+    _write_fields(job, EDGE_FEATURES, columns, buckets.counts, lambda field: buckets.parts(field.type_id))
+
+
+def _write_fields(
+    job: WriteJob, name: str, fields: Sequence[_Field], counts: Array, parts: Callable[[_Field], Iterator[Array]]
+) -> None:
+    """Write a file of the same name in each part.
+
+    `counts` are the rows by part and type, (P, T); `parts` yields the part of each row of a field, slice by slice.
+    """
+    paths = [part_folder(job.directory.path, part) / name for part in range(job.num_parts)]
+    layouts = []
+    for path, sizes in zip(paths, counts.tolist(), strict=True):
+        specs = {one.name: ArraySpec(one.spec.dtype, (sizes[one.type_id], *one.spec.shape[1:])) for one in fields}
+        layouts.append(tensor_file_layout(specs))
+        path.parent.mkdir(exist_ok=True)
+        layouts[-1].create(path)
+    for field in fields:
+        if not field.spec.row_bytes:
+            continue
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(path.open("r+b")) for path in paths]
+            writers = [layout.writer(file, field.name) for layout, file in zip(layouts, files, strict=True)]
+            start = 0
+            for of_slice in parts(field):
+                job.progress(f"dividing {field.name}", start / field.spec.shape[0])
+                order, part_sizes = by_part(of_slice, job.num_parts)
+                values = np.asarray(field.column[start : start + len(order)])[order].astype(
+                    field.spec.dtype, copy=False
+                )
+                for writer, rows in zip(writers, np.split(values, part_sizes.cumsum()[:-1]), strict=True):
+                    writer.append(rows)
+                start += len(order)

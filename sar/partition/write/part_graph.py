@@ -30,7 +30,7 @@ class OuterEdges:
     def __init__(self, job: WriteJob, buckets: EdgeBuckets, part: int) -> None:
         self.count = 0  # until `find`
         self._job, self._buckets, self._part = job, buckets, part
-        self.file = job.staging.scratch / f"outer-{part}"
+        self.file = job.directory.scratch / f"outer-{part}"
 
     def find(self, local: Array) -> None:
         """Find them; `local`, (N,) by new ID, is 1 at sources of edges into the part, then above 0 in all the halo."""
@@ -84,7 +84,7 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
     halo = np.count_nonzero(local[:start]) + np.count_nonzero(local[end:])
     num_edges = int(buckets.counts[part].sum()) + outer.count
     layout = graph_file_layout(end - start + halo, num_edges, NODE_FIELDS, EDGE_FIELDS)
-    path = part_folder(job.staging.path, part) / GRAPH
+    path = part_folder(job.directory.path, part) / GRAPH
     layout.create(path)
     with path.open("r+b") as file:
         _fill_nodes(job, file, layout, part, local)
@@ -158,7 +158,7 @@ def _write_original_edges(job: WriteJob, buckets: EdgeBuckets, part: int) -> Non
     counts = buckets.counts[part].tolist()
     int64 = np.dtype("<i8")
     layout = tensor_file_layout({name: ArraySpec(int64, (count,)) for name, count in zip(names, counts, strict=True)})
-    path = part_folder(job.staging.path, part) / ORIGINAL_EDGES
+    path = part_folder(job.directory.path, part) / ORIGINAL_EDGES
     layout.create(path)
     with path.open("r+b") as file:
         writers = [layout.writer(file, name) for name in names]

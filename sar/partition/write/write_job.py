@@ -18,8 +18,7 @@ from sar.data.tensor_files import ArraySpec, stored_dtype
 from sar.errors import ConfigError
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, index_dtype
-from sar.partition.write.staging import Staging
-from sar.partition.write.writers import Writers
+from sar.partition.new_directory import NewDirectory
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20
@@ -78,7 +77,7 @@ class NodeNumbering:
 class WriteJob:
     """A graph to write, and where to."""
 
-    staging: Staging
+    directory: NewDirectory
     graph: GraphSource
     numbering: NodeNumbering
     slice_bytes: int  # that a slice of the graph may take, with all copies
@@ -88,7 +87,7 @@ class WriteJob:
     @classmethod
     def of(
         cls,
-        staging: Staging,
+        directory: NewDirectory,
         graph: GraphSource,
         part_of: Array,
         num_parts: int,
@@ -98,17 +97,13 @@ class WriteJob:
     ) -> "WriteJob":
         """The job of writing a graph by an assignment, (N,), within so much memory, or `ConfigError`."""
         size = _slice_bytes(graph.total_nodes, num_parts, memory)
-        job = cls(staging, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, num_hops)
-        _allow_open_files(len(job.own_parts))
+        job = cls(directory, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, num_hops)
+        _allow_open_files(num_parts)
         return job
 
     @property
     def num_parts(self) -> int:
         return len(self.numbering.ranges)
-
-    @cached_property
-    def own_parts(self) -> range:
-        return self.staging.writers.parts_of(self.staging.writers.rank, self.num_parts)
 
     @cached_property
     def ntypes(self) -> list[str]:
@@ -160,16 +155,11 @@ def check_writable(graph: GraphSource, name: str) -> None:
                 raise ConfigError(f"field '{kind}/{key}' has shape {found}; expected {rows[kind]} rows, one for each.")
 
 
-def check_hops(num_hops: int | None, writers: Writers, local_output: bool) -> None:
-    """Raise `ConfigError` for a halo without hops, and for one of edges that hosts do not see of each other."""
+def check_hops(num_hops: int | None) -> None:
+    """Raise `ConfigError` for a halo without hops."""
     if num_hops is not None and num_hops < 1:
         raise ConfigError(
             f"num_hops is {num_hops}, which would drop the edges between parts; expected 1 or more, or none."
-        )
-    if num_hops is not None and local_output and writers.size > 1:
-        raise ConfigError(
-            f"num_hops={num_hops} (--num-hops) needs the edges of other parts, which are on other hosts' disks with "
-            "local_output (--local-output); leave one of them out, or use a directory that all processes share."
         )
 
 

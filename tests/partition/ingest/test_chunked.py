@@ -214,7 +214,7 @@ def test_nothing_is_overwritten(tmp_path):
     mine = tmp_path / "half" / "edges" / "_N%3A_E%3A_N-0.csv"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with pytest.raises(ConfigError, match="is there already, and nothing is overwritten"):
+    with pytest.raises(ConfigError, match="half' already holds edges, and nothing is overwritten"):
         write_chunked(homogeneous(), tmp_path / "half")
     assert mine.read_text() == "mine"
     with pytest.raises(ConfigError, match="num_chunks is 0"):
