@@ -39,12 +39,12 @@ LEVELS = {
     "nn": 5,
     "adapters": 6,
     "partition": 7,
-    "sampling": 7,
-    "train": 8,
-    "pyg": 9,
-    "sar": 9,
-    "cli": 10,
-    "__main__": 11,
+    "sampling": 8,
+    "train": 9,
+    "pyg": 10,
+    "sar": 10,
+    "cli": 11,
+    "__main__": 12,
 }
 """A part of sar imports itself and what has a lower level: neither what is above it nor its neighbours."""
 

@@ -16,8 +16,8 @@ EDGE_PARTITIONERS = {
 
 
 def method_names() -> list[str]:
-    """The methods of sar but "auto", which is one of the others, and these."""
-    return [*(name for name in assigning.method_names() if name != assigning.AUTO), *EDGE_PARTITIONERS]
+    """The methods of sar, each by one name, and these."""
+    return [*(name for name in assigning.method_names() if name != "metis"), *EDGE_PARTITIONERS]
 
 
 def method_named(name: str) -> Method:

@@ -6,7 +6,7 @@ from pathlib import Path
 from sar.cli.graph_input import add_input, default_name, input_options, options_of, parse_bytes, progress_bar
 from sar.errors import ConfigError
 from sar.host.memory import machine_memory
-from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, method_names
+from sar.partition.assign.assigning import IN_EDGES, MULTILEVEL, Assigned, AssigningOptions, method_names
 from sar.partition.assign.parts_rule import PartsByMemory
 from sar.partition.assign.task import VOLUME_BOUND
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace earlier partitions in DIR, once the new ones are complete")
     add = parser.add_argument_group("assignment").add_argument
     methods = ", ".join(method_names())
-    add("--method", default=AUTO, metavar="METHOD", help=f"{methods} (%(default)s: by --memory-limit)")
+    add("--method", default=MULTILEVEL, metavar="METHOD", help=f"{methods}; metis is multilevel (%(default)s)")
     add("--seed", type=int, default=0, help="of the method, and of --split (%(default)s)")
     balance = f"node fields that parts share evenly, for instance train_mask; {IN_EDGES}; or {IN_EDGES}/FIELD of edges"
     add("--balance", nargs="+", default=[], metavar="FIELD", help=balance)
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _parts(text: str) -> int | str:
-    return text if text == AUTO else int(text)
+    return text if text == "auto" else int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,16 +67,19 @@ def run(arguments: argparse.Namespace) -> int:
     assigning = options_of(AssigningOptions, arguments, parts=_number_of_parts(arguments), balance=balance)
     if arguments.assign_only:
         with progress_bar() as progress:
-            (method, why), notes = run_assignment(input_options(arguments), assigning, arguments.memory, progress)
-        print("\n".join([f"method {method or 'unknown'}: {why}", *notes, f"wrote {arguments.write_assignment}"]))
+            assigned, notes = run_assignment(input_options(arguments), assigning, arguments.memory, progress)
+        print("\n".join([*_described(assigned), *notes, f"wrote {arguments.write_assignment}"]))
         return 0
     output = options_of(OutputOptions, arguments, directory=arguments.out, name=default_name(arguments))
     with progress_bar() as progress:
         outcome = run_partition(input_options(arguments), assigning, output, progress)
-    method, why = outcome.assigned.choice
-    lines = [f"\nmethod {method or 'unknown'}: {why}", *outcome.notes, f"wrote {outcome.json_file}"]
-    print("\n".join([outcome.report.as_text(), *lines]))
+    lines = [*_described(outcome.assigned), *outcome.notes, f"wrote {outcome.json_file}"]
+    print("\n".join([outcome.report.as_text(), "", *lines]))
     return 0
+
+
+def _described(assigned: Assigned) -> list[str]:
+    return [f"method {assigned.method or 'unknown'}", *([assigned.why] if assigned.why else [])]
 
 
 def _number_of_parts(arguments: argparse.Namespace) -> int | PartsByMemory:

@@ -10,7 +10,7 @@ import numpy as np
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.memory import machine_memory
-from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign
+from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
 from sar.partition.assign.assignment_files import write_assignment
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest.cleanup import clean_up, with_split
@@ -101,18 +101,19 @@ def run_partition(
             progress("reading the input", 0.0)
             graph = open_input(source, directory.scratch / "input", output.memory, assigning.seed)
         name = output.name or graph.name or "graph"
-        check_writable(graph, name)
+        check_writable(graph, name, output.memory)
         assigned = assign(assigning, graph, directory.scratch / "method", output.memory, progress, more_weights)
         if assigning.write_assignment is not None:
             with new_directory(assigning.write_assignment) as made:
-                write_assignment(made.path, graph.num_nodes, *assigned[:2], assigned.choice.method)
+                write_assignment(made.path, graph.num_nodes, *assigned[:3])
         if trainers > 1:
             graph = _with_trainers(graph, assigned.part_of)
             parts, num_parts = assigned.part_of // trainers, assigned.num_parts // trainers
             assigned = assigned._replace(part_of=parts, num_parts=num_parts)
-        part_of, num_parts, choice = assigned
-        method = choice.method or "custom"
-        job = WriteJob.of(directory, graph, part_of, num_parts, output.memory, progress, output.num_hops)
+        method = assigned.method or "custom"
+        job = WriteJob.of(
+            directory, graph, assigned.part_of, assigned.num_parts, output.memory, progress, output.num_hops
+        )
         written = write_parts(job, name, method)
         report = written_report(graph, job.numbering.part_of, written, name, method)
         report.save(directory.path)
@@ -124,10 +125,10 @@ def run_assignment(
     assigning: AssigningOptions,
     memory: int | None = None,
     progress: Progress = lambda doing, share: None,
-) -> tuple[Choice, Sequence[str]]:
-    """Divides a graph and writes nothing but the assignment, on one process; errors are as from `run_partition`.
+) -> tuple[Assigned, Sequence[str]]:
+    """Divide a graph, write the assignment alone, and return it with remarks on the input.
 
-    Returns the method with its reason, and remarks on the input.
+    Errors are those of `run_partition`.
     """
     if assigning.write_assignment is None:
         raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
@@ -135,8 +136,8 @@ def run_assignment(
         progress("reading the input", 0.0)
         graph = open_input(source, directory.scratch / "input", memory, assigning.seed)
         assigned = assign(assigning, graph, directory.scratch / "method", memory, progress)
-        write_assignment(directory.path, graph.num_nodes, *assigned[:2], assigned.choice.method)
-    return assigned.choice, graph.notes
+        write_assignment(directory.path, graph.num_nodes, *assigned[:3])
+    return assigned, graph.notes
 
 
 def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: int) -> GraphSource:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 from sar.comm import session
 from sar.core.graph.edges import edges_into
 from sar.core.graph.graph import GraphShardManager
@@ -26,6 +25,7 @@ from sar.durable import written_whole
 from sar.errors import ConfigError
 from sar.id_slices import find_sorted
 from sar.logging_setup import logger
+from sar.partition.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 from sar.sampling.seeds import check_seeds
 from sar.tensor_views import as_bytes
 

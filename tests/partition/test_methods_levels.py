@@ -1,6 +1,4 @@
-"""Methods that look at neighbourhoods: ldg, metis, multilevel, and auto, which chooses among all."""
-
-import logging
+"""Methods that look at neighbourhoods: ldg and multilevel, and what METIS is given."""
 
 import numpy as np
 import pytest
@@ -8,19 +6,16 @@ import torch
 
 from benchmarks.studies.quality import measure_quality
 from sar.cli.demo import community_graph
-from sar.errors import ConfigError
-from sar.partition.assign import assigning
 from sar.partition.assign import ldg as ldg_module
 from sar.partition.assign import multilevel as multilevel_module
-from sar.partition.assign.assigning import NEEDS, auto, choose
 from sar.partition.assign.external_csr import ExternalCsr, lists_on_disk
 from sar.partition.assign.ldg import greedy_parts, ldg
-from sar.partition.assign.metis import EDGE_BYTES, _adjacency_lists, metis
+from sar.partition.assign.metis import _adjacency_lists
 from sar.partition.assign.multilevel import cluster, multilevel, refine
 from sar.partition.assign.task import draw
 from tests.partition.graph_tasks import odd_graphs, source, task_of
 
-METHODS = {"ldg": ldg, "metis": metis, "multilevel": multilevel, "auto": auto}
+METHODS = {"ldg": ldg, "multilevel": multilevel}
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +56,13 @@ def test_equal_tasks_give_equal_parts_within_the_limits(tmp_path, planted, metho
     assert max(balance.values()) <= 1.05 + 1e-6, balance
 
 
-@pytest.mark.parametrize("method", ["ldg", "metis", "multilevel"])
+@pytest.mark.parametrize("method", METHODS)
 def test_another_seed_gives_other_parts(tmp_path, planted, method, few_entries):
     first, other = (METHODS[method](task_of(planted[0], 4, tmp_path, seed=seed)) for seed in (0, 1))
     assert (first != other).any()
 
 
-@pytest.mark.parametrize("method", ["ldg", "metis", "multilevel"])
+@pytest.mark.parametrize("method", METHODS)
 def test_progress_goes_up_to_one(tmp_path, planted, method, few_entries):
     shares = []
     METHODS[method](task_of(planted[0], 4, tmp_path, progress=lambda doing, share: shares.append(share)))
@@ -211,13 +206,14 @@ def test_entries_are_drawn_alike_in_both_directions_and_right_on_average(tmp_pat
 
 
 @pytest.mark.parametrize("weighed", [False, True])
-def test_multilevel_cuts_no_more_than_a_tenth_above_metis(tmp_path, planted, few_entries, weighed):
+def test_contracting_cuts_no_more_than_a_tenth_above_metis_on_all_nodes(tmp_path, planted, monkeypatch, weighed):
     graph, weights = planted[0], planted[1] if weighed else {}
-    cuts = {
-        name: measure_quality(graph, METHODS[name](task_of(graph, 4, tmp_path, weights)), 4).edge_cut
-        for name in ("metis", "multilevel")
-    }
-    assert cuts["multilevel"] <= 1.1 * cuts["metis"], cuts
+    cuts = []
+    for entries in (multilevel_module.COARSE_ENTRIES, 3000):
+        monkeypatch.setattr(multilevel_module, "COARSE_ENTRIES", entries)
+        part_of = multilevel(task_of(graph, 4, tmp_path, weights))
+        cuts.append(measure_quality(graph, part_of, 4).edge_cut)
+    assert cuts[1] <= 1.1 * cuts[0], cuts
 
 
 def test_multilevel_contracts_as_often_as_memory_asks_for(tmp_path, planted):
@@ -258,38 +254,6 @@ def test_metis_tries_once_where_it_gets_the_whole_graph(tmp_path, planted, monke
     assert tried == [trials]
 
 
-# ---- auto
-
-
-def test_auto_takes_the_best_method_that_fits_and_says_so(tmp_path, planted, caplog):
-    task = task_of(planted[0], 4, tmp_path, planted[1])
-    needs = {name: of_method.memory(task) for name, of_method in NEEDS.items()}
-    assert choose(task).method == "multilevel"
-    for memory in (10**9, needs["ldg"] + 1, needs["random"] + 1):
-        limited = task_of(planted[0], 4, tmp_path, planted[1], memory=memory)
-        name, why = choose(limited)
-        assert NEEDS[name].memory(limited) <= memory
-        before = list(NEEDS)[: list(NEEDS).index(name)]
-        assert all(NEEDS[one].memory(limited) > memory and one in why for one in before)
-    assert choose(task_of(planted[0], 4, tmp_path, planted[1], memory=needs["ldg"] + 1)).method == "ldg"
-    with caplog.at_level(logging.INFO, logger="sar"):
-        auto(task_of(planted[0], 4, tmp_path, memory=needs["ldg"]))
-    assert "method auto takes 'ldg': the smallest cut to expect; it needs about" in caplog.text
-    assert "multilevel needs about" in caplog.text
-
-
-def test_auto_looks_at_the_disk_too(tmp_path, planted, monkeypatch):
-    monkeypatch.setattr(assigning.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    choice = choose(task_of(planted[0], 4, tmp_path))
-    assert choice.method == "spring"
-    assert "of disk" in choice.why
-
-
-def test_auto_refuses_what_no_method_can_do(tmp_path, planted):
-    with pytest.raises(ConfigError, match="too little to divide 4000 nodes"):
-        auto(task_of(planted[0], 4, tmp_path, memory=1000))
-
-
 def test_metis_gets_no_parallel_edges(tmp_path):
     """With more edges at a node than there are nodes it writes beyond its buffers."""
     csr = ExternalCsr.of_graph(odd_graphs()["parallel edges"], tmp_path / "lists")
@@ -304,13 +268,5 @@ def test_metis_cuts_a_grid_with_both_directions_stored_along_a_line(tmp_path):
     right, down = np.flatnonzero(columns < 59), np.flatnonzero(rows < 59)
     low, high = np.concatenate([right, down]), np.concatenate([right + 1, down + 60])
     graph = source(np.concatenate([low, high]), np.concatenate([high, low]), 3600)
-    part_of = metis(task_of(graph, 4, tmp_path))
+    part_of = multilevel(task_of(graph, 4, tmp_path))
     assert measure_quality(graph, part_of, 4).edge_cut < 0.04  # two straight lines cut 0.017
-
-
-def test_metis_is_refused_where_it_would_take_more_memory_than_allowed(tmp_path, planted):
-    graph = planted[0]
-    needed = EDGE_BYTES * graph.total_edges
-    with pytest.raises(ConfigError, match=r"METIS takes about .* use the method 'multilevel'"):
-        metis(task_of(graph, 4, tmp_path, memory=needed - 1))
-    assert len(metis(task_of(graph, 4, tmp_path, memory=needed))) == graph.total_nodes

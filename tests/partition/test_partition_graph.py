@@ -124,7 +124,7 @@ ODD = {
 }
 
 
-METHODS = [(1, "metis"), (3, "metis"), (2, "random"), (2, "spring"), (2, "auto")]
+METHODS = [(1, "metis"), (3, "metis"), (2, "random"), (2, "spring"), (2, "multilevel")]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_the_number_of_parts_by_a_reserve(tmp_path: Path, graph: GraphSource) ->
         assigned = divide(graph, PartsByMemory(workers, 10**7, 10**7 - room), tmp_path)
         assert assigned.num_parts == parts
         assert len(np.unique(assigned.part_of)) == parts
-        said = assigned.choice.why.split(" MB, and")[0]
+        said = assigned.why.split(" MB, and")[0]
         size = float(said.split()[-1]) * 1e6
         assert data < size < 1.4 * data  # and structure, 4 bytes an edge and some a node
         assert parts == max(workers, -(-size // room))
@@ -50,11 +50,10 @@ def test_the_number_of_parts_by_a_reserve(tmp_path: Path, graph: GraphSource) ->
 
 
 def test_what_the_number_means(tmp_path: Path, graph: GraphSource) -> None:
-    asked, many = divide(graph, PartsByMemory(2, 10**7, 10**7 - 200_000), tmp_path).choice.why.split("\n")
-    assert asked == "asked for"
+    many = divide(graph, PartsByMemory(2, 10**7, 10**7 - 200_000), tmp_path).why
     assert many.startswith("5 parts: a worker has memory for one at a time, so 2 workers take up to 3 each")
     assert "it takes 5 workers" in many
-    one_each = divide(graph, PartsByMemory(3, 2**30, 0), tmp_path).choice.why
+    one_each = divide(graph, PartsByMemory(3, 2**30, 0), tmp_path).why
     assert "3 parts: 3 workers hold one each, with all parts in memory at once" in one_each
 
 
@@ -70,7 +69,7 @@ def test_graph_and_features_are_those_that_a_worker_holds(tmp_path: Path) -> Non
         GraphSource({"_N": 2000}, {("_N", "_E", "_N"): ArrayEdges(data.src, data.dst)}, {"_N": data.node_data}, {}),
         PartsByMemory(1, 10**9, 0),
         tmp_path,
-    ).choice.why
+    ).why
     size = float(said.split(" MB, and")[0].split()[-1]) * 1e6
     assert size == pytest.approx(counts.data_bytes(0) + structure.nbytes, rel=0.1)
 
@@ -94,8 +93,8 @@ def test_the_directory_has_the_parts_chosen(tmp_path: Path) -> None:
     outcome = run_partition(input_options, assigning, OutputOptions(tmp_path / "parts"))
     parts = len(outcome.report.parts)
     assert parts > 2
-    assert f"\n{parts} parts: a worker has memory for one at a time" in outcome.assigned.choice.why
+    assert outcome.assigned.why.startswith(f"{parts} parts: a worker has memory for one at a time")
     again = AssigningOptions(assigning.parts, "random", write_assignment=tmp_path / "alone")
-    assert run_assignment(input_options, again)[0] == outcome.assigned.choice
+    assert run_assignment(input_options, again)[0][1:] == outcome.assigned[1:]
     for name in ("_N.txt", "partition_meta.json"):
         assert (tmp_path / "alone" / name).read_text() == (tmp_path / "written" / name).read_text()

@@ -1,4 +1,4 @@
-"""Which part each node belongs to: by a method, or by files that were made elsewhere.
+"""Assigns each node to a part: by a method, or by files that were made elsewhere.
 
 Other packages add methods by entry points of the group `sar.partition_methods`.
 """
@@ -15,58 +15,21 @@ import numpy as np
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.id_slices import pieces
-from sar.logging_setup import logger
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.assign.ldg import ldg
-from sar.partition.assign.metis import EDGE_BYTES, metis
-from sar.partition.assign.multilevel import ENTRY_BYTES, coarse_entries, multilevel
+from sar.partition.assign.multilevel import multilevel
 from sar.partition.assign.parts_rule import PartsByMemory
 from sar.partition.assign.random import random
 from sar.partition.assign.spring import spring
-from sar.partition.assign.task import AssignmentTask, Method
+from sar.partition.assign.task import VOLUME_BOUND, AssignmentTask, Method
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress
 
-AUTO, SPRING = "auto", "spring"
+MULTILEVEL, SPRING = "multilevel", "spring"
 IN_EDGES = "in_edges"
 """What to balance that is no field of nodes: the edges into a part, of each type; `in_edges/NAME`: the sums of a field
 of theirs, such as `train_mask`."""
 ENTRY_POINTS = "sar.partition_methods"
 """Group of the entry points by which packages add methods."""
-_MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a method is expected to take at its peak, in bytes beyond what is there when it starts."""
-
-    base: int  # in any case
-    node: int  # for each node
-    weight: int  # for each weight of a node
-    edge: int = 0  # for each edge
-    disk: int = 0  # for each edge, in the task's scratch directory
-    coarsens: bool = False  # it takes memory for as many neighbours as METIS is given at most, and no more
-
-    def memory(self, task: AssignmentTask) -> int:
-        of_nodes = task.graph.total_nodes * (self.node + self.weight * len(task.weights))
-        entries = min(2 * task.graph.total_edges, coarse_entries(task.memory)) if self.coarsens else 0
-        return self.base + of_nodes + self.edge * task.graph.total_edges + ENTRY_BYTES * entries
-
-
-# By the cut to expect on graphs with communities, the smallest first.
-NEEDS = {
-    "multilevel": Needs(24 * _MIB, node=96, weight=24, disk=48, coarsens=True),
-    "metis": Needs(24 * _MIB, node=64, weight=24, edge=EDGE_BYTES, disk=24),
-    "ldg": Needs(24 * _MIB, node=24, weight=12, disk=24),
-    "spring": Needs(48 * _MIB, node=48, weight=12),
-    "random": Needs(0, node=16, weight=12),
-}
-
-
-class Choice(NamedTuple):
-    """A method's name, and a sentence on why it was chosen."""
-
-    method: str
-    why: str
 
 
 class Assigned(NamedTuple):
@@ -74,7 +37,8 @@ class Assigned(NamedTuple):
 
     part_of: Array  # of every node, (N,)
     num_parts: int
-    choice: Choice  # its method is empty where an assignment's files lack it
+    method: str  # empty if an assignment's files lack it
+    why: str = ""  # where the assignment or the number of parts comes from, if not from a method and the user
 
 
 @dataclass(frozen=True)
@@ -82,7 +46,7 @@ class AssigningOptions:
     """What is asked for."""
 
     parts: int | PartsByMemory  # P, or the rule for it
-    method: str = AUTO  # one that `method_named` knows
+    method: str = MULTILEVEL  # one that `method_named` knows
     seed: int = 0
     balance: tuple[str, ...] = ()  # beside nodes of each type: fields whose sums parts share, or as by `IN_EDGES`
     imbalance: float = 0.05  # how much larger than the mean a part may be
@@ -107,27 +71,34 @@ def assign(
     if not isinstance(options.parts, int):
         if options.assignment is not None:
             raise ConfigError(f"'{options.assignment}' has a number of parts of its own; name that number.")
-        parts, reason = options.parts(graph)
+        parts, why = options.parts(graph)
         assigned = assign(replace(options, parts=parts), graph, scratch, memory, progress, more)
-        method, why = assigned.choice
-        return assigned._replace(choice=Choice(method, f"{why}\n{reason}"))
+        return assigned._replace(why=why)
     if options.assignment is not None:
-        found = read_assignment(options.assignment, graph.num_nodes, options.parts)
-        return Assigned(found.parts, options.parts, Choice(found.algo_name, f"read from {options.assignment}"))
+        part_of, num_parts, method = read_assignment(options.assignment, graph.num_nodes, options.parts)
+        return Assigned(part_of, num_parts, method, f"read from {options.assignment}")
+    bound = options.volume_bound
+    if bound is not None and options.method != SPRING:
+        raise ConfigError(f"a volume bound is for the method '{SPRING}'; the method is '{options.method}'.")
+    if bound is not None and not 0 < bound < np.inf:
+        raise ConfigError(f"the volume bound is {bound}; expected a number above 0, such as {VOLUME_BOUND}.")
     weights = balance_weights(graph, options.balance) | dict(more or {})
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    task = AssignmentTask(graph, options.parts, scratch, options.seed, weights, options.imbalance, memory, progress)
-    choice = choose(task) if options.method == AUTO else Choice(options.method, "asked for")
-    if (bound := options.volume_bound) is not None:
-        if choice.method != SPRING:
-            raise ConfigError(f"a volume bound is for the method '{SPRING}'; the method is '{choice.method}'.")
-        if not 0 < bound < np.inf:
-            raise ConfigError(f"the volume bound is {bound}; expected a number above 0, such as 0.5.")
-        task = replace(task, volume_bound=bound)
-    part_of = _checked(method_named(choice.method)(task), choice.method, task)
+    task = AssignmentTask(
+        graph,
+        options.parts,
+        scratch,
+        options.seed,
+        weights,
+        options.imbalance,
+        memory,
+        progress,
+        VOLUME_BOUND if bound is None else bound,
+    )
+    part_of = _checked(method_named(options.method)(task), options.method, task)
     shutil.rmtree(scratch)
-    return Assigned(part_of, options.parts, choice)
+    return Assigned(part_of, options.parts, options.method)
 
 
 def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:
@@ -217,42 +188,14 @@ def _weights(balance: str, column: Column, rows: slice) -> Array:
     return values
 
 
-def choose(task: AssignmentTask) -> Choice:
-    """The method with the smallest cut to expect that memory and disk allow; `ConfigError` where there is none."""
-    free = shutil.disk_usage(task.scratch).free
-    passed = []
-    for name, needs in NEEDS.items():
-        memory, disk = needs.memory(task), needs.disk * task.graph.total_edges
-        if task.memory is not None and memory > task.memory:
-            passed.append(f"{name} needs about {_mib(memory)}")
-        elif disk > free:
-            passed.append(f"{name} needs about {_mib(disk)} of disk, and {_mib(free)} are free")
-        else:
-            allowed = "no limit was set" if task.memory is None else f"{_mib(task.memory)} are allowed"
-            why = f"the smallest cut to expect; it needs about {_mib(memory)}, {allowed}"
-            return Choice(name, "; ".join([why, *passed]))
-    raise ConfigError(
-        f"{_mib(task.memory or 0)} are too little to divide {task.graph.total_nodes} nodes by any method: "
-        f"{'; '.join(passed)}. Allow more memory."
-    )
-
-
-def auto(task: AssignmentTask) -> Array:
-    """Take the method that `choose` names, and log which and why; the errors are those of `choose`."""
-    choice = choose(task)
-    logger.info("method auto takes '%s': %s", *choice)
-    return METHODS[choice.method](task)
-
-
 METHODS: dict[str, Method] = {
     "random": random,
-    "spring": spring,
+    SPRING: spring,
     "ldg": ldg,
-    "multilevel": multilevel,
-    "metis": metis,
-    "auto": auto,
+    MULTILEVEL: multilevel,
+    "metis": multilevel,  # DGL's name for the method that divides by METIS
 }
-"""The methods that are there without an entry point, so that `auto` can rely on them."""
+"""The methods that are there without an entry point."""
 
 
 def method_named(name: str) -> Method:
@@ -273,7 +216,3 @@ def method_named(name: str) -> Method:
 def method_names() -> list[str]:
     """The names that `method_named` knows."""
     return list(dict.fromkeys([*METHODS, *sorted(entry_points(group=ENTRY_POINTS).names)]))
-
-
-def _mib(count: int) -> str:
-    return f"{count / _MIB:,.1f} MiB"

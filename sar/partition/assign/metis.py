@@ -1,44 +1,18 @@
-"""The method `metis` (Karypis and Kumar, 1998), fed from neighbour lists on disk."""
+"""METIS (Karypis and Kumar, 1998) on neighbour lists on disk, for graphs that are small enough or made so."""
 
 import numpy as np
 
-from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 from sar.data.arrays import Array
-from sar.errors import ConfigError
-from sar.partition.assign.external_csr import ExternalCsr, Window, lists_on_disk
-from sar.partition.assign.ldg import READING, greedy_parts
-from sar.partition.assign.rebalance import rebalance
+from sar.partition.assign.external_csr import ExternalCsr, Window
 from sar.partition.assign.task import AssignmentTask, compiled, draw
+from sar.partition.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 
 MOST = 2**30
 """Greatest sum of integer weights; METIS may add them up in 32 bits."""
-EDGE_BYTES = 170
-"""Memory that METIS takes for an edge: 140 to 170 bytes, measured with 16 edges a node and one weight."""
-
-
-def metis(task: AssignmentTask) -> Array:
-    """METIS on the whole graph, if it and memory allow; with a constraint for the number of nodes and each weight."""
-    needed = EDGE_BYTES * task.graph.total_edges
-    if task.memory is not None and needed > task.memory:
-        raise ConfigError(
-            f"METIS takes about {needed / 2**20:,.0f} MiB for {task.graph.total_edges} edges, and "
-            f"{task.memory / 2**20:,.0f} MiB are allowed. Allow more (--memory-limit), or use the method 'multilevel', "
-            "which keeps to it."
-        )
-    csr, weights = lists_on_disk(task, share=READING), task.relative_weights()
-    if is_trivial(csr, task):
-        return rebalance(task, greedy_parts(csr, weights, task))
-    task.progress("METIS", READING)
-    return rebalance(task, divide(csr, weights, task, csr.num_entries))
-
-
-def is_trivial(csr: ExternalCsr, task: AssignmentTask) -> bool:
-    """Whether METIS does not take such a graph; linear deterministic greedy does."""
-    return task.num_parts == 1 or csr.num_nodes <= task.num_parts or csr.num_entries == 0
 
 
 def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries: int, trials: int = 1) -> Array:
-    """The part of each node by METIS, (N,) int32; `ConfigError` where there are too many edges for the installed one.
+    """The part of each node by METIS, (N,) int32.
 
     There are N > P lists, not all empty. `weights`, (N, K), are in units of the capacity of a part. METIS is given
     about `most_entries` where there are more. Of several trials the best counts.
@@ -64,10 +38,8 @@ def _adjacency_lists(csr: ExternalCsr, unit: float, seed: int) -> AdjacencyLists
     indptr = np.zeros(csr.num_nodes + 1, METIS_INTEGER)
     for window in csr.windows():
         _count_entries(window, unit, np.uint64(seed), indptr)
-    total, most = int(indptr.sum(dtype=np.int64)), np.iinfo(METIS_INTEGER).max
-    if total > most:
-        raise ConfigError(f"METIS takes at most {most} neighbours, this graph has {total}; use 'multilevel'.")
     np.cumsum(indptr, out=indptr)
+    total = int(indptr[-1])
     neighbours, weights = np.empty((2, total), METIS_INTEGER)
     for window in csr.windows():
         _fill_entries(window, unit, np.uint64(seed), indptr, neighbours, weights)

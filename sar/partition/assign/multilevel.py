@@ -21,7 +21,7 @@ from sar.data.arrays import Array
 from sar.kernels.threads import run_fixed
 from sar.partition.assign.external_csr import WINDOW, ExternalCsr, Tally, Window, add_up, list_of, lists_on_disk
 from sar.partition.assign.ldg import CONVERGED, READING, greedy_parts
-from sar.partition.assign.metis import divide, is_trivial
+from sar.partition.assign.metis import divide
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import (
     FULL,
@@ -87,11 +87,14 @@ def multilevel(task: AssignmentTask) -> Array:
     Memory: about 100 bytes a node, 16 more for each weight, and 100 MB. Disk: as `ExternalCsr`, for each level.
     """
     finest = Level(lists_on_disk(task, share=READING), task.relative_weights())
-    if is_trivial(finest.csr, task):
+    if task.num_parts == 1 or finest.csr.num_nodes <= task.num_parts or finest.csr.num_entries == 0:
+        # METIS takes no such graph.
         return rebalance(task, greedy_parts(finest.csr, finest.weights, task))
     levels = [finest]
     clusters: list[Array] = []
-    entries = coarse_entries(task.memory)
+    entries = COARSE_ENTRIES
+    if task.memory is not None:
+        entries = max(1, min(entries, task.memory // 2 // ENTRY_BYTES))
     while levels[-1].csr.num_entries > entries and (found := _coarser(levels, task, entries)) is not None:
         label, level = found
         clusters.append(label)
@@ -107,11 +110,6 @@ def multilevel(task: AssignmentTask) -> Array:
         if not levels:
             return rebalance(task, part_of)
         part_of = part_of[clusters.pop()]
-
-
-def coarse_entries(memory: int | None) -> int:
-    """Neighbours that METIS is given at most where a method may use `memory` bytes."""
-    return COARSE_ENTRIES if memory is None else max(1, min(COARSE_ENTRIES, memory // 2 // ENTRY_BYTES))
 
 
 def _coarser(levels: list[Level], task: AssignmentTask, entries: int) -> tuple[Array, Level] | None:

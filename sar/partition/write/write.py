@@ -94,7 +94,7 @@ def write_partitions(
     def write() -> Array:
         check_hops(num_hops)
         with new_directory(folder, overwrite=overwrite) as directory:
-            check_writable(graph, name)
+            check_writable(graph, name, memory)
             job = WriteJob.of(directory, graph, part_of, num_parts, memory, progress or logged_stages(), num_hops)
             return write_parts(job, name, method).sizes
 

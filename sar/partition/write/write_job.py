@@ -133,8 +133,9 @@ def stored_spec(name: str, column: Column) -> ArraySpec:
         raise ConfigError(f"field '{name}' cannot be written: {error}") from error
 
 
-def check_writable(graph: GraphSource, name: str) -> None:
-    """Raise `ConfigError`, before anything is written, for what DGL's format cannot hold."""
+def check_writable(graph: GraphSource, name: str, memory: int | None) -> None:
+    """Raise `ConfigError`, before anything is done, for what DGL's format or so much memory cannot hold."""
+    _slice_bytes(graph.total_nodes, 1, memory)
     parts = [name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
     unusable = sorted({part for part in parts if not part or "/" in part or ":" in part})
     if unusable:
