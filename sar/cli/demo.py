@@ -34,7 +34,7 @@ MEGA = 1e6
 
 
 class Run(NamedTuple):
-    """What one process found."""
+    """The results of one process."""
 
     losses: list[float]  # of each epoch
     validation: float  # accuracy in the last epoch, 0 to 1
@@ -73,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and (reason := why_no_cuda()) is not None:
         raise ConfigError(f"--device cuda: {reason}.")
     began = time.monotonic()
-    compile_ahead()
+    if compile_ahead():
+        print("compiling kernels for this processor, once: half a minute on two cores", file=sys.stderr)
     graph, name = _graph(arguments)
     size = f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges"
     features, classes = graph.node_data["feat"].shape[1], graph.node_data["label"].max() + 1
@@ -132,7 +133,7 @@ def _train_all(arguments: argparse.Namespace, graph: GraphData, folder: Path) ->
 def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, trained: Path) -> Run:
     """Train a model in the default mode; worker 0 saves the trained parameters.
 
-    The one process, with plain DGL where that is installed, on the CPU, reads these at the end, and its logits are
+    The one process, on the CPU and with plain DGL if that is installed, reads these at the end, and its logits are
     those at these parameters.
     """
     device = torch.device(arguments.device if source.suffix == ".json" else "cpu")
@@ -175,7 +176,7 @@ def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, traine
 def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Tensor]:
     """This worker's part of a partition, or a whole graph of DGL's own, with features, task and the nodes' IDs.
 
-    Where DGL is not installed, the whole graph is one of a single worker.
+    Without DGL, the whole graph is that of a single worker.
     """
     if source.suffix == ".json":
         if has_dgl():
@@ -272,7 +273,7 @@ def community_graph(
     Nodes have a heavy-tailed propensity to take edges. An edge picks one end by propensity, and the other by propensity
     among the same community with probability `homophily`, among all nodes otherwise. Each edge is stored in both
     directions, so `num_edges` is even. Features are a random centroid per class, entries N(0, 1), times `signal`, plus
-    independent N(0, 1) noise. Raises `ConfigError` where no such simple graph can be drawn.
+    independent N(0, 1) noise. Raises `ConfigError` if no such simple graph can be drawn.
     """
     if num_classes < 2 or num_nodes < num_classes or num_edges % 2 or not 0 <= num_edges <= num_nodes**2 // 10:
         raise ConfigError(

@@ -45,17 +45,17 @@ PR_SET_PDEATHSIG = 1
 
 
 @cache
-def compile_ahead() -> None:
-    """Begin to compile the usual kernels, once a process, unless they were compiled before or CUDA is in use."""
+def compile_ahead() -> bool:
+    """Begin to compile the usual kernels, once a process; False if they were compiled before, or CUDA is in use."""
     folder = code_folder()
     if folder is None or torch.cuda.is_initialized():
-        return
+        return False
     with contextlib.suppress(OSError):
         cpu = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model", "flags"))}
         key = f"{digest_of_sources(HERE)} {sys.version} {sorted(cpu)}"
         done = folder / f"complete-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
         if done.exists():
-            return
+            return False
         parent, cores = os.getpid(), len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         processes = min(max(cores, 1), MOST)
         for number in range(processes):
@@ -72,6 +72,7 @@ def compile_ahead() -> None:
                 finally:
                     os._exit(0)
             threading.Thread(target=_reap, args=[child], daemon=True).start()
+    return True
 
 
 def _reap(child: int) -> None:
