@@ -35,5 +35,5 @@ class GradientReturn(NamedTuple):
 
     totals: Sequence[Tensor]  # (N_src, ...) each, from `empty_spillable`: workers of one process add to each other's
     # Called with indices of this worker's rows, (n,), one reader's gradients for them, (n, ...), and the total.
-    add: Callable[[Tensor, Tensor, Tensor], None]
+    add: Callable[[Tensor, Tensor, Tensor], object]
     start: float = 0.0  # the neutral element of `add`

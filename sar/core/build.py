@@ -218,38 +218,30 @@ def build_structure(
     """
     with group.guard():
         graph = agree_on_graph(data, group)
-        relations, features = [], []
+        part, index, counts, relations, features = group.rank, graph.index, graph.nodes.counts, [], []
         for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
+            num_src, num_dst = counts[etype[0]], counts[etype[2]]
             features.append(join_features(shards))
-            relations.append(_build_relation(graph, etype, shards, num_edges_global, features[-1]))
+            blocks, halos, offset = [], [], 0
+            for p, (shard, (first, last)) in enumerate(zip(shards, data.node_ranges, strict=True)):
+                # Compress the destinations first, so that they are freed before the columns, which the graph keeps,
+                # exist.
+                rows, indptr = compress(index(less_first(shard.dst, data.node_ranges[part][0])), num_dst)
+                if p == part:
+                    halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
+                else:
+                    halo, cols = number_distinct(less_first(shard.src, first), last - first)
+                    sources = len(halo)
+                blocks.append(EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset))
+                halos.append(moved_to_file(halo))
+                offset += blocks[-1].num_edges
+            send_rows = [index(rows.to(graph.device)) for rows in exchange_tensors(halos)]
+            relations.append(connect(graph, etype, blocks, halos, send_rows, num_edges_global, features[-1]))
         check_edge_ids(list(graph.shards.values()), group)
         ranges, nodes, original = list(data.node_ranges), graph.nodes, data.node_features.get(ORIG_ID)
         original = None if original is None else original.clone()
         structure = Structure(group, graph.device, ranges, nodes, nodes, relations, graph.signature, library, original)
         return structure, features
-
-
-def _build_relation(
-    graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int, features: dict[str, Tensor]
-) -> Relation:
-    index, part, device, ranges = graph.index, graph.group.rank, graph.device, graph.data.node_ranges
-    num_src, num_dst = graph.nodes.counts[etype[0]], graph.nodes.counts[etype[2]]
-    blocks, halos, offset = [], [], 0
-    for p, shard in enumerate(shards):
-        first, last = ranges[p]
-        # Compress the destinations first, so that they are freed before the columns, which the graph keeps, exist.
-        rows, indptr = compress(index(less_first(shard.dst, ranges[part][0])), num_dst)
-        if p == part:
-            halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
-        else:
-            halo, cols = number_distinct(less_first(shard.src, first), last - first)
-            sources = len(halo)
-        block = EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset)
-        blocks.append(block)
-        halos.append(moved_to_file(halo))
-        offset += block.num_edges
-    send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
-    return connect(graph, etype, blocks, halos, send_rows, num_edges_global, features)
 
 
 def connect(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import AnyEtype, CanonicalEtype
-from sar.core.collective import CallContext, Collective, ForwardOutput
+from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
@@ -59,36 +59,32 @@ def edge_softmax(
             raise GraphError(f"The logits are {x.dtype}; expected floating point.")
         if chosen is not None:  # other edges get the weight exp(-inf) = 0
             by_type[etype] = x.new_full((count, *x.shape[1:]), -torch.inf).index_copy(0, chosen, x)
-    end, normalise = (2, _by_destination) if norm_by == "dst" else (0, _by_source)
+    end = 2 if norm_by == "dst" else 0
     scores: dict[CanonicalEtype, Tensor] = {}
     for ntype in dict.fromkeys(etype[end] for etype in graph.canonical_etypes):
         etypes = [etype for etype in graph.canonical_etypes if etype[end] == ntype]
         if len({(by_type[etype].dtype, by_type[etype].shape[1:]) for etype in etypes}) > 1:
             raise GraphError(f"The logits of {etypes} share nodes; expected equal widths and dtypes.")
-        contexts = [graph.call_context(etype) for etype in etypes]
-        scores |= zip(etypes, normalise(contexts, [by_type[etype] for etype in etypes]), strict=True)
+        contexts, own = [graph.call_context(etype) for etype in etypes], [by_type[etype] for etype in etypes]
+        of_ntype: Sequence[Tensor]
+        if norm_by == "src":
+            greatest = reduce(torch.maximum, map(max_at_sources, contexts, own))
+            greatest = greatest.masked_fill(greatest == -torch.inf, 0)
+            weights = [(x - copy_to_edges(context, greatest)).exp() for context, x in zip(contexts, own, strict=True)]
+            total = reduce(torch.add, map(sum_at_sources, contexts, weights))
+            of_ntype = [x / copy_to_edges(context, total) for context, x in zip(contexts, weights, strict=True)]
+        elif len(own) == 1:
+            of_ntype = _EdgeSoftmax(contexts[0].relation.blocks).apply(own[0])
+        else:  # one softmax over the edges of all relations, side by side
+            sizes = [*map(len, own)]
+            relations = zip([0, *accumulate(sizes[:-1])], contexts, strict=True)
+            blocks = [block.shifted(start) for start, context in relations for block in context.relation.blocks]
+            of_ntype = _EdgeSoftmax(blocks).apply(torch.cat(own))[0].split(sizes)
+        scores |= zip(etypes, of_ntype, strict=True)
     if isinstance(logits, Mapping):
         return {etype: scores[etype] for etype in graph.canonical_etypes}
     [scored] = scores.values()
     return scored if chosen is None else scored[chosen]
-
-
-def _by_destination(contexts: Sequence[CallContext], logits: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The softmax over the in-edges of one type of nodes, from the logits of each relation into them."""
-    if len(logits) == 1:
-        return list(_EdgeSoftmax(contexts[0].relation.blocks).apply(logits[0]))
-    sizes = [*map(len, logits)]
-    relations = zip([0, *accumulate(sizes[:-1])], contexts, strict=True)
-    blocks = [block.shifted(start) for start, context in relations for block in context.relation.blocks]
-    return _EdgeSoftmax(blocks).apply(torch.cat([*logits]))[0].split(sizes)
-
-
-def _by_source(contexts: Sequence[CallContext], logits: Sequence[Tensor]) -> Sequence[Tensor]:
-    greatest = reduce(torch.maximum, map(max_at_sources, contexts, logits))
-    greatest = greatest.masked_fill(greatest == -torch.inf, 0)
-    weights = [(x - copy_to_edges(context, greatest)).exp() for context, x in zip(contexts, logits, strict=True)]
-    total = reduce(torch.add, map(sum_at_sources, contexts, weights))
-    return [x / copy_to_edges(context, total) for context, x in zip(contexts, weights, strict=True)]
 
 
 class _EdgeSoftmax(Collective):

@@ -130,7 +130,22 @@ class Residency(TorchDispatchMode):
                 # counters. Those do not do so under a dispatch mode, so we do it.
                 increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
             for tensor in _tensors((result,)):
-                self._know(tensor, operands)
+                # Track the storage from now on, unless it belongs to one of the operands. Results of other workers,
+                # such as the sum of an `all_reduce`, are never tracked, and stay in memory.
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key in operands or storage.nbytes() < max(spillable.LEAST_BYTES, 1) or not storage.resizable():
+                    continue
+                if not tensor.is_cpu:
+                    raise ConfigError(
+                        f"A worker that shares its process (SAR_RESIDENT) has made a tensor on {tensor.device}. "
+                        "Partitions that take turns stay on the CPU; start a process for each of them to use GPUs."
+                    )
+                if key not in self._storages:
+                    self._storages[key] = _Known(storage)
+                    if len(self._storages) > self._purge_at:
+                        alive = {key: each for key, each in self._storages.items() if each.storage() is not None}
+                        self._storages, self._purge_at = alive, max(2 * len(alive), FIRST_PURGE)
         finally:
             for mode in reversed(modes):
                 torch._C._push_on_torch_function_stack(mode)
@@ -146,26 +161,6 @@ class Residency(TorchDispatchMode):
         if tracked is not None and tracked.away:
             tracked.come_back()
         return key
-
-    def _know(self, tensor: Tensor, operands: set[int]) -> None:
-        """Track the storage of an operation's result from now on, unless it belongs to one of the operands.
-
-        Results of other workers, such as the sum of an `all_reduce`, are never tracked, and stay in memory.
-        """
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in operands or storage.nbytes() < max(spillable.LEAST_BYTES, 1) or not storage.resizable():
-            return
-        if not tensor.is_cpu:
-            raise ConfigError(
-                f"A worker that shares its process (SAR_RESIDENT) has made a tensor on {tensor.device}. Partitions "
-                "that take turns stay on the CPU; start a process for each of them to use GPUs."
-            )
-        if key not in self._storages:
-            self._storages[key] = _Known(storage)
-            if len(self._storages) > self._purge_at:
-                self._storages = {key: entry for key, entry in self._storages.items() if entry.storage() is not None}
-                self._purge_at = max(2 * len(self._storages), FIRST_PURGE)
 
     # -- leaving
 

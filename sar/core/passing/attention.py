@@ -112,7 +112,16 @@ def attention(
     if not dropout:
         by_head = x, None if y is x else y, *(p if p is None else p.unsqueeze(0) for p in (attn, attn_dst)), edge_weight
         if len(blocks := column_blocks(context, x, by_head)) > 1:
-            return in_blocks(partial(_of_heads, context, score, factor), blocks)
+            attend_to = partial(attention, context, score, factor=factor)
+            return in_blocks(
+                lambda x, y, attn, attn_dst, weight: attend_to(
+                    *(x, x if y is None else y),
+                    attn=None if attn is None else attn[0],
+                    attn_dst=None if attn_dst is None else attn_dst[0],
+                    edge_weight=weight,
+                ),
+                blocks,
+            )
     seed = int(torch.randint(2**62, (), device="cpu")) + context.structure.group.rank * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
     heads = f"{x.dtype}, heads {tuple(x.shape[1:])}, factor {factor}, dropout {dropout}"
@@ -122,16 +131,6 @@ def attention(
     call = _AttentionCall(context, how, None if recompute is None else recompute.function, signature)
     inputs = Inputs(x, None if y is x else y, attn, attn_dst, edge_weight)
     return call.apply(*inputs, *(() if recompute is None else recompute.tensors))[0]
-
-
-def _of_heads(
-    context: CallContext, score: Score, factor: float, x: Tensor, y: Tensor | None, *others: Tensor | None
-) -> Tensor:
-    """`attention` on some of the heads, with parameters (1, h, D)."""
-    attn, attn_dst, edge_weight = others
-    attn, attn_dst = (p if p is None else p[0] for p in (attn, attn_dst))
-    ends = x, x if y is None else y
-    return attention(context, score, *ends, attn=attn, attn_dst=attn_dst, factor=factor, edge_weight=edge_weight)
 
 
 class _AttentionCall(Collective):
@@ -150,27 +149,22 @@ class _AttentionCall(Collective):
     def forward(self, *inputs: Any) -> ForwardOutput:
         operands, recompute_from = Inputs(*inputs[:5]), inputs[5:]
         keep = bool(self.needed) and self.context.settings.keep
-        out, normaliser, rows = self._attend(operands, keep)
-        self.kept = list(rows)
-        x = operands.x if self.recompute is None else None
-        dtypes = [tensor.dtype for tensor in operands if tensor is not None]
-        result = out.to(reduce(torch.promote_types, dtypes))
-        return ForwardOutput((result,), [out, normaliser, x, *operands[1:], *recompute_from, *rows.values()])
-
-    def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[HaloSlice | None, Tensor]]:
-        """Compute the result, (N_dst, H, D), the normaliser (`OnlineSoftmaxState.finish`), and rows to keep."""
-        x, received, scores = inputs.x, None, self._scores(inputs)
+        x, received, scores = operands.x, None, self._scores(operands)
         if self.distributed:
             # Begin the exchange first, so that the first tiles travel while this worker's own nodes are computed.
             exchange = self.context.exchange(self.context.layout(widest_row([x])), self.signature)
             received = exchange.exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
-        ends, kept_rows = _ends(inputs, *scores), {}
+        ends, kept_rows = _ends(operands, *scores), {}
         running = OnlineSoftmaxState.start(self.relation.num_dst, ends.x)
         for block, tile in self.context.tiles(received):
             attend(block, self.how, ends if tile.rows is None else _replaced(ends, tile.rows), running)
             if keep and tile.rows is not None:
                 kept_rows[tile.halo] = tile.rows[0]
-        return *running.finish(self.relation.in_degrees), kept_rows
+        out, normaliser = running.finish(self.relation.in_degrees)
+        self.kept = list(kept_rows)
+        result = out.to(reduce(torch.promote_types, [tensor.dtype for tensor in operands if tensor is not None]))
+        saved_x = x if self.recompute is None else None
+        return ForwardOutput((result,), [out, normaliser, saved_x, *operands[1:], *recompute_from, *kept_rows.values()])
 
     def _scores(self, inputs: Inputs) -> list[Tensor]:
         """The sources' share of ADDITIVE scores, (N_src, H); empty for other scores."""

@@ -153,7 +153,11 @@ class _MaxAtSources(_AtSources):
         greatest = empty_spillable(shape, values.dtype, values.device).fill_(-torch.inf)
         received = None
         if self.distributed:
-            returns = GradientReturn([greatest], _keep_greater, start=-torch.inf)
+            returns = GradientReturn(
+                [greatest],
+                lambda rows, values, total: total.index_copy_(0, rows.long(), total[rows.long()].maximum(values)),
+                start=-torch.inf,
+            )
             received = self.exchange(values.device, returns=returns)
         for block, tile in self.context.tiles(received):
             if tile.halo is None:
@@ -161,8 +165,3 @@ class _MaxAtSources(_AtSources):
             total = greatest if tile.grads is None else tile.grads[0]
             total.index_reduce_(0, block.cols, values[block.ids(0, block.num_edges)], "amax")
         return ForwardOutput((greatest,))
-
-
-def _keep_greater(rows: Tensor, values: Tensor, total: Tensor) -> None:
-    rows = rows.long()
-    total.index_copy_(0, rows, torch.maximum(total.index_select(0, rows), values))

@@ -36,7 +36,7 @@ from sar.core.passing.batches import (
 )
 from sar.core.passing.builtin import REAL_ONLY
 from sar.core.passing.captured import AmbientState, Captured, FindCaptured, Fingerprint, StandIns
-from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Reduction, add_to_edges, edge_rows, gather_rows
+from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Reduction, edge_rows, gather_rows
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, OnlineSoftmax, Target, accumulation_dtype, add_rows
 
@@ -378,8 +378,10 @@ class _GradientSums:
                 total = next(returned)
             if grad is not None and i < call.first_edge_field:
                 total += grad
+            elif grad is not None and block.edge_ids is None:
+                edge_rows(total, block).add_(grad)
             elif grad is not None:
-                add_to_edges(total, block, grad)
+                total.index_add_(0, block.edge_ids, grad.to(total.dtype))
         for number, grad in zip([*self.wanted, *reached], input_grads[len(inputs) :], strict=True):
             before = self.captured[number]
             if grad is not None:

@@ -46,14 +46,6 @@ def edge_rows(column: Tensor, block: EdgeBlock) -> Tensor:
     return column.index_select(0, block.edge_ids)
 
 
-def add_to_edges(column: Tensor, block: EdgeBlock, values: Tensor) -> None:
-    """Add (E_block, ...) values to the rows of a block's edges, in place."""
-    if block.edge_ids is None:
-        edge_rows(column, block).add_(values)
-    else:
-        column.index_add_(0, block.edge_ids, values.to(column.dtype))
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, column: Tensor, rows: Tensor, block: EdgeBlock, target: Target) -> Tensor:
