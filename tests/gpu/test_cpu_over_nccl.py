@@ -58,7 +58,7 @@ def write_over_nccl(folder, is_pretended):
     if is_pretended:
         pretend_gpu.install()
     with nccl(is_pretended):
-        write_together(folder, False)
+        write_together(folder)
 
 
 @pytest.mark.parametrize("place", NCCL, indirect=True, ids=str)
