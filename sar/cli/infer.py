@@ -9,6 +9,10 @@ import numpy as np
 
 from sar.cli.model_file import load_model
 from sar.errors import ConfigError
+from sar.partition.ingest.edges import EdgeFormat
+from sar.partition.ingest.features import FeatureSource
+from sar.partition.ingest.ids import read_ids
+from sar.partition.ingest.text import TextFormat
 from sar.train.inference import infer
 
 
@@ -19,8 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = "a function that makes the model, FILE.py:FUNCTION, as for sar plan"
     add("--model", required=True, metavar="FILE.py:FUNCTION", help=model)
     add("--weights", type=Path, required=True, metavar="FILE", help="a state dict, as sar.save_model writes it")
-    nodes = "(S,) IDs of the nodes in the input graph; those that sar partition --ids map has kept, where it has"
-    add("--nodes", type=Path, required=True, metavar="NPY", help=nodes)
+    nodes = (
+        "IDs of the nodes in the input graph: .npy (S,), Parquet, or text such as CSV; of several columns FILE#COLUMN"
+    )
+    add("--nodes", required=True, metavar="FILE", help=nodes)
     add("--out", type=Path, required=True, metavar="NPY", help="for the outputs, (S, ...)")
     add("--classes", type=int, metavar="C", help="of the model; default: one more than the greatest label")
     add("--ntype", help="node type of the nodes; may be left out where there is one")
@@ -34,10 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the outputs, and return 0."""
-    try:
-        nodes = np.load(arguments.nodes, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"'{arguments.nodes}' cannot be read as an .npy file: {error}") from error
+    if arguments.nodes.endswith(".npy"):
+        try:
+            with open(arguments.nodes, "rb") as file:
+                nodes = np.lib.format.read_array(file, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            pickled = ": it holds pickled objects, which can run code. Save integers or strings."
+            why = pickled if "allow_pickle" in str(error) else f" as an .npy file: {error}"
+            raise ConfigError(f"--nodes {arguments.nodes} cannot be read{why}") from error
+    else:
+        table = FeatureSource.named(arguments.nodes, TextFormat())
+        nodes = read_ids(table.files, EdgeFormat(table.format, table.text, table.inside))
     if not arguments.out.parent.is_dir():
         raise ConfigError(f"--out {arguments.out}: there is no folder {arguments.out.parent}; make it first.")
     start = time.perf_counter()

@@ -72,7 +72,8 @@ def infer(
         make_model: makes the model, as for `sar plan`, anew for each run; the model is called as `model(graph, x)`,
             where x are the nodes' `feat` or `x`, (N, F), by node type if there are several.
         weights: a state dict, as `sar.save_model` writes it.
-        nodes: (S,) the nodes, by their IDs in the input: 0 to N - 1, or those that `--ids map` has kept.
+        nodes: (S,) the nodes, by their IDs in the input: 0 to N - 1, or those that `--ids map` has kept; integers, or
+            strings, also of integers.
         ntype: their type; may be left out if there is one.
         hops: K: how far an output looks. None: as many hops as the model makes distributed calls, which is never too
             few, and too many if a layer makes several, as with several edge types.
@@ -134,7 +135,15 @@ def infer(
 
 
 def _load(make_model: Callable[[GraphInfo], nn.Module], info: GraphInfo, weights: StrPath) -> nn.Module:
-    model = make_model(info)
+    try:
+        model = make_model(info)
+    except Exception as error:  # of the user's function
+        if info.num_classes:
+            raise
+        raise ConfigError(
+            f"the model cannot be made ({type(error).__name__}: {error}), perhaps because the graph has no labels that "
+            "tell how many classes there are. Say how many: --classes C (num_classes)."
+        ) from error
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
         model.to(_first_dtype(state.values())).eval().load_state_dict(state, assign=True)  # tensors in their own dtypes
@@ -221,6 +230,10 @@ def _find_nodes(spec: PartitionJson, ntype: str | None, nodes: Array) -> tuple[i
         given = [one.stored[:] for one in features if (one.type_id, one.name) == (kind, GIVEN_ID)]
         [ids] = given or [original_node_ids(spec, part, kind).numpy()]
         ids = ids.view(f"S{ids.shape[1]}")[:, 0] if ids.ndim == 2 else ids
+        if nodes.dtype.kind == "S" and ids.dtype.kind in "iu":  # as text files have them
+            with suppress(ValueError):
+                nodes = nodes.astype(np.int64)
+                wanted, back = np.unique(nodes, return_inverse=True)
         if nodes.ndim != 1 or (nodes.dtype.kind == "S") != (ids.dtype.kind == "S") or nodes.dtype.kind not in "iuS":
             raise ConfigError(
                 f"the nodes are {nodes.dtype} {nodes.shape}; expected (S,) IDs like those there, {ids.dtype}."

@@ -8,6 +8,8 @@ import sar  # isort: skip  (before dgl)
 import dgl
 import dgl.function as fn
 import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch_geometric.nn as gnn
@@ -373,6 +375,13 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     assert main([*command, *options]) == 0
     np.testing.assert_array_equal(np.load("again.npy"), np.load("out.npy"))
 
+    Path("one.csv").write_text("id\nann\ndi\n")
+    Path("two.csv").write_text("id,other\nann,1\ndi,2\n")
+    pq.write_table(pyarrow.table({"id": ["ann", "di"]}), "nodes.parquet")
+    for nodes in ("one.csv#id", "two.csv#id", "nodes.parquet"):
+        assert main([*command[:-1], nodes, "--out", "listed.npy"]) == 0
+        np.testing.assert_array_equal(np.load("listed.npy"), np.load("out.npy"))
+
     def fails(match, out="other.npy"):
         assert main([*command, "--out", out]) == 1
         assert match in capsys.readouterr().err
@@ -390,11 +399,37 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     fails("1 of the nodes, such as b'eve', are not in p")
     np.save("nodes.npy", np.array([1, 2]))
     fails("the nodes are int64 (2,); expected (S,) IDs like those there, |S3")
+    np.save("nodes.npy", np.array(["ann"], object))
+    fails("--nodes nodes.npy cannot be read: it holds pickled objects")
     np.save("nodes.npy", np.array(["ann"]))
     torch.save({"other": torch.zeros(2)}, "model.pt")
     fails("'model.pt' does not fit the model")
     torch.save(conv, "model.pt")  # a pickled module is not run
     fails("'model.pt' does not fit the model")
+
+
+def test_numbers_in_text_without_labels(tmp_path, capsys, monkeypatch):
+    """IDs are 0 to N - 1 here, and text files say them as strings."""
+    monkeypatch.chdir(tmp_path)
+    graph = sparse_graph()
+    del graph.ndata["label"]
+    graph.ndata["feat"] = graph.ndata["feat"].float()
+    sar.partition_graph(graph, "graph", 2, tmp_path / "p", part_method="random")
+    conv = SAGEConv(5, 3, "mean")
+    torch.save({f"conv.{name}": value for name, value in conv.state_dict().items()}, "model.pt")
+    Path("mymodel.py").write_text(MODEL.replace("width, classes, ", "width, classes + 0 // classes, "))
+    Path("nodes.csv").write_text("node\n41\n3\n250\n")
+    command = ["infer", "p", "--model", "mymodel.py:make_model", "--weights", "model.pt", "--nodes", "nodes.csv"]
+    assert main([*command, "--out", "out.npy"]) == 1
+    assert "ZeroDivisionError" in (said := capsys.readouterr().err)
+    assert "Say how many: --classes C" in said
+    assert main([*command, "--out", "out.npy", "--classes", "3"]) == 0
+    with torch.no_grad():
+        expected = conv(graph, graph.ndata["feat"])[[41, 3, 250]]
+    np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-5)
+    Path("nodes.csv").write_text("node\n41\nx3\n")
+    assert main([*command[:-1], "nodes.csv#node", "--out", "out.npy", "--classes", "3"]) == 1
+    assert "the nodes are |S2 (2,); expected (S,) IDs like those there, int64" in capsys.readouterr().err
 
 
 def test_a_damaged_part_is_refused(whole, tmp_path):

@@ -146,6 +146,13 @@ def nodes_of_list(files: Sequence[Path], how: EdgeFormat, num_nodes: int, given:
     return mask
 
 
+def read_ids(files: Sequence[Path], how: EdgeFormat) -> Array:
+    """The IDs in a list of nodes, (S,): integers, or strings in UTF-8, as which text files give all IDs."""
+    columns = [column for (column,) in _chunks(files, how, of_edges=False)]
+    ids = pyarrow.concat_arrays(columns or [pyarrow.array([], _INTEGERS)])
+    return ids.to_numpy() if pyarrow.types.is_integer(ids.type) else np.array([b"", *_bytes_of(ids)])[1:]
+
+
 class _Numbering:
     """The numbering of one node type; see [Note: numbering by hash]."""
 
