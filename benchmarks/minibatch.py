@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         help="sar's default allocator beside DGL's, `Config.allocator = 'kept'` in all trainers, or both (%(default)s)",
     )
     parser.add_argument("--workers", type=int, default=2, metavar="W", help="trainers, and threads alone (%(default)s)")
-    parser.add_argument("--samplers", type=int, default=0, metavar="N", help="processes a trainer (%(default)s)")
+    parser.add_argument("--samplers", type=int, default=0, metavar="N", help="num_workers of a trainer (%(default)s)")
     parser.add_argument("--fanouts", type=int, nargs=3, default=[15, 10, 5], metavar="K", help="(15 10 5)")
     parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="of a trainer (%(default)s)")
     parser.add_argument("--epochs", type=int, default=4, metavar="N", help="that are timed, after one (%(default)s)")

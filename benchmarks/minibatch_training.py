@@ -38,7 +38,7 @@ class Job:
 
     fanouts: of each layer; batch_size: of each trainer.
     trainers: how many there are; one process alone takes batches that many times as large.
-    samplers: background processes of each trainer.
+    samplers: `num_workers` of each trainer: processes of DGL, batches ahead of sar's.
     allocator: `Config.allocator`, of DGL's processes too.
     """
 

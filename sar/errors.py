@@ -53,10 +53,6 @@ class CommunicationTimeout(CommunicationError, TimeoutError):
     """A wait for other workers exceeded `Config.timeout`."""
 
 
-class SamplingError(SarError, RuntimeError):
-    """A background process that samples mini-batches died or failed."""
-
-
 class SpillError(SarError, OSError):
     """Tensors could not be written to the disk that workers who share a process keep them on."""
 

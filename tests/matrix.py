@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-BACKGROUND = pytest.mark.processes("virtual workers refuse background processes")
+THREAD = pytest.mark.processes("virtual workers refuse to sample in a thread")
 """For tests of `num_workers`."""
 
 

@@ -46,7 +46,7 @@ from torch import Tensor
 from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.replicas import Replicas
-from sar.comm.statistics import FollowedCall, counters, listeners
+from sar.comm.statistics import FollowedCall, Statistics, counters, listeners
 from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
@@ -68,9 +68,12 @@ FORKED: Final = (
 
 
 class Group:
-    """One worker's end of the group. On first use its transport connects, together with those of all other workers."""
+    """One worker's end of the group. On first use its transport connects, together with those of all other workers.
 
-    def __init__(self, transport: Transport) -> None:
+    If not `counted`, its calls are left out of statistics, log and profiles, which follow those of the main thread.
+    """
+
+    def __init__(self, transport: Transport, *, counted: bool = True) -> None:
         self.rank = transport.rank
         self.world_size = transport.world_size
         self.device = transport.device
@@ -83,6 +86,7 @@ class Group:
         self.replicas: Replicas | None = None  # compares the workers' models: see [Note: replicas]
         # Called by `sync_params` and `gather_grads` with the model and the call's name; raise if they refuse the model.
         self.model_checks: set[Callable[[Any, str], None]] = set()
+        self.counters = counters if counted else Statistics()
         self._transport = transport
         self._connected = False  # in this generation
         self._alone = len(transport.local_peers) == 1  # in its process; if not, the group of the processes counts bytes
@@ -249,9 +253,9 @@ class Group:
             raise clash
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
-        before = counters.seconds_waited
+        before = self.counters.seconds_waited
         gathered = torch.stack(self.all_gather(torch.tensor([digest, flags, model], device="cpu"), call))
-        counters.seconds_late += counters.seconds_waited - before
+        self.counters.seconds_late += self.counters.seconds_waited - before
         self.calls += 1
         self._latest = call
         digests, flags_by_rank, models = gathered.T.tolist()
@@ -270,7 +274,7 @@ class Group:
 
     def follow(self, call: str) -> None:
         """Tell listeners that a call begins. It ends with the innermost `guard`."""
-        if listeners or logger.isEnabledFor(logging.DEBUG):
+        if self.counters is counters and (listeners or logger.isEnabledFor(logging.DEBUG)):
             self._followed.append(FollowedCall(call))
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
@@ -278,8 +282,8 @@ class Group:
         if self.world_size == 1:
             return [tensor]
         gathered = self.wait_for(self.transport.all_gather, call, materialize(tensor))
-        counters.bytes_sent += tensor.nbytes * (self.world_size - 1)
-        counters.bytes_received += tensor.nbytes * (self.world_size - 1)
+        self.counters.bytes_sent += tensor.nbytes * (self.world_size - 1)
+        self.counters.bytes_received += tensor.nbytes * (self.world_size - 1)
         return gathered
 
     def gather_numbers(self, own: int | Sequence[int], call: str) -> list[Any]:
@@ -289,22 +293,22 @@ class Group:
     def all_reduce(self, tensor: Tensor, op: Any, call: str) -> None:
         """Combine a contiguous tensor over all workers, in place; only inside an agreed call."""
         self.wait_for(self.transport.all_reduce, call, tensor, op)
-        counters.bytes_sent += tensor.nbytes
-        counters.bytes_received += tensor.nbytes
+        self.counters.bytes_sent += tensor.nbytes
+        self.counters.bytes_received += tensor.nbytes
 
     def broadcast(self, tensor: Tensor, call: str) -> None:
         """Copy the contiguous tensor of worker 0 to all workers, in place; only inside an agreed call."""
         self.wait_for(self.transport.broadcast, call, tensor)
-        counters.bytes_sent += tensor.nbytes if self.rank == 0 else 0
-        counters.bytes_received += tensor.nbytes if self.rank != 0 else 0
+        self.counters.bytes_sent += tensor.nbytes if self.rank == 0 else 0
+        self.counters.bytes_received += tensor.nbytes if self.rank != 0 else 0
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int, call: str) -> tuple[Any, Any]:
         """Begin to receive one message and to send one; return the work of each for `wait`. Only in an agreed call."""
         if self._alone and inbound is not None:
-            counters.bytes_received += inbound.data.nbytes
+            self.counters.bytes_received += inbound.data.nbytes
         if self._alone and outbound is not None:
-            counters.bytes_sent += outbound.data.nbytes
-            counters.messages_sent += 1
+            self.counters.bytes_sent += outbound.data.nbytes
+            self.counters.messages_sent += 1
         message = inbound or outbound
         if message is None:
             return None, None
@@ -379,7 +383,7 @@ class Group:
         finally:
             self._wait = before
             if self._alone:
-                counters.seconds_waited += time.perf_counter() - start
+                self.counters.seconds_waited += time.perf_counter() - start
 
 
 @dataclass(eq=False, slots=True)

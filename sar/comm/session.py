@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, NamedTuple
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,7 @@ class Communication(NamedTuple):
 
 
 _current: Communication | None = None
+_beside: Final[WeakSet[Group]] = WeakSet()  # groups of other threads
 
 
 def connect(
@@ -214,6 +216,18 @@ def group_of_processes(
     return Group((NcclTransport if backend == "nccl" else GlooTransport)(store, rank, world_size, device))
 
 
+def group_beside(name: str) -> Group:
+    """A second group of the same processes, for another thread: messages of the two never meet.
+
+    All workers pass the same `name`, which no other group of the job has. The group is on the CPU.
+    """
+    group = current_group()
+    store = dist.PrefixStore(f"sar/{name}", dist.distributed_c10d._get_default_store())
+    beside = Group(GlooTransport(store, group.rank, group.world_size), counted=False)
+    _beside.add(beside)
+    return beside
+
+
 def set_current(current: Communication) -> None:
     """Replace this worker's group. Workers of one process do so with their turns."""
     global _current
@@ -291,9 +305,11 @@ def _in_child() -> None:
     """Disable distributed calls in a forked process. All connections belong to its parent."""
     if _current is not None:
         atexit.unregister(_shut_down)
-        _current.group.leave_to_parent()
-        for group in (_current.group, dist.group.WORLD):  # gloo's destructor would wait for the parent's threads
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        groups = [_current.group, *_beside]
+        for group in groups:
+            group.leave_to_parent()
+        for kept in (*groups, dist.group.WORLD):  # gloo's destructor would wait for the parent's threads
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 os.register_at_fork(after_in_child=_in_child)

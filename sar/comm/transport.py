@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm.statistics import counters
+from sar.comm.statistics import Statistics
 from sar.errors import CommunicationError
 from sar.tensor_views import materialize
 
@@ -51,6 +51,7 @@ class Member(Protocol):
     generation: int
     calls: int
     final: bool
+    counters: Statistics
 
     @property
     def waiting(self) -> Wait | None: ...
@@ -197,7 +198,7 @@ class Transport(ABC):
         for source, head in enumerate(heads):
             if source != self.rank:
                 length = int(head[:8].view(torch.int64))
-                counters.bytes_received -= max(HEAD_BYTES - length, 0)
+                group.counters.bytes_received -= max(HEAD_BYTES - length, 0)
                 received[source] = head[:length]
                 if length > HEAD_BYTES:
                     received[source] = torch.cat([head, head.new_empty(length - HEAD_BYTES)])

@@ -10,7 +10,6 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.common_tuples import CanonicalEtype
-from sar.sampling import batch_memory
 from sar.sampling.draws import Numbering, copy_rows
 from sar.sampling.neighbors import SampledLayer
 from sar.sampling.owner_requests import columns_of, message_bytes, respond_to_requests
@@ -36,7 +35,7 @@ class Pairs(NamedTuple):
 
 
 class SamplingMethod(Protocol):
-    """How the layers of a batch are drawn: plain data, which travels to background processes."""
+    """How the layers of a batch are drawn."""
 
     def draw(
         self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int
@@ -184,7 +183,7 @@ def _copy_rows_here(
     own = graph.rows(wanted.ntype, wanted.nodes[rank])
     found = {}
     for name, table in wanted.tables.items():
-        out = found[name] = batch_memory.empty((wanted.count, *table.shape[1:]), table.dtype)
+        out = found[name] = table.new_empty((wanted.count, *table.shape[1:]))
         copy_rows(table, own, out, wanted.positions[rank])
         for rows, positions in wanted.cached:
             assert cache is not None
@@ -201,7 +200,7 @@ def _ask_owners(group: Group, graph: WorkerGraph, wanted: Sequence[_FeatureReque
 
     def respond(request: list[Tensor]) -> Tensor:
         sizes = _lengths(wanted, request)
-        message = batch_memory.empty([message_bytes(formats, sizes)], torch.uint8)
+        message = torch.empty(message_bytes(formats, sizes), dtype=torch.uint8, device="cpu")
         columns = iter(columns_of(message, formats, sizes))
         for w, nodes in zip(wanted, request, strict=True):
             rows = graph.rows(w.ntype, nodes)
@@ -212,7 +211,7 @@ def _ask_owners(group: Group, graph: WorkerGraph, wanted: Sequence[_FeatureReque
     requests = [[w.nodes[worker] for w in wanted] for worker in range(group.world_size)]
     sizes = [message_bytes(formats, _lengths(wanted, nodes)) for nodes in requests]
     sizes[group.rank] = 0
-    into = [batch_memory.empty([size], torch.uint8) for size in sizes]
+    into = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
     call = f"{graph.signature}: features"
     return group.start_exchange(f"{call}: responses", respond_to_requests(group, call, requests, respond), into)
 

@@ -8,6 +8,7 @@ because a loop was left, are waited for all the same: their memory has to live a
 """
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ from sar.comm.allocator import set_allocator
 from sar.comm.group import Group
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import CommunicationError, ConfigError
-from sar.sampling.background import SamplingProcesses
 from sar.sampling.batch import Batch, SamplingSource, random_key, start_batch
 from sar.sampling.draws import derive_key
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.sampler import DistNeighborSampler, GraphSampler
+from sar.sampling.sampling_thread import SamplingThread
 from sar.sampling.seed_batches import OptimizedBatches, SeedBatches
 
 
@@ -64,12 +65,10 @@ class DataLoader:
             edges are taken as they come.
         optimized_batches_cache: path of the files to keep these batches in, which asks for them, too; see
             `OptimizedBatches`.
-        num_workers: background processes that sample ahead on each worker; 0 samples when a batch is asked for. They
-            work on a copy, in shared memory, of the worker's structure and features, made when an epoch starts and
-            the contents of these have changed. They live until the loader is dropped, or an epoch that is not finished.
+        num_workers: number of batches that a thread prepares ahead; 0 samples in the loop itself. Fields must not
+            change during an epoch that a thread prepares.
         seed: of shuffling and sampling; default: drawn from torch's random state.
         foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns, or edges into them.
-        prefetch_factor: batches that each background process keeps ready.
         format: "dgl" for what the sampler says; "pyg" for a `Data` or `HeteroData` of PyTorch Geometric with `n_id`
             and `e_id`, as its loaders make it: `NeighborLoader` with `batch_size`, `LinkNeighborLoader` from seeds that
             are edges, `ClusterLoader` and `GraphSAINTSampler` for samplers of subgraphs. Default "dgl".
@@ -92,22 +91,19 @@ class DataLoader:
         *,
         seed: int | None = None,
         foreign_seeds: bool = False,
-        prefetch_factor: int = 2,
         format: Literal["dgl", "pyg"] = "dgl",
     ) -> None:
         self._graph = full_graph_manager
         self._sampler = graph_sampler
         self._num_workers = num_workers
-        self._ahead = prefetch_factor
-        self._idle: SamplingProcesses | None = None  # between epochs
+        self._thread: SamplingThread | None = None  # between epochs
         self._epoch = self._batch = 0  # of the next batch
         self._begun = False  # whether somebody iterates there, so that others begin with the next epoch
         self._started = 0  # epochs, to tell a running one from those before it
         self._seed = random_key() if seed is None else seed
         with session.current_group().guard():
-            for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
-                if value < least:
-                    raise ConfigError(f"{name} is {value}; expected at least {least}.")
+            if num_workers < 0:
+                raise ConfigError(f"num_workers is {num_workers}; expected at least 0.")
             if format not in ("dgl", "pyg"):
                 raise ConfigError(f"format is {format!r}; expected 'dgl' or 'pyg'.")
             optimized, self._edges = None, None
@@ -208,18 +204,15 @@ class DataLoader:
                     ahead.arrived(group)
 
     def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
+        """Let a thread sample: see [Note: a thread ahead]. It stays for the next epoch."""
         with session.current_group().guard() as group:
             source = self._sampler.prepare(self._graph, self._call, contents=True)
-            processes, self._idle = self._idle, None
-            if processes is None or processes.source is not source:
-                processes = SamplingProcesses(source, self._num_workers, self._ahead)
+            thread, self._thread = self._thread, None  # so that another iteration meanwhile has a thread of its own
+            number = 0 if thread is None or thread.group.stopped is not None else thread.number
+            if set(group.agree(self._call, number)) != {number} or thread is None or not number:
+                thread = SamplingThread(self._num_workers)
+                weakref.finalize(self, thread.end).atexit = False
         try:
-            sampled = processes.sample(batches)
-            for _ in batches:
-                with group.guard():
-                    batch = next(sampled)
-                yield batch
-        except BaseException:  # GeneratorExit too: processes in the middle of an epoch are not in step for another
-            processes.close()
-            raise
-        self._idle = processes
+            yield from thread.sample(source, batches)
+        finally:
+            self._thread = thread

@@ -276,15 +276,10 @@ CASES = {
         "ConfigError",
         "batch_size is 2.5; expected an integer of at least 1.",
     ),
-    "less than no background process": Case(
+    "less than no batch ahead": Case(
         lambda: batches(torch.arange(4), num_workers=-1),
         "ConfigError",
         "num_workers is -1; expected at least 0.",
-    ),
-    "background processes that keep nothing ready": Case(
-        lambda: batches(torch.arange(4), num_workers=1, prefetch_factor=0),
-        "ConfigError",
-        "prefetch_factor is 0; expected at least 1.",
     ),
     "one fan-out without a list": Case(
         lambda: sample(5),

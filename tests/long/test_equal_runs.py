@@ -1,4 +1,4 @@
-"""Two runs with one seed end with the same bits: background processes, dropout, embeddings and their optimizers."""
+"""Two runs with one seed end with the same bits: a sampling thread, dropout, embeddings and their optimizers."""
 
 import dgl.nn
 import pytest

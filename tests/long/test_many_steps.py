@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import sar
-from tests.long.usage import MIB, Usage, assert_flat, settled
+from tests.long.usage import MIB, assert_flat, settled
 from tests.parity.harness import parameter_gradients
 from tests.sampling.scenes import parts_of
 
@@ -66,7 +66,7 @@ def test_epochs(pool):
 
 
 def many_batches(partition):
-    """Usage of this process, and of its two background processes, after a tenth of the batches and after all."""
+    """Usage after a tenth of the batches and after all, of which two are sampled ahead."""
     graph = sar.construct_full_graph(partition)
     x = torch.randn(graph.num_nodes(), WIDTH)
     model = dgl.nn.SAGEConv(WIDTH, 4, "mean")
@@ -83,15 +83,13 @@ def many_batches(partition):
             sampled += blocks[0].num_edges()
         batches += len(loader)
         if len(found) == 0 and batches >= STEPS // 10:
-            found.append([settled(), *(Usage.of(one.process.pid) for one in loader._idle._processes)])
+            found.append(settled())
     assert sampled > batches
-    return [*found, [settled(), *(Usage.of(one.process.pid) for one in loader._idle._processes)]]
+    return [*found, settled()]
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_sampled_batches(pool):
     parts = parts_of([150, 250], edges_per_node=6)
     for early, late in pool.run(many_batches, per_rank=parts.partitions, timeout=1200):
-        assert len(early) == 3
-        for before, after in zip(early, late, strict=True):
-            assert_flat(before, after, GROWTH)
+        assert_flat(early, late, GROWTH)

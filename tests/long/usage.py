@@ -16,20 +16,14 @@ class Usage(NamedTuple):
     descriptors: int
     threads: int
 
-    @classmethod
-    def of(cls, pid: int | str = "self") -> "Usage":
-        process = Path("/proc") / str(pid)
-        pages = int((process / "statm").read_text().split()[1])
-        return cls(
-            pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(process / "fd")), len(os.listdir(process / "task"))
-        )
-
 
 def settled() -> Usage:
     """Of this process, without what it could give back."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    return Usage.of()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    memory = pages * os.sysconf("SC_PAGE_SIZE")
+    return Usage(memory, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
 
 
 def assert_flat(early: Usage, late: Usage, growth: int) -> None:

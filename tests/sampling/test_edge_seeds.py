@@ -12,10 +12,10 @@ from torch.nn import functional
 
 import sar
 from tests.core.attempts import catch_and_recover, require
-from tests.matrix import BACKGROUND, corner
+from tests.matrix import THREAD, corner
 from tests.parity.harness import assert_close, parameter_gradients
 from tests.sampling.edge_cases import BOUGHT, BUYS, FOLLOWS, check_batch, describe_batch, plain_case, typed_case
-from tests.sampling.test_background import same
+from tests.sampling.test_sampling_thread import same
 
 E = ("_N", "_E", "_N")
 
@@ -121,7 +121,7 @@ def test_equal_shares_of_edges(pool, world_size):
         assert int(torch.isin(share, own).sum()) == min(len(share), len(own))
 
 
-@BACKGROUND
+@THREAD
 @pytest.mark.parametrize("world_size, number", [corner(1, 1), (2, 1), corner(2, 2)])
 def test_same_batches_with_processes(pool, world_size, number):
     case = typed_case(world_size)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sar
-from tests.matrix import BACKGROUND
+from tests.matrix import THREAD
 from tests.sampling.cases import features_of
 from tests.sampling.scenes import parts_of
 
@@ -37,7 +37,7 @@ def sample(partition, num_workers):
     return found + right(1)
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=[pytest.mark.slow, BACKGROUND])])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=[pytest.mark.slow, THREAD])])
 @pytest.mark.parametrize("world_size", [2])
 def test_features_of_inference_mode(pool, num_workers):
     for found in pool.run(sample, num_workers, per_rank=parts_of([7, 5]).partitions, timeout=120):

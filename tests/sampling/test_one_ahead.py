@@ -1,4 +1,4 @@
-"""Without background processes a batch's features travel while the one before it is used, which nobody else notices."""
+"""Without a sampling thread a batch's features travel while the one before it is used, which nobody else notices."""
 
 import itertools
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ import sar
 from sar.comm import session
 from sar.sampling.loader import _Ahead
 from tests.core.attempts import catch_and_recover
+from tests.matrix import THREAD
 from tests.sampling.cases import describe, node_features
 from tests.sampling.scenes import parts_of, typed_parts
 
@@ -72,7 +73,7 @@ def test_a_change_on_one_worker_shows(pool, world_size, seed_edges):
 def rename_fields(partition, num_workers):
     """The steps after which a batch has wrong fields, as their names, values and dtypes change from step to step.
 
-    Without background processes that is within an epoch, else a step is an epoch.
+    Without a sampling thread that is within an epoch, else a step is an epoch.
     """
     graph = sar.construct_full_graph(partition)
     sampler = sar.DistNeighborSampler([3])
@@ -116,7 +117,6 @@ def rename_fields(partition, num_workers):
         lambda: put("b", lambda ids: ids.int() + 1),
         lambda: None,
     ]
-    steps = steps[:1] + steps[-1:] if num_workers else steps  # processes take long to start
     rows = {"user": torch.arange(len(users))}
     loader = sar.DataLoader(graph, rows, sampler, len(users) if num_workers else 1, num_workers=num_workers)
     batches = (blocks for _ in steps for blocks in loader) if num_workers else loader
@@ -128,7 +128,7 @@ def rename_fields(partition, num_workers):
     return wrong
 
 
-@pytest.mark.parametrize("world_size, num_workers", [(1, 0), (2, 0), pytest.param(2, 1, marks=pytest.mark.processes)])
+@pytest.mark.parametrize("world_size, num_workers", [(1, 0), (2, 0), pytest.param(2, 1, marks=THREAD)])
 def test_fields_have_their_latest_names(pool, world_size, num_workers):
     parts = typed_parts(world_size)
     assert pool.run(rename_fields, num_workers, per_rank=parts.partitions) == [[]] * world_size

@@ -12,7 +12,7 @@ import sar
 from sar.errors import ConfigError
 from sar.sampling import saint
 from tests.graphs import EdgeList, partition_in_memory, random_graph
-from tests.matrix import BACKGROUND, corner
+from tests.matrix import THREAD, corner
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, all_edges, edge_features_of, features_of, node_features
 from tests.sampling.scenes import typed_parts
@@ -120,7 +120,7 @@ def metis_numbers(partition):
 
 
 @pytest.mark.slow
-@BACKGROUND
+@THREAD
 @pytest.mark.parametrize("kind", [corner("clusters"), "walk"])
 @pytest.mark.parametrize("world_size", [corner(1), 2, corner(3)])
 def test_same_subgraphs_with_processes(pool, world_size, kind):

@@ -26,7 +26,7 @@ from sar.partition.graph_source import ArrayEdges, GraphSource
 from tests.comm.test_liveness import with_quick_signs
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.graphs import partition_in_memory, random_graph
-from tests.matrix import BACKGROUND
+from tests.matrix import THREAD
 
 NODES, DIM, BATCH = 24, 3, 3
 EDGES = random_graph(0, NODES, 70)
@@ -143,7 +143,7 @@ def resumed(partition, folder, num_workers):
 
 
 @pytest.mark.parametrize(
-    "world_size, num_workers", [(1, 0), (2, 0), pytest.param(2, 1, marks=[pytest.mark.slow, BACKGROUND])]
+    "world_size, num_workers", [(1, 0), (2, 0), pytest.param(2, 1, marks=[pytest.mark.slow, THREAD])]
 )
 def test_training_goes_on_bit_for_bit(pool, world_size, num_workers, tmp_path):
     """From the middle of an epoch, with buffers that differ between workers."""

@@ -15,7 +15,7 @@ from sar.comm.session import current_group
 from sar.errors import ConfigError, GraphError
 from sar.sampling.batch import sample_batch
 from tests.graphs import partition_in_memory, random_graph
-from tests.matrix import BACKGROUND, corner
+from tests.matrix import THREAD, corner
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, edge_features_of, features_of, node_features
 from tests.sampling.edge_cases import BUYS, FOLLOWS, plain_case, typed_case
@@ -220,7 +220,7 @@ def test_what_is_refused(pool, world_size):
 
 
 @pytest.mark.slow
-@BACKGROUND
+@THREAD
 @pytest.mark.parametrize("world_size", [2])
 def test_same_batches_with_processes(pool, world_size):
     case = plain_case(world_size)
@@ -291,6 +291,6 @@ def norms_before_and_after(partition):
 
 @pytest.mark.parametrize("world_size", [1])
 def test_norms_are_those_of_the_batchs_own_graph(pool, world_size):
-    """As where background processes sample from two graphs ahead."""
+    """As if a batch was sampled before its sampler was used on another graph."""
     [both] = pool.run(norms_before_and_after, per_rank=SCENARIOS["random"](1).partitions)
     assert torch.equal(*both)

@@ -10,7 +10,7 @@ from torch_geometric.utils import k_hop_subgraph
 
 import sar
 from tests.graphs import random_graph
-from tests.matrix import BACKGROUND
+from tests.matrix import THREAD
 
 
 def make_data():
@@ -91,9 +91,7 @@ def batches_on_worker(directory, fanouts, num_workers):
     return [(batch.to_dict(), nodes, edges) for batch in loader]
 
 
-@pytest.mark.parametrize(
-    "fanouts, num_workers", [([-1, -1], 0), pytest.param([-1, -1], 1, marks=BACKGROUND), ([2, 3], 0)]
-)
+@pytest.mark.parametrize("fanouts, num_workers", [([-1, -1], 0), pytest.param([-1, -1], 1, marks=THREAD), ([2, 3], 0)])
 @pytest.mark.parametrize("world_size", [2])
 def test_batches_are_those_of_neighbor_loader(pool, fanouts, num_workers, directory):
     whole = make_data()

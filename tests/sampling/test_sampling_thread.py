@@ -1,8 +1,11 @@
-"""Background processes: the same batches as without, and errors in bounded time where one of them ends."""
+"""Batches that a thread samples ahead: the same as without, and errors in bounded time if one fails or leaves."""
 
+import gc
+import itertools
+import multiprocessing
 import os
-import resource
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -11,20 +14,23 @@ import pytest
 import torch
 
 import sar
-from tests import leftovers
-from tests.core.attempts import catch_and_recover
-from tests.matrix import BACKGROUND, corner
+from sar.comm import session
+from sar.sampling import sampling_thread
+from sar.sampling.batch import start_batch
+from tests.comm.launch import free_port, launch
+from tests.core.attempts import catch, catch_and_recover, require
+from tests.matrix import THREAD, corner
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, check_blocks, describe, features_of, node_features
 from tests.sampling.scenes import typed_parts
 
-pytestmark = BACKGROUND
+pytestmark = THREAD
 
 FANOUTS = [2, 3]
 
 
-def make_loader(mine, **options):
+def make_loader(mine, batch_size=4, **options):
     partition, seeds = mine
     graph = sar.construct_full_graph(partition)
     add_edge_feature(graph)
@@ -32,7 +38,7 @@ def make_loader(mine, **options):
     sampler = sar.DistNeighborSampler(
         FANOUTS, input_node_features={"x": features}, output_node_features={"y": features}
     )
-    return sar.DataLoader(graph, seeds, sampler, batch_size=4, shuffle=True, seed=3, **options)
+    return sar.DataLoader(graph, seeds, sampler, batch_size, shuffle=True, seed=3, **options)
 
 
 @pytest.fixture
@@ -42,16 +48,23 @@ def given(world_size):
 
 
 def two_epochs_and_a_half(mine, num_workers):
-    """Two epochs, a third that is dropped, and which processes are left of it; then a fourth."""
+    """Two epochs, a third that is left, and a fourth; and whether threads are left when the loader is gone."""
     loader = make_loader(mine, num_workers=num_workers)
     epochs = [[describe(blocks) for blocks in loader] for _ in range(2)]
-    pids = [one.process.pid for one in loader._idle._processes] if num_workers else []
     for _ in loader:
         break
-    left = leftovers.alive(pids)
-    if num_workers < 2:
-        epochs.append([describe(blocks) for blocks in loader])
-    return epochs, left, len(loader)
+    epochs.append([describe(blocks) for blocks in loader])
+    length = len(loader)
+    del loader
+    return epochs, threads_left(), length
+
+
+def threads_left():
+    """Sampling threads that are still there after a while."""
+    deadline = time.monotonic() + 20
+    while (left := [t.name for t in threading.enumerate() if t.name == "sar-sampling"]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
 
 
 def same(a, b):
@@ -63,16 +76,16 @@ def same(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-@pytest.mark.parametrize("world_size, numbers", [corner(1, [1]), (2, [2]), corner(2, [1]), corner(3, [1])])
-def test_same_batches_with_processes(pool, world_size, numbers, given):
+@pytest.mark.parametrize("world_size", [1, 2, corner(3)])
+def test_same_batches_with_a_thread(pool, given):
     parts, mine = given
     without = pool.run(two_epochs_and_a_half, 0, per_rank=mine)
-    for number in numbers:
+    for number in (1, 3):
         for (epochs, left, _), (expected, _, _) in zip(
-            pool.run(two_epochs_and_a_half, number, per_rank=mine, timeout=200), without, strict=True
+            pool.run(two_epochs_and_a_half, number, per_rank=mine), without, strict=True
         ):
             assert left == []
-            assert same(epochs, expected[: len(epochs)])
+            assert same(epochs, expected)
     for (epochs, _, length), (_, seeds) in zip(without, mine, strict=True):
         assert not same(epochs[0], epochs[1])
         for batches in epochs:
@@ -84,7 +97,7 @@ def test_same_batches_with_processes(pool, world_size, numbers, given):
 
 
 def epoch_after_an_error(mine):
-    """Worker 1 fails where the others start their processes; then all go on."""
+    """Worker 1 fails where the others start their threads; then all go on."""
 
     def fail():
         loader = make_loader(mine, num_workers=1)
@@ -97,8 +110,8 @@ def epoch_after_an_error(mine):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_processes_start_after_an_error(pool, given):
-    for failure, batches in pool.run(epoch_after_an_error, per_rank=given[1], timeout=100):
+def test_threads_start_after_an_error(pool, given):
+    for failure, batches in pool.run(epoch_after_an_error, per_rank=given[1]):
         assert failure is not None
         assert batches > 1
 
@@ -125,36 +138,12 @@ def typed_epoch(partition, num_workers):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2])
 def test_several_node_types(pool, world_size):
     partitions = typed_parts(world_size).partitions
     without = pool.run(typed_epoch, 0, per_rank=partitions)
     assert min(map(len, without)) > 1
-    assert same(pool.run(typed_epoch, 1, per_rank=partitions, timeout=200), without)
-
-
-def keep_all_batches(mine):
-    """Keep many batches while few files may be open; how many, and how many descriptors they hold."""
-    loader = make_loader(mine, num_workers=1)
-    kept = list(loader)
-    opened = [int(name) for name in os.listdir("/proc/self/fd")]
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(opened) + 8, limits[1]))
-    try:
-        for _ in range(10):
-            kept += list(loader)
-        return len(kept), len(os.listdir("/proc/self/fd")) - len(opened)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2])
-def test_batches_hold_no_descriptors(pool, given):
-    for kept, descriptors in pool.run(keep_all_batches, per_rank=given[1], timeout=200):
-        assert kept > 20
-        assert descriptors == 0
+    assert same(pool.run(typed_epoch, 1, per_rank=partitions), without)
 
 
 def keep_labels(mine):
@@ -183,80 +172,153 @@ def mapped_bytes():
 
 @pytest.mark.parametrize("world_size", [corner(2)])
 def test_kept_labels_do_not_keep_features(pool, given):
-    for nbytes, mapped in pool.run(keep_labels, per_rank=given[1], timeout=200):
+    for nbytes, mapped in pool.run(keep_labels, per_rank=given[1]):
         assert nbytes > 2**28
         assert mapped < nbytes / 4
 
 
-def kill_one(mine, victim):
-    """End worker 0's process, or worker 0, in the middle of an epoch; how the loader ends."""
-    loader = make_loader(mine, num_workers=1, prefetch_factor=1)
-    for _ in loader:
-        pass
-    pids = [one.process.pid for one in loader._idle._processes]
-    try:
-        for _ in loader:
-            began = time.monotonic()
-            if sar.rank() == 0:
-                end = signal.SIGSTOP if victim == "frozen process" else signal.SIGKILL
-                os.kill(os.getpid() if victim == "trainer" else pids[0], end)
-    except sar.SarError as error:
-        return type(error).__name__, str(error), time.monotonic() - began, leftovers.alive(pids)
+def several_loops(mine):
+    """Batches of two loops over one loader at a time, with other calls between; and sums of these calls."""
+    expected, loader = [describe(blocks) for blocks in make_loader(mine)], make_loader(mine, num_workers=2)
+    loops, sums = ([], []), []
+    for both in zip(loader, loader, strict=True):
+        for found, blocks in zip(loops, both, strict=True):
+            found.append(describe(blocks))
+        sums.append(sar.all_sum(sar.rank() + 1))
+        next(iter(make_loader(mine, num_workers=1)))
+    return expected, loops[0], sums
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_dead_process_is_an_error_everywhere(pool, given):
-    ends = pool.run(kill_one, "process", per_rank=given[1], timeout=200)
-    assert ends[0][0] == "SamplingError"
-    assert "signal 9" in ends[0][1]
-    for kind, message, seconds, left in ends:
-        assert kind in ("SamplingError", "PeerError")
-        assert "sampling process 0" in message
-        assert seconds < 60
-        assert left == []
+def test_loops_and_calls_at_a_time(pool, given):
+    for expected, found, sums in pool.run(several_loops, per_rank=given[1]):
+        assert same(found, expected)
+        assert sums == [3] * len(expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2])
-def test_a_frozen_process_is_an_error_everywhere(pool, given):
-    ends = pool.run(kill_one, "frozen process", per_rank=given[1], timeout=200)
-    for kind, message, seconds, left in ends:
-        assert kind in ("SamplingError", "PeerError")
-        assert "has shown no sign of life" in message
-        assert seconds < 180  # after 120 of silence
-        assert left == []
+def leave(mine, steps):
+    """Leave a loop after so many batches, and make another call; then all go on with a whole epoch."""
+
+    def run():
+        for number, _ in enumerate(loader, 1):
+            if number == steps[sar.rank()]:
+                break
+        sar.all_sum(1)
+
+    loader, began = make_loader(mine, 1, num_workers=2), time.monotonic()
+    failure = catch_and_recover(run)
+    return failure, len(list(loader)), len(loader), time.monotonic() - began
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_dead_trainer_ends_its_processes(pool, given):
-    outcomes = pool.outcomes(kill_one, "trainer", per_rank=given[1], timeout=200)
-    assert outcomes[0].kind == "Died"
-    deadline = time.monotonic() + 30
-    while left := [line for line in leftovers.marked_processes() if "sampling.process" in line]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
+def test_a_worker_that_leaves_its_loop_alone_is_an_error_everywhere(pool, given):
+    found = pool.run(leave, [1, None], per_rank=given[1])
+    assert require(found[1][0]).kind == "DisagreementError"
+    assert "Workers [0] have left the loop" in found[1][0].message
+    for failure, batches, length, seconds in found:
+        assert failure is not None
+        assert batches == length > 4
+        assert seconds < 20
 
 
-def die_in_an_epoch(mine):
-    """Worker 0 is killed in the middle of an epoch without background processes; how the other ends."""
-    loader = make_loader(mine)
+def fail_in_thread(mine):
+    """The third batch of worker 1 fails; what is raised, how many batches came before, and how many later."""
+    loader, batches, calls = make_loader(mine, 1, num_workers=2), [], itertools.count()
+
+    def failing(*args):
+        if sar.rank() == 1 and next(calls) == 2:
+            raise ValueError("on purpose")
+        return start_batch(*args)
+
+    def run():
+        for blocks in loader:
+            batches.append(blocks)
+            sar.all_sum(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling_thread, "start_batch", failing)
+        failure = catch_and_recover(run)
+    return failure, len(batches), len(list(loader)), len(loader)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_an_error_in_a_thread_is_raised_in_all_loops(pool, given):
+    found = pool.run(fail_in_thread, per_rank=given[1])
+    assert require(found[1][0]).kind == "ValueError"
+    assert require(found[0][0]).kind == "PeerError"
+    assert "Worker 1 raised ValueError: on purpose" in found[0][0].message
+    for _, before, later, length in found:
+        assert before == 2
+        assert later == length
+
+
+def die_in_an_epoch(mine, num_workers):
+    """Worker 0 is killed in the middle of an epoch; how the other ends, and whether that is final."""
+    loader = make_loader(mine, num_workers=num_workers)
     try:
         for _ in loader:
             began = time.monotonic()
             if sar.rank() == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
     except sar.SarError as error:
-        return type(error).__name__, time.monotonic() - began
+        return type(error).__name__, time.monotonic() - began, session.current_group().final
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("world_size", [2])
-def test_dead_trainer_without_processes(pool, given):
-    first, second = pool.outcomes(die_in_an_epoch, per_rank=given[1])
+def test_dead_worker_in_an_epoch(pool, given, num_workers):
+    first, second = pool.outcomes(die_in_an_epoch, num_workers, per_rank=given[1])
     assert first.kind == "Died"
-    kind, seconds = second.value
+    kind, seconds, final = second.value
     assert kind == "PeerError"
     assert seconds < 60
+    assert final
+
+
+def fork_in_an_epoch(mine):
+    """What a child raises that goes on with the loop, and the batches of its parent."""
+    loader, expected = make_loader(mine, 1, num_workers=1), len(make_loader(mine, 1))
+    found = []
+    for blocks in loader:
+        found.append(blocks)
+        if len(found) == 2:
+            reader, writer = multiprocessing.Pipe(duplex=False)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                writer.send(catch(list, loader))
+                del loader, blocks
+                gc.collect()
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return reader.recv(), len(found), expected
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_forked_process_has_no_thread(pool, given):
+    for failure, batches, expected in pool.run(fork_in_an_epoch, per_rank=given[1]):
+        assert "forked" in require(failure).message
+        assert batches == expected
+
+
+ENDS_IN_A_LOOP = """
+import torch
+import sar
+from tests.sampling.scenes import parts_of
+sar.initialize_comms()
+graph = sar.construct_full_graph(parts_of([200, 200]).partitions[sar.rank()])
+x = torch.ones(graph.num_nodes(), 1000)
+sampler = sar.DistNeighborSampler([3], input_node_features={"x": x})
+batches = iter(sar.DataLoader(graph, graph.node_ids(), sampler, 4, num_workers=3))
+next(batches)
+"""
+
+
+def test_a_script_that_ends_in_a_loop_exits():
+    """Its iterator is alive until the interpreter ends."""
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    reports = launch(ENDS_IN_A_LOOP, [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)])
+    assert [report["sum"] for report in reports] == [3, 3]
 
 
 def changed_unseen(mine, num_workers):
