@@ -10,7 +10,7 @@ from sar.partition.pipeline import open_input
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `sar chunk` takes."""
+    """Declare the arguments of `sar chunk`."""
     add_input(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
     parser.add_argument("--name", help="of the graph; default: its own, or that of the first file")

@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `sar demo` takes."""
+    """Declare the arguments of `sar demo`."""
     add = parser.add_argument
     add("--dataset", help="an .npz file, or a name known to dgl.data or OGB; default: a generated graph")
     add("--data", metavar="DIR", help="folder of .npz files (DATASET.npz) and of downloads")
@@ -210,7 +210,7 @@ ON_DEVICE = "Workers computed on {device}, with the memory of tensors there, and
 
 
 def _table(runs: dict[str, list[Run]], device: str) -> tuple[list[tuple[str, ...]], str]:
-    """The rows of the table, the header first, and what the workers bought; of several workers, the largest number."""
+    """The rows of the table, the header first, and the gain of the workers; of several workers, the largest number."""
     rows: list[tuple[str, ...]] = [tuple(HEADER.split(", "))]
     gains, where = [], "" if device == "cpu" else f", {device}"
     for model, (single, *workers) in runs.items():

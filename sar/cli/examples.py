@@ -9,7 +9,7 @@ from sar.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `sar examples` takes."""
+    """Declare the arguments of `sar examples`."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="folder to make")
 
 

@@ -1,4 +1,4 @@
-"""What commands that read a graph take to say which, and the bar that they show."""
+"""Arguments and the progress bar of commands that read a graph."""
 
 import argparse
 import re
@@ -55,7 +55,11 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     add("--mask-column", type=int, metavar="K", help="of masks with several columns, (N, k): which to take, from 0")
     add("--allow-empty", action="store_true", help="take files without edges")
     add("--allow-nan", action="store_true", help="take NaN in features")
-    add("--allow-outside", action="store_true", help="read what a metadata.json names outside of its directory, too")
+    add(
+        "--allow-outside",
+        action="store_true",
+        help="read files that a metadata.json names outside of its directory, too",
+    )
     undirected = "add reverse edges; of parallel edges only the first one stays, with its features (says how many go)"
     add("--undirected", action="store_true", help=undirected)
     add("--remove-duplicates", action="store_true", help="of parallel edges only the first one stays")
@@ -155,7 +159,7 @@ def _node_lists(option: str, given: Sequence[str]) -> str | dict[str, str] | Non
 
 
 def _named(option: str, pairs: Sequence[str]) -> dict[str, str]:
-    """What is given as NAME=VALUE, by name."""
+    """The values that are given as NAME=VALUE, by name."""
     named: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

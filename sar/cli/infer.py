@@ -17,7 +17,7 @@ from sar.train.inference import infer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `sar infer` takes."""
+    """Declare the arguments of `sar infer`."""
     add = parser.add_argument
     add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
     model = "a function that makes the model, FILE.py:FUNCTION, as for sar plan"
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nodes", required=True, metavar="FILE", help=nodes)
     add("--out", type=Path, required=True, metavar="NPY", help="for the outputs, (S, ...)")
     add("--classes", type=int, metavar="C", help="of the model; default: one more than the greatest label")
-    add("--ntype", help="node type of the nodes; may be left out where there is one")
+    add("--ntype", help="node type of the nodes; may be left out if there is one")
     add(
         "--hops", type=int, metavar="K", help="how far an output looks; default: as many as there are distributed calls"
     )

@@ -1,4 +1,4 @@
-"""`sar inspect`: what is in a partition directory, and is it sound."""
+"""`sar inspect`: shows the content of a partition directory, and checks it."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from sar.partition.inspect.inspection import by_worker, inspect_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `sar inspect` takes."""
+    """Declare the arguments of `sar inspect`."""
     add = parser.add_argument
     add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
     add("--workers", type=int, metavar="W", help="also show what each of so many workers would hold and exchange")
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report; the exit status is 1 where the directory is not sound."""
+    """Print the report; the exit status is 1 if the directory is not sound."""
     try:
         report = inspect_directory(
             arguments.directory, values=arguments.values, verify=arguments.verify, allow_outside=arguments.allow_outside

@@ -22,7 +22,7 @@ _CHOSEN = {"LD_PRELOAD", "SAR_ALLOCATOR", "SAR_RESIDENT"}  # without mimalloc: w
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `sar launch` takes."""
+    """Declare the arguments of `sar launch`."""
     add = parser.add_argument
     workers = "default: one for each GPU, else one for each partition up to the cores, else one"
     add("--workers", type=int, metavar="W", help=workers)
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--spill", type=Path, metavar="DIR", help="with --resident: a folder on a disk for the others")
     add("--max-restarts", type=int, default=0, metavar="N", help="of all workers, if one fails (%(default)s)")
     add("script", type=Path, help="the training script, in Python")
-    add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script takes")
+    add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ def _number_of_parts(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
-    """The variables to set: what the user asks for on the command line, and defaults for what is not set."""
+    """The variables to set: those of the command line, and defaults for those that are not set."""
     if (arguments.resident is None) != (arguments.spill is None):
         missing = "--spill" if arguments.spill is None else "--resident"
         late = any(word.partition("=")[0] == missing for word in arguments.script_arguments)
@@ -119,6 +119,6 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
         settings |= {"SAR_RESIDENT": str(arguments.resident), "SAR_SPILL_DIR": str(arguments.spill.absolute())}
         if "SAR_PARTS" not in os.environ and (parts := _number_of_parts(arguments)) > 1:
             settings["SAR_PARTS"] = str(parts)
-        # What is wrong with these, the workers would say.
+        # The workers would say if these are wrong.
         wanted({**os.environ, **settings}, [str(arguments.script), *arguments.script_arguments])
     return settings

@@ -13,7 +13,7 @@ from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `sar partition` takes."""
+    """Declare the arguments of `sar partition`."""
     add_input(parser)
     add = parser.add_argument
     parts = "number of parts; any number of workers can train on them; auto: as --workers and their memory need"

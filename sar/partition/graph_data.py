@@ -23,7 +23,7 @@ class GraphData:
     src: Array  # (E,) int64
     dst: Array  # (E,) int64; edge i goes from `src[i]` to `dst[i]`
     num_nodes: int  # N
-    node_data: dict[str, Array]  # where known: `feat` (N, F) float32, `label` (N,) int64 (-1: none), masks (N,) bool
+    node_data: dict[str, Array]  # if known: `feat` (N, F) float32, `label` (N,) int64 (-1: none), masks (N,) bool
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], split: int = 0) -> "GraphData":
@@ -32,7 +32,7 @@ class GraphData:
         Args:
             arrays: `src`, `dst`, `num_nodes`; `feat`, or its CSR parts `feat_data`, `feat_indices`, `feat_indptr`,
                 `feat_shape`; `label`; the three masks. All but the first three may be absent.
-            split: row to take where masks hold several splits, (S, N).
+            split: row to take if masks hold several splits, (S, N).
         """
         missing = [key for key in ("src", "dst", "num_nodes") if key not in arrays]
         if missing:
@@ -89,7 +89,7 @@ def read_npz(path: StrPath, split: int = 0) -> GraphData:
 
 
 def read_arrays(path: StrPath) -> dict[str, Array]:
-    """All arrays of an `.npz` file, none unpickled; `ConfigError` where it is missing, damaged or holds objects."""
+    """All arrays of an `.npz` file, none unpickled; `ConfigError` if it is missing, damaged or holds objects."""
     try:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
@@ -106,7 +106,7 @@ def write_npz(data: GraphData, path: StrPath) -> None:
 
 
 def edge_ends(src: Array, dst: Array, num_sources: int, num_destinations: int) -> tuple[Array, Array]:
-    """The ends of edges as int64, (E,) each; `ConfigError` where they differ in length, or one is no node."""
+    """The ends of edges as int64, (E,) each; `ConfigError` if they differ in length, or one is no node."""
     src, dst = (np.asarray(ids, dtype=np.int64) for ids in (src, dst))
     if src.ndim != 1 or src.shape != dst.shape:
         raise ConfigError(f"src and dst have shapes {src.shape} and {dst.shape}; expected (E,) for both.")
@@ -117,7 +117,7 @@ def edge_ends(src: Array, dst: Array, num_sources: int, num_destinations: int) -
 
 
 def node_fields(arrays: Mapping[str, Array], num_nodes: int, split: int = 0) -> dict[str, Array]:
-    """The fields of `GraphData.node_data`, named as in the `.npz` file; `ConfigError` where one's length is another."""
+    """The fields of `GraphData.node_data`, named as in the `.npz` file; `ConfigError` if one's length is another."""
     fields = {}
     if "feat_data" in arrays:
         fields["feat"] = _dense_features(arrays)

@@ -1,6 +1,6 @@
 """A graph that may be larger than memory: edges that are read in chunks, and columns of which slices are read.
 
-`GraphSource` is what readers of files make, and what methods and the writer take. Nothing here loads a whole graph.
+Readers of files make a `GraphSource`; methods and the writer take it. Nothing here loads a whole graph.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ CHUNK_ROWS = 1 << 20
 """Edges in a chunk: 16 MB of IDs."""
 
 Progress = Callable[[str, float], None]
-"""Called now and then with what is being done and the share of it that is done, 0 to 1."""
+"""Called now and then with the present stage and the share of it that is done, 0 to 1."""
 
 
 def logged_stages() -> Progress:
@@ -41,7 +41,7 @@ def index_dtype(largest: int) -> np.dtype[Any]:
 
 
 def first_outside(ids: Array, count: int) -> int | None:
-    """Where the first of some IDs is, (n,) int64, that is not one of 0 to count - 1."""
+    """The position of the first of some IDs, (n,) int64, that is not one of 0 to count - 1."""
     unsigned = ids.view(np.uint64)  # a negative number is a large one without its sign
     return int(np.argmax(unsigned >= count)) if ids.size and int(unsigned.max()) >= count else None
 
@@ -56,7 +56,7 @@ class EdgeSource(Protocol):
         """Sources and destinations of edges `start` to `stop` - 1: IDs within their types, contiguous int64.
 
         They are not to be changed in place. Always int64, whatever the file holds: in a slice the conversion costs less
-        than reading, and IDs of 32 bits would overflow unseen where they are added or multiplied.
+        than reading, and IDs of 32 bits would overflow unseen if they are added or multiplied.
         """
         ...
 
@@ -147,17 +147,17 @@ class GraphSource:
     edges: Mapping[CanonicalEtype, EdgeSource]  # by (source type, relation, destination type)
     node_data: Mapping[str, Mapping[str, Column]]  # by node type, then name: columns of N_t rows
     edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]  # likewise of E_r rows, in the order of the edges
-    name: str = ""  # of the graph, where its files say one
-    notes: Sequence[str] = ()  # what the user should know of how the graph was read
+    name: str = ""  # of the graph, if its files have one
+    notes: Sequence[str] = ()  # remarks for the user on how the graph was read
 
     @cached_property
     def first_node(self) -> dict[str, int]:
-        """By node type the number of its first node where nodes are numbered type after type."""
+        """By node type the number of its first node, with nodes numbered type after type."""
         ends = np.cumsum([0, *self.num_nodes.values()]).tolist()
         return dict(zip(self.num_nodes, ends, strict=False))
 
     def nodes_of(self, ntype: str) -> slice:
-        """Where the nodes of a type are among those of all types."""
+        """The slice of the nodes of a type among those of all types."""
         first = self.first_node[ntype]
         return slice(first, first + self.num_nodes[ntype])
 
@@ -196,7 +196,7 @@ class GraphSource:
         return replace(self, edges=edges, edge_data={**self.edge_data, **fields})
 
     def without(self, relations: Collection[str]) -> "GraphSource":
-        """The graph without edge types, each named `NTYPE:RELATION:NTYPE`; `ConfigError` where one is not there."""
+        """The graph without edge types, each named `NTYPE:RELATION:NTYPE`; `ConfigError` if one is not there."""
         names = {":".join(etype): etype for etype in self.edges}
         unknown = sorted(set(relations) - names.keys())
         if unknown:

@@ -58,8 +58,8 @@ def partition_graph(
         out_path: directory to make; an empty one is replaced, one with something in it refused.
         num_hops: hops of the halo, from 1 on, as in `sar.write_partitions`.
         part_method: `metis`, `random`, or another method that `sar partition --help` lists.
-        balance_ntypes: integers that say of what kind a node is, of which parts get equally many of each: (N,), with
-            several node types in their order; or by node type (N_t,), where the other types are one kind each.
+        balance_ntypes: the kind of each node, an integer; parts get equally many nodes of each kind: (N,), with
+            several node types in their order; or by node type (N_t,); the other types are one kind each.
         balance_edges: balance in-edges too, of each edge type and, with `balance_ntypes`, into each kind of nodes. The
             name of an edge field, such as `train_mask`, balances its sums over in-edges.
         return_mapping: return original IDs.
@@ -75,7 +75,7 @@ def partition_graph(
 
     Returns:
         With `return_mapping` the original IDs of nodes and of edges, in the order of the new ones: (N,) and (E,) int64,
-        or by node type and canonical edge type where there are several. Else None.
+        or by node type and canonical edge type if there are several. Else None.
 
     Raises:
         ConfigError: an argument is none of these, does not fit the graph, or the directory is taken.
@@ -119,9 +119,9 @@ def partition_graph(
 
 
 def divide(data: GraphData | GraphSource, out_dir: StrPath, name: str, num_parts: int) -> PartitionReport:
-    """Divide a graph with METIS, balancing nodes and in-edges: what the examples and the demo do.
+    """Divide a graph with METIS, balancing nodes and in-edges, as the examples and the demo do.
 
-    The directory is made, or replaced if empty, and gets `name.json` and `part0`, `part1`, ... `ConfigError` where the
+    The directory is made, or replaced if empty, and gets `name.json` and `part0`, `part1`, ... `ConfigError` if the
     number of parts does not fit, or there is something in the directory already.
     """
     graph = from_object(data)

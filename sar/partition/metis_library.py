@@ -24,7 +24,7 @@ class AdjacencyLists(NamedTuple):
 
     indptr: Array  # (N + 1,) `METIS_INTEGER`, as are the others; node v has neighbours[indptr[v] : indptr[v + 1]]
     neighbours: Array  # (E,)
-    weights: Array | None = None  # (E,) from 1 on; None where all are 1
+    weights: Array | None = None  # (E,) from 1 on; None if all are 1
 
 
 def metis_parts(

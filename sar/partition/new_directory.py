@@ -26,8 +26,8 @@ _OWN_NAMES = {"new", "old", "scratch", "lock"}
 class NewDirectory(NamedTuple):
     """A directory that is being made."""
 
-    path: Path  # where to write its files
-    scratch: Path  # where to write files that are needed only meanwhile
+    path: Path  # folder for its files
+    scratch: Path  # folder for files that are needed only meanwhile
     target: Path  # its place once it is complete
 
 
@@ -35,7 +35,7 @@ class NewDirectory(NamedTuple):
 def new_directory(target: Path, *, overwrite: bool | None = None) -> Iterator[NewDirectory]:
     """Make a directory in the `with` block; when the block ends, its files are on the disk and it is in its place.
 
-    An error, or a kill at any moment, leaves what was there before: nothing, an empty directory or, with `overwrite`,
+    An error, or a kill at any moment, leaves the state before: nothing, an empty directory or, with `overwrite`,
     earlier partitions.
 
     Args:
@@ -81,7 +81,7 @@ def _restore(old: Path, target: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(partial: Path) -> Iterator[BinaryIO]:
-    """Make the directory, or take over what a killed run has left, so that no other run uses it."""
+    """Make the directory, or take over the one that a killed run has left, so that no other run uses it."""
     partial.mkdir(parents=True, exist_ok=True)
     if others := sorted({*os.listdir(partial)} - _OWN_NAMES):
         raise ConfigError(
@@ -116,7 +116,7 @@ def check_replaceable(target: Path, overwrite: bool | None = None) -> None:
     try:
         spec = read_partition_json(target)
     except PartitionError as error:
-        raise ConfigError(f"'{target}' is overwritten only where it holds partitions. {error}") from error
+        raise ConfigError(f"'{target}' is overwritten only if it holds partitions. {error}") from error
     written = {Path(os.path.relpath(file, target)) for files in spec.files for file in files.values()}
     written |= {file.with_name(SUMS) for file in written} | {Path(spec.path.name), Path("report.json")}
     folders = {parent for file in written for parent in file.parents}

@@ -27,7 +27,7 @@ _LEAST_BYTES = 9  # of a node, as `partition.write.write_job` needs them
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What to read, and how: as in `open_graph` and `clean_up`; `split` has the shares of `with_split`, if any."""
+    """The options of reading, as in `open_graph` and `clean_up`; `split` has the shares of `with_split`, if any."""
 
     path: Files | Mapping[str, Files]
     format: str | None = None
@@ -55,19 +55,19 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What to make, as in `sar.partition.write.write.write_partitions`."""
+    """The options of writing, as in `write_partitions`."""
 
     directory: Path
     name: str = ""  # the graph's own, else `graph`
-    memory: int | None = None  # bytes that each step may use beyond what the process has when it starts
+    memory: int | None = None  # bytes that each step may add to the process
     num_hops: int | None = None
     overwrite: bool = False
 
 
 class Outcome(NamedTuple):
-    """What came of it."""
+    """The result of `run_partition`."""
 
-    json_file: Path  # what `sar.load_dgl_partition_data` takes
+    json_file: Path  # for `sar.load_dgl_partition_data`
     assigned: Assigned
     written: Written
     report: DirectoryReport  # in the directory too, as `report.json`
@@ -85,9 +85,9 @@ def run_partition(
 ) -> Outcome:
     """Divide a graph into parts and write them.
 
-    `more_weights` are what else to balance, (N,) numbers each; `trainers` as `num_trainers_per_machine` of
-    `partition_graph`. `ConfigError` where options do not fit each other or the graph, or the directory is taken,
-    `PartitionError` where the input is damaged, or the disk is full.
+    `more_weights` are further weights to balance, (N,) each; `trainers` as `num_trainers_per_machine` of
+    `partition_graph`. `ConfigError` if options do not fit each other or the graph, or the directory is taken,
+    `PartitionError` if the input is damaged, or the disk is full.
     """
     if isinstance(assigning.parts, int) and assigning.parts < 1:
         raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
@@ -152,7 +152,7 @@ def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: in
 
 
 def _check_number_of_nodes(graph: GraphSource) -> None:
-    """`ConfigError` where numbers of nodes alone do not fit into this machine's memory, as where IDs have gaps."""
+    """`ConfigError` if numbers of nodes alone do not fit into this machine's memory, as with gaps in the IDs."""
     memory = machine_memory()
     if _LEAST_BYTES * graph.total_nodes > memory:
         raise ConfigError(

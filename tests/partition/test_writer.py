@@ -269,7 +269,7 @@ def test_only_partitions_are_replaced(tmp_path: Path) -> None:
             write(typed_graph(), place, overwrite=True)
         (place / notes).unlink()
         shutil.rmtree(place / "part3" / "more", ignore_errors=True)
-    with pytest.raises(ConfigError, match="overwritten only where it holds partitions"):
+    with pytest.raises(ConfigError, match="overwritten only if it holds partitions"):
         write(typed_graph(), tmp_path, overwrite=True)
     assert os.listdir(tmp_path) == ["parts"]
 
@@ -287,7 +287,7 @@ def test_what_others_add_meanwhile_is_kept(tmp_path: Path, there: bool) -> None:
             (place / notes).write_text("mine")
 
     with pytest.raises(
-        ConfigError, match="beside partitions; move that" if there else "only where it holds partitions"
+        ConfigError, match="beside partitions; move that" if there else "only if it holds partitions"
     ):
         write(typed_graph(), place, overwrite=True, progress=add)
     assert content_of(place) == before | {"notes.txt": b"mine", "part0/notes.txt": b"mine"}

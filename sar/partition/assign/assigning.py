@@ -26,24 +26,24 @@ from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress
 
 MULTILEVEL, SPRING = "multilevel", "spring"
 IN_EDGES = "in_edges"
-"""What to balance that is no field of nodes: the edges into a part, of each type; `in_edges/NAME`: the sums of a field
+"""The name by which `balance` asks for the edges into a part, of each type; `in_edges/NAME` asks for sums of a field
 of theirs, such as `train_mask`."""
 ENTRY_POINTS = "sar.partition_methods"
 """Group of the entry points by which packages add methods."""
 
 
 class Assigned(NamedTuple):
-    """What came of assigning."""
+    """An assignment of nodes to parts."""
 
     part_of: Array  # of every node, (N,)
     num_parts: int
     method: str  # empty if an assignment's files lack it
-    why: str = ""  # where the assignment or the number of parts comes from, if not from a method and the user
+    why: str = ""  # the source of the assignment or the number of parts, if not a method and the user
 
 
 @dataclass(frozen=True)
 class AssigningOptions:
-    """What is asked for."""
+    """The options of an assignment."""
 
     parts: int | PartsByMemory  # P, or the rule for it
     method: str = MULTILEVEL  # one that `method_named` knows
@@ -63,7 +63,7 @@ def assign(
     progress: Progress,
     more: Mapping[str, Array] | None = None,
 ) -> Assigned:
-    """Find the part of every node; `ConfigError` where options, or an assignment's files, do not fit the graph.
+    """Find the part of every node; `ConfigError` if options, or an assignment's files, do not fit the graph.
 
     `scratch` is a directory for a method's files, made and removed again; `memory` bytes that the method may use beyond
     what is there now; `more` what else to balance, (N,) numbers each.
@@ -102,7 +102,7 @@ def assign(
 
 
 def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:
-    """What a method returns, which may be anybody's."""
+    """Check the result of a method, which may be a user's."""
     found, num_nodes = np.asarray(part_of), task.graph.total_nodes
     if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
         form = f"shape {found.shape} and type {found.dtype}"
@@ -115,10 +115,10 @@ def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:
 
 
 def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Array]:
-    """What each node adds to sums that parts are to share evenly, (N,) each.
+    """The weights of nodes that parts are to share evenly, (N,) each.
 
-    Where there are several node types, each is one such sum; `balance` names others, as in `AssigningOptions`.
-    `ConfigError` where there is no such field, or it does not have a number from 0 on for each node.
+    With several node types, each has such weights; `balance` names others, as in `AssigningOptions`.
+    `ConfigError` if there is no such field, or it does not have a number from 0 on for each node.
     """
     weights: dict[str, Array] = {}
     if len(graph.num_nodes) > 1:
@@ -154,7 +154,7 @@ def in_degrees(graph: GraphSource, field: str | None = None) -> dict[str, Array]
 
 
 def _field(graph: GraphSource, name: str) -> Array:
-    """A node field as weights; 0 where nodes of a type do not have it."""
+    """A node field as weights; 0 for nodes of types without it."""
     columns = _columns(name, name, "node", graph.node_data)
     # Whole numbers stay whole, as their limits are rounded up.
     weight = np.zeros(graph.total_nodes, np.result_type(*(column.dtype for column in columns.values())))
@@ -165,7 +165,7 @@ def _field(graph: GraphSource, name: str) -> Array:
 
 
 def _columns(balance: str, name: str, of: str, data: Mapping[Any, Mapping[str, Column]]) -> dict[Any, Column]:
-    """The field of each type of nodes or edges that has it, a number for each; `ConfigError` where there is none."""
+    """The field of each type of nodes or edges that has it, a number for each; `ConfigError` if there is none."""
     columns = {kind: columns[name] for kind, columns in data.items() if name in columns}
     if not columns:
         there = ", ".join(sorted({key for columns in data.values() for key in columns}))
@@ -199,7 +199,7 @@ METHODS: dict[str, Method] = {
 
 
 def method_named(name: str) -> Method:
-    """One of `METHODS`, else an entry point of an installed package; `ConfigError` where none can be imported."""
+    """One of `METHODS`, else an entry point of an installed package; `ConfigError` if none can be imported."""
     if name in METHODS:
         return METHODS[name]
     for point in entry_points(group=ENTRY_POINTS, name=name):

@@ -2,10 +2,10 @@
 
 The lists are those of the symmetrised graph: every edge in both directions, self-loops dropped. Where each edge is
 stored with its reverse they are those of the edges as stored, so that none is there twice. Parallel edges stay as
-repeated neighbours; where lists are contracted, they become one neighbour with a weight.
+repeated neighbours; if lists are contracted, they become one neighbour with a weight.
 
 [Note: two passes] One pass counts degrees, which gives the place of every list in the file, and sums a hash of each
-edge less that of its reverse: 0 where each is stored with its reverse. The second writes the entries into buckets:
+edge less that of its reverse: 0 if each is stored with its reverse. The second writes the entries into buckets:
 ranges of nodes whose lists fill a buffer. Then each bucket is brought into order in memory and appended to the lists.
 So all writing and later reading is sequential. Clusters take one pass: their nodes' degrees bound the lengths.
 """
@@ -42,9 +42,9 @@ class Window(NamedTuple):
     """The lists of some nodes, one after the other; valid until the next window is asked for."""
 
     first: int  # node
-    bounds: Array  # (nodes + 1,), where the lists begin and end among all entries of the graph
+    bounds: Array  # (nodes + 1,), the bounds of the lists among all entries of the graph
     neighbours: Array  # (entries,) integers
-    weights: Array  # (entries,) float32; (0,) where all are 1
+    weights: Array  # (entries,) float32; empty if all are 1
 
     @property
     def last(self) -> int:
@@ -68,7 +68,7 @@ class ExternalCsr:
     that.
     """
 
-    folder: Path  # holds `neighbours`, int32, or int64 from 2^31 nodes on, and where weighted `weights`, float32
+    folder: Path  # holds `neighbours`, int32, or int64 from 2^31 nodes on, and if weighted `weights`, float32
     indptr: Array  # (N + 1,) int64
     weighted: bool
 
@@ -76,7 +76,7 @@ class ExternalCsr:
     def of_graph(
         cls, graph: GraphSource, folder: Path, bucket: int = BUCKET, progress: Callable[[float], None] = lambda _: None
     ) -> "ExternalCsr":
-        """The lists of a graph, in a new folder; `ConfigError` where an edge ends outside it, or the disk is full."""
+        """The lists of a graph, in a new folder; `ConfigError` if an edge ends outside it, or the disk is full."""
         node = _node_dtype(graph.total_nodes)
         edges_read = 0
 
@@ -151,7 +151,7 @@ class ExternalCsr:
 
 
 def lists_on_disk(task: AssignmentTask, share: float) -> ExternalCsr:
-    """A task's graph as neighbour lists in its scratch directory; `share` is what this is of the method's work."""
+    """A task's graph as neighbour lists in its scratch directory; `share` is its fraction of the method's work."""
     return ExternalCsr.of_graph(
         task.graph, task.scratch / "lists", progress=lambda done: task.progress("neighbour lists", share * done)
     )
@@ -159,7 +159,7 @@ def lists_on_disk(task: AssignmentTask, share: float) -> ExternalCsr:
 
 @compiled
 def list_of(window: Window, v: int) -> tuple[int, int]:
-    """Where a node's list begins and ends in a window."""
+    """The bounds of a node's list in a window."""
     place = v - window.first
     return window.bounds[place] - window.bounds[0], window.bounds[place + 1] - window.bounds[0]
 
@@ -189,7 +189,7 @@ def _node_dtype(num_nodes: int) -> Any:
 
 
 def _bounds(indptr: Array, entries: int) -> list[int]:
-    """Where to divide nodes so that each range has at most `entries` entries, or is one node."""
+    """Cuts between nodes, so that each range has at most `entries` entries, or is one node."""
     bounds, last = [0], len(indptr) - 1
     while bounds[-1] < last:
         end = int(np.searchsorted(indptr, indptr[bounds[-1]] + entries, side="right")) - 1
@@ -237,10 +237,10 @@ def made_ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 def _write_buckets(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weighted: bool) -> Array:
-    """Write all entries as records, each bucket from where its lists would begin; returns where each bucket ends."""
+    """Write all entries as records, each bucket from the first place of its lists; returns the end of each bucket."""
     record = _record(len(indptr) - 1, weighted)
     bucket_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
-    place = indptr[bounds]  # where the next record of each bucket goes
+    place = indptr[bounds]  # the place of the next record of each bucket
     for own, others, weights in made_ahead(pieces()):
         records = np.empty(len(own), record)
         ends = np.zeros(len(bounds), np.int64)
@@ -254,7 +254,7 @@ def _write_buckets(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, 
 
 
 def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], ends: Array, weighted: bool) -> Array:
-    """Write the lists, bucket after bucket; returns where they are now, which is elsewhere if some got shorter."""
+    """Write the lists, bucket after bucket; returns their bounds, which move if some got shorter."""
     num_nodes = len(indptr) - 1
     record = _record(num_nodes, weighted)
     size = _largest(indptr, bounds)
@@ -271,7 +271,7 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], end
                 records = np.empty(min(2 * PIECE, count - start), record)
                 file.readinto(records.data)
                 _place(records, first, place, neighbours, weights)
-            if weights is not None:  # `place` has become where the lists end
+            if weights is not None:  # `place` is now the end of the lists
                 _merge(first, begin, place, neighbours, weights, last_seen, merged)
                 count = int(merged[last] - merged[first])
                 weighed.write(weights[:count].data)
@@ -320,7 +320,7 @@ def _sort_by_bucket(
             ends[bucket_of[own[i]] + 1] += 1
     for b in range(1, ends.size):
         ends[b] += ends[b - 1]
-    # ends[b] is where the next record of bucket b goes; when all are placed it has become where the bucket ends.
+    # ends[b] is the place of the next record of bucket b and, once all are placed, the end of the bucket.
     for i in range(own.size):
         if own[i] != others[i]:
             place = _take(ends, bucket_of[own[i]])

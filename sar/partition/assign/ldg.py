@@ -32,7 +32,7 @@ def ldg(task: AssignmentTask) -> Array:
     """Give each node the part with most of its neighbours, weighted by the capacity that is left, again and again.
 
     In order of their IDs, node v goes to the part p that maximises |neighbours of v in p| (1 - load of p / capacity).
-    A neighbour counts where it is put in this pass, else where it was put in the one before; loads start anew in every
+    A neighbour counts for its part of this pass, else for that of the pass before; loads start anew in every
     pass. Ties go to the emptier part, then by a hash of the seed. With several balances, load / capacity is the
     greatest of them. Ten passes, or fewer if hardly a node moves any more.
 

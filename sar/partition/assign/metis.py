@@ -15,7 +15,7 @@ def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries:
     """The part of each node by METIS, (N,) int32.
 
     There are N > P lists, not all empty. `weights`, (N, K), are in units of the capacity of a part. METIS is given
-    about `most_entries` where there are more. Of several trials the best counts.
+    about `most_entries` if there are more. Of several trials the best counts.
     """
     unit = _sum_of_weights(csr) / most_entries if csr.num_entries > most_entries else 1.0
     lists = _adjacency_lists(csr, unit, task.seed)
@@ -33,7 +33,7 @@ def _sum_of_weights(csr: ExternalCsr) -> float:
 def _adjacency_lists(csr: ExternalCsr, unit: float, seed: int) -> AdjacencyLists:
     """Load lists, weights in units of `unit` and rounded at random, so that the cut of any parts is right on average.
 
-    Both directions of an edge are rounded alike, and dropped where nothing is left. Parallel edges are merged.
+    Both directions of an edge are rounded alike, and dropped if nothing is left. Parallel edges are merged.
     """
     indptr = np.zeros(csr.num_nodes + 1, METIS_INTEGER)
     for window in csr.windows():
@@ -71,7 +71,7 @@ def _count_entries(window: Window, unit: float, seed: int, indptr: Array) -> Non
 
 @compiled
 def _fill_entries(window: Window, unit: float, seed: int, indptr: Array, neighbours: Array, weights: Array) -> None:
-    """Write the entries of the nodes of a window to where `indptr` says."""
+    """Write the entries of the nodes of a window to their places by `indptr`."""
     bounds = window.bounds
     for place in range(bounds.size - 1):
         v = window.first + place

@@ -6,9 +6,9 @@ partitioning and clustering", ALENEX 2015.
 
 [Note: slices] A pass looks at windows of the graph, one after the other. Threads share a window by slices, whose number
 depends on the graph alone. The nodes of a slice choose one after the other; they know what those before them in the
-slice have chosen, and of all other nodes what was so when the window began. Then the choices of the whole window come
-true in the order of the nodes, where they still fit in. So the result depends neither on the number of threads nor on
-time. A node is looked at again only if a neighbour has moved since, or if it did not fit in.
+slice have chosen, and of all other nodes the choices at the beginning of the window. Then the choices of the whole
+window come true in the order of the nodes, if they still fit in. So the result depends neither on the number of threads
+nor on time. A node is looked at again only if a neighbour has moved since, or if it did not fit in.
 """
 
 from collections.abc import Callable
@@ -42,11 +42,11 @@ COARSE_ENTRIES = 1 << 20
 ENTRY_BYTES = 64
 """Memory that METIS takes for one of them, at most."""
 CLUSTERS = 1 / 32, 1 / 2048
-"""The most that a cluster may have of what a part may have; the latter where large ones leave METIS too little."""
+"""Largest share of a part's limit for a cluster; the second one if large clusters leave METIS too little."""
 TOO_LITTLE = 1 / 4
-"""Of the neighbours that METIS is given at most: where the first clusters have most edges within them."""
+"""The share of METIS's limit of neighbours that is used if the first clusters have most edges within them."""
 SHRINKS = 0.9
-"""Clusters are contracted where there are at most so many for each node."""
+"""Clusters are contracted if there are at most so many for each node."""
 WINDOWS = 64
 """In which a graph is looked at, at least."""
 SLICES = 4
@@ -70,7 +70,7 @@ class Level(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """What passes know of nodes, (N,) each."""
+    """State of the nodes between passes, (N,) each."""
 
     label: Array  # the group that a node is in
     wanted: Array  # the one that it is to go to
@@ -80,7 +80,7 @@ class Nodes(NamedTuple):
 def multilevel(task: AssignmentTask) -> Array:
     """Contract clusters until METIS takes little memory, and take its parts back to the nodes, refining them.
 
-    Clusters come from label propagation with limited sizes. The coarsest graph is divided by METIS; where clusters do
+    Clusters come from label propagation with limited sizes. The coarsest graph is divided by METIS; if clusters do
     not get it small enough, by METIS on edges drawn at random. On every level label propagation between the parts,
     within their capacities, lowers the cut.
 
@@ -113,7 +113,7 @@ def multilevel(task: AssignmentTask) -> Array:
 
 
 def _coarser(levels: list[Level], task: AssignmentTask, entries: int) -> tuple[Array, Level] | None:
-    """The cluster of each node of the last level, and their graph; None where there are too many or too few."""
+    """The cluster of each node of the last level, and their graph; None if there are too many or too few."""
     level, number = levels[-1], len(levels)
     start, end = (MIDDLE - (MIDDLE - READING) * 0.5**halvings for halvings in (number - 1, number))
     limits = CLUSTERS if number == 1 else CLUSTERS[:1]
@@ -178,7 +178,7 @@ def _renumbered(label: Array) -> tuple[Array, int]:
 def refine(
     csr: ExternalCsr, weights: Array, part_of: Array, num_parts: int, passes: int, seed: int, progress: Report
 ) -> None:
-    """Move nodes, in place, to the part that they have most edges with, where they fit in; out of parts too full.
+    """Move nodes, in place, to the part that they have most edges with, if they fit in; out of parts too full.
 
     Weights, (N, K), are in units of the capacity of a part. There are at most `passes`; the seed decides ties.
     """
@@ -270,7 +270,7 @@ def _choose_parts(
 
 @compiled
 def _settle(window: Window, constraints: Constraints, loads: Array, nodes: Nodes) -> int:
-    """Give the nodes of a window the labels that they want, where they fit in; returns how many moved."""
+    """Give the nodes of a window the labels that they want, if they fit in; returns how many moved."""
     label, wanted, changing = nodes
     moved = 0
     changing[window.first : window.first + window.bounds.size - 1] = False

@@ -10,7 +10,7 @@ from sar.partition.assign.task import AssignmentTask, compiled, part_means
 def random(task: AssignmentTask) -> Array:
     """Assign nodes at random; parts differ by one node at most.
 
-    Nodes in random order are assigned in rounds, one to each part. Where there are weights, nodes of like weights are
+    Nodes in random order are assigned in rounds, one to each part. If there are weights, nodes of like weights are
     next to each other in that order, and a round gives its heaviest node to the part that holds least; so every weight
     is spread as evenly as its largest values allow. Only if that breaks a constraint, nodes are moved (`move_nodes`).
     Edges are not read.

@@ -22,10 +22,10 @@ _CANDIDATES = 64
 
 
 def rebalance(task: AssignmentTask, part_of: Array) -> Array:
-    """Parts that keep to the task's limits where that can be: `move_nodes`, with one more pass over the edges.
+    """Parts that keep to the task's limits if possible: `move_nodes`, with one more pass over the edges.
 
     The pass, made only if a part is too large, tells how many edges each node has within its part, so that nodes move
-    which cut few edges by that. `part_of`, (N,), is not changed; it is returned where nothing is too large.
+    which cut few edges by that. `part_of`, (N,), is not changed; it is returned if nothing is too large.
     """
     constraints = task.constraints()
     if (part_loads(part_of, task.num_parts, constraints) <= constraints.limits).all():
@@ -39,11 +39,11 @@ def rebalance(task: AssignmentTask, part_of: Array) -> Array:
 def move_nodes(task: AssignmentTask, part_of: Array, attachment: Array | None = None) -> Array:
     """Move nodes out of parts that hold too much, until every constraint holds or nothing helps any more.
 
-    A node moves where it lowers the excess: the sum, over parts and constraints, of what is above the limit relative to
-    the limit. Few nodes move: the heaviest first, but none heavier than what has to go; or, where `attachment`, (N,),
-    says how much nodes lose by moving, those that lose least for what they relieve. Where no single move helps, nodes
-    change places. What cannot be reached, for instance because one node alone is too heavy, is logged as a warning.
-    `part_of`, (N,), is not changed; it is returned where nothing is too large.
+    A node moves if it lowers the excess: the sum, over parts and constraints, of the load above the limit relative to
+    the limit. Few nodes move: the heaviest first, but none heavier than the excess; or, if `attachment`, (N,), says how
+    much nodes lose by moving, those that lose least for the load they take away. If no single move helps, nodes change
+    places. A limit that cannot be kept, for instance because one node alone is too heavy, is logged as a warning.
+    `part_of`, (N,), is not changed; it is returned if nothing is too large.
     """
     constraints = task.constraints()
     loads = part_loads(part_of, task.num_parts, constraints)
@@ -112,7 +112,7 @@ def _count_within(src: Array, dst: Array, part_of: Array, within: Array) -> None
 
 @compiled
 def _relieve(order: Array, part_of: Array, constraints: Constraints, loads: Array, careful: bool) -> int:
-    """Move nodes to where each lowers the excess most, if `careful` none heavier than what has to go; how many."""
+    """Move nodes to the parts that lower the excess most, if `careful` none heavier than it; returns how many."""
     num_moved = 0
     for node in order:
         here = part_of[node]
@@ -141,7 +141,7 @@ def _move(node: int, there: int, part_of: Array, constraints: Constraints, loads
 
 @compiled
 def _best_place(node: int, here: int, constraints: Constraints, loads: Array) -> tuple[int, float]:
-    """The part where a node adds least to the excess, then leaves most capacity free; and what it adds."""
+    """The part to which a node adds the least excess, or else that keeps most capacity free, and the added excess."""
     place, least, lowest = -1, np.inf, np.inf
     for part in range(len(loads)):
         if part == here:
@@ -185,7 +185,7 @@ def _exchange(order: Array, partners: Array, part_of: Array, constraints: Constr
 
 @compiled
 def _change_of_excess(node: int, partner: int, part_of: Array, constraints: Constraints, loads: Array) -> float:
-    """What it adds to the excess if two nodes change places."""
+    """The change of the excess if two nodes change places."""
     change = 0.0
     for k in range(constraints.limits.size):
         limit = constraints.limits[k]

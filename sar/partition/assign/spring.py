@@ -24,7 +24,7 @@ class Clusters(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """What decides about representatives, (N,) each."""
+    """The criteria for representatives, (N,) each."""
 
     degree: Array
     richest: Array  # the neighbour of each node with the largest degree, or `NONE`
@@ -37,7 +37,7 @@ class Merging(NamedTuple):
     of_node: Array  # (N,), the cluster of each node, before merging
     into: Array  # (K,), a forest: the cluster into which each has been merged, or itself
     weights: Array  # (K, 1 + C), of the nodes together, their number first, which is 0 after merging into another
-    representative: Array  # (K,), the node that leads to a cluster to merge with; `NONE` where there is none
+    representative: Array  # (K,), the node that leads to a cluster to merge with; `NONE` if there is none
 
 
 def spring(task: AssignmentTask) -> Array:
@@ -65,7 +65,7 @@ def spring(task: AssignmentTask) -> Array:
       stays (lines 16, 17).
     - Volumes and sizes equal to their thresholds are allowed, as in lines 9 and 24; the text says "smaller".
     - Nodes without edges, which algorithm 1 does not see, are clusters of their own.
-    - A self-loop says nothing about where a node belongs, and is passed over.
+    - Self-loops say nothing about the place of a node, and are skipped.
     - Directed edges count at both ends: the degree is in-degree plus out-degree.
 
     Weights of the task are not in the paper: a merged cluster must not exceed beta times the mean of any of them, a
@@ -197,10 +197,10 @@ def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) 
     """Lines 18 to 25: merge clusters, from the smallest on; of equal sizes, the one that has reached it last.
 
     order: (K,), in which clusters of equal size are taken, backwards.
-    most: (1 + C,), what a merged cluster may have of each weight.
+    most: (1 + C,), the limit of a merged cluster for each weight.
     """
     size, representative = merging.weights[:, 0], merging.representative
-    # (size, - when it was added, cluster); outdated where the cluster has grown since.
+    # (size, - when it was added, cluster); outdated if the cluster has grown since.
     queue = [(size[one], -i, one) for i, one in enumerate(order) if 0 < size[one] <= most[0]]
     heapq.heapify(queue)
     added = len(order)
@@ -236,7 +236,7 @@ def _merge_into(one: int, target: int, merging: Merging) -> None:
 
 @compiled
 def _root(into: Array, one: int) -> int:
-    """Where a cluster has ended up; halves the path there."""
+    """The cluster that a cluster has been merged into; halves the path there."""
     while into[one] != one:
         into[one] = into[into[one]]
         one = into[one]

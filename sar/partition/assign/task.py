@@ -1,9 +1,9 @@
-"""What a partition method is given: edges as a stream, what parts may hold, and what helps to go by them.
+"""The input of a partition method: edges as a stream, the limits of parts, and helpers to keep to them.
 
 A method is a function from an `AssignmentTask` to the part of every node, (N,) integers from 0 to P - 1. It reads the
 edges as a stream, as often as it likes, and holds O(nodes) memory. Equal tasks give equal assignments. A method keeps
 to the limits of `task.constraints()` as it goes (`has_capacity`, `fullness`), or puts whole clusters where least is
-(`list_schedule`). Most end with `rebalance(task, parts)`, which moves nodes where that was not enough.
+(`list_schedule`). Most end with `rebalance(task, parts)`, which moves nodes if that was not enough.
 """
 
 import heapq
@@ -24,7 +24,7 @@ from sar.splitmix import STEP
 VOLUME_BOUND = 0.5
 """Of `spring`, unless another is asked for."""
 FULL = 2.0
-"""What `fullness` returns where a node does not fit in."""
+"""The result of `fullness` for a node that does not fit in."""
 _SLACK = 1e-9  # relative, for round-off in sums of weights
 _ROUND_OFF = 1e-7  # of relative weights: less than one of up to five million equal nodes in a part
 
@@ -37,14 +37,14 @@ def compiled(function: F) -> F:
 
 
 class Constraints(NamedTuple):
-    """What nodes weigh, and what a group of them, a part or a cluster, may hold, by each of K weights."""
+    """Weights of nodes, and limits of a group of them, a part or a cluster, for each of K weights."""
 
     weights: Array  # (N, K) float32
     limits: Array  # (K,) float64
 
 
 class Crossing(NamedTuple):
-    """What leads from parts p to parts q, (P, P) int64 each."""
+    """Edges and distinct sources from parts p to parts q, (P, P) int64 each."""
 
     edges: Array  # from nodes of p to nodes of q, which stores them
     halo: Array  # nodes of p with an edge into q: the rows that p sends to q; the diagonal is 0
@@ -52,7 +52,7 @@ class Crossing(NamedTuple):
 
 @dataclass(frozen=True)
 class AssignmentTask:
-    """What a method is asked for."""
+    """A request to a partition method."""
 
     graph: GraphSource  # `graph.chunks()` are the edges, with nodes of all types numbered type after type
     num_parts: int  # P
@@ -60,15 +60,15 @@ class AssignmentTask:
     seed: int = 0  # of every random choice
     weights: Mapping[str, Array] = field(default_factory=dict)  # to balance beside nodes: (N,) numbers from 0 on each
     imbalance: float = 0.05  # how much larger than the mean a part may be, by nodes and by each weight: 0.05 is 5 %
-    memory: int | None = None  # bytes that the method may use beyond what is there when it starts; None: no limit
+    memory: int | None = None  # bytes that the method may add to the process; None: no limit
     progress: Progress = lambda doing, share: None
     volume_bound: float = VOLUME_BOUND  # of `spring`: no cluster grows beyond so much of a part's mean sum of degrees
 
     def constraints(self) -> Constraints:
-        """What nodes weigh and what parts may hold: first by number of nodes, then by each of the weights.
+        """Weights of nodes and limits of parts: first the number of nodes, then each of the weights.
 
-        A limit is (1 + imbalance) times the mean; where nodes or whole numbers are counted, at least the mean rounded
-        up. `ConfigError` where a weight has another length than there are nodes, or is negative or not finite.
+        A limit is (1 + imbalance) times the mean; if nodes or whole numbers are counted, at least the mean rounded
+        up. `ConfigError` if a weight has another length than there are nodes, or is negative or not finite.
         """
         num_nodes = self.graph.total_nodes
         if self.num_parts < 1:
@@ -96,7 +96,7 @@ class AssignmentTask:
         return Constraints(weights, limits)
 
     def relative_weights(self) -> Array:  # (N, K) float32
-        """What nodes weigh, in units of what a part may hold; without weights that are 0 at all nodes."""
+        """Weights of nodes, in units of a part's limit; without weights that are 0 at all nodes."""
         weights, limits = self.constraints()
         used = limits > 0
         relative = weights if used.all() else np.compress(used, weights, axis=1)
@@ -107,17 +107,17 @@ Method = Callable[[AssignmentTask], Array]
 
 
 def part_means(weights: Array, num_parts: int) -> Array:
-    """What a part holds on average, (K,) float64, by the weights of nodes, (N, K)."""
+    """The mean load of a part, (K,) float64, by the weights of nodes, (N, K)."""
     return np.array([weight.sum(dtype=np.float64) for weight in weights.T]) / num_parts
 
 
 def within_capacity(weights: Array, share: float = 1.0) -> Constraints:
-    """A group may hold so much of what a part may hold, by relative weights, (N, K)."""
+    """A group may hold this share of a part's limit, by relative weights, (N, K)."""
     return Constraints(weights, np.full(weights.shape[1], share))
 
 
 def part_loads(part_of: Array, num_parts: int, constraints: Constraints) -> Array:
-    """What the parts hold, (P, K) float64; `ConfigError` where there is a part below 0 or above P - 1."""
+    """The loads of the parts, (P, K) float64; `ConfigError` if there is a part below 0 or above P - 1."""
     if len(part_of) and not 0 <= part_of.min() <= part_of.max() < num_parts:
         raise ConfigError(f"parts go from {part_of.min()} to {part_of.max()}; expected 0 to {num_parts - 1}.")
     loads = np.zeros((num_parts, len(constraints.limits)))
@@ -140,7 +140,7 @@ def list_schedule(weights: Array, means: Array, loads: Array) -> Array:
 def edge_chunks(task: AssignmentTask, doing: str) -> Iterator[tuple[Array, Array]]:
     """Chunks of sources and destinations, (rows,) int64 each, with a call of `task.progress` after each chunk.
 
-    `ConfigError` where an edge ends outside the graph; compiled loops rely on it that none does.
+    `ConfigError` if an edge ends outside the graph; compiled loops rely on it that none does.
     """
     done = 0
     for src, dst in task.graph.chunks():
@@ -151,7 +151,7 @@ def edge_chunks(task: AssignmentTask, doing: str) -> Iterator[tuple[Array, Array
 
 
 def check_ends(src: Array, dst: Array, num_nodes: int, first_edge: int) -> None:
-    """Raise `ConfigError` where an edge ends outside the graph; the first one has the number `first_edge`."""
+    """Raise `ConfigError` if an edge ends outside the graph; the first one has the number `first_edge`."""
     wrong = [place for ids in (src, dst) if (place := first_outside(ids, num_nodes)) is not None]
     if wrong:
         edge = min(wrong)
@@ -192,14 +192,14 @@ def has_capacity(constraints: Constraints, loads: Array, node: int, group: int) 
 
 @compiled
 def add_load(constraints: Constraints, loads: Array, node: int, group: int, sign: float) -> None:
-    """Add what a node weighs, times `sign`, to the loads of a group."""
+    """Add the weights of a node, times `sign`, to the loads of a group."""
     for k in range(constraints.limits.size):
         loads[group, k] += sign * constraints.weights[node, k]
 
 
 @compiled
 def fullness(constraints: Constraints, loads: Array, node: int, part: int) -> float:
-    """The greatest load of a part, 0 to 1, by relative weights; `FULL` where the node does not fit in."""
+    """The greatest load of a part, 0 to 1, by relative weights; `FULL` if the node does not fit in."""
     fullest: float = 0.0
     for k in range(constraints.limits.size):
         weight = constraints.weights[node, k]
@@ -211,7 +211,7 @@ def fullness(constraints: Constraints, loads: Array, node: int, part: int) -> fl
 
 @compiled
 def emptiest(constraints: Constraints, loads: Array, node: int, seed: int) -> int:
-    """The part with most capacity left, by relative weights; where a node fits in nowhere, the least full one."""
+    """The part with most capacity left, by relative weights; if a node fits in nowhere, the least full one."""
     best, best_fill = 0, np.inf
     for part in range(loads.shape[0]):
         fill = fullness(constraints, loads, node, part)

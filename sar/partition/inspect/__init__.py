@@ -1,1 +1,1 @@
-"""What is in a partition directory, and whether it is sound."""
+"""Reports on partition directories, and checks of them."""

@@ -1,4 +1,4 @@
-"""What is in a partition directory, in numbers: parts, edge cut, balances, and who reads how much of whom."""
+"""The report on a partition directory: parts, edge cut, balances, and rows read from other parts."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ class FeatureReport:
     name: str
     dtype: str
     shape: tuple[int, ...]  # of a row; () is one number
-    nan_rows: int | None  # rows with NaN, where these were counted
+    nan_rows: int | None  # rows with NaN, if these were counted
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ class PartReport:
 
 @dataclass(frozen=True)
 class DirectoryReport:
-    """What a partition directory holds, as `sar.partition.inspect.inspection.inspect_directory` finds it."""
+    """The content of a partition directory, from `inspect_directory`."""
 
     name: str  # of the graph, as the JSON file has it
     method: str  # of its partitioning; likewise
-    format: str  # what wrote it, as far as one can tell
-    orig_node_ids: str | None  # where the IDs in the input graph are, if anywhere
+    format: str  # the program that wrote it, as far as one can tell
+    orig_node_ids: str | None  # file with the IDs in the input graph, if any
     orig_edge_ids: str | None  # likewise
     num_nodes: dict[str, int]  # by type
     num_edges: dict[str, int]  # by type
     features: list[FeatureReport]
     parts: list[PartReport]
-    problems: list[str]  # what makes the directory unsound, each with its file
+    problems: list[str]  # contradictions, each with its file; none if the directory is sound
 
     @property
     def cut_edges(self) -> list[int]:
@@ -113,7 +113,7 @@ class DirectoryReport:
 
     @property
     def remarks(self) -> list[str]:
-        """What is sound, and often a mistake: labels that are no classes."""
+        """Likely mistakes in a sound directory: labels that are no classes."""
         return [
             f"{one.type}/{one.name} is {one.dtype} of width {_width(one)}: classes are one whole number a node. Right "
             "for regression, or for several labels a node."
@@ -123,7 +123,7 @@ class DirectoryReport:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What follows from the counts of the parts."""
+        """Figures that follow from the counts of the parts."""
         return {
             "edge_cut": self.edge_cut,
             "replication_factor": self.replication_factor,
@@ -192,14 +192,14 @@ def _width(feature: FeatureReport) -> str:
 
 
 def _balance(counts: Sequence[int]) -> float:
-    """Largest over mean; 1 where all are 0."""
+    """Largest over mean; 1 if all are 0."""
     return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0
 
 
 def draw_traffic(report: DirectoryReport, file: StrPath) -> None:
     """Draw a heat map of the rows that each part sends to each other when every node's features travel once.
 
-    `ConfigError` where matplotlib is not installed.
+    `ConfigError` if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure

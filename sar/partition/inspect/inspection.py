@@ -43,7 +43,7 @@ _CHUNK = 2**18
 
 
 class WorkerContent(NamedTuple):
-    """What one worker reads."""
+    """The rows that one worker reads."""
 
     share: WorkerShare  # its nodes
     edges_from: Ids  # (R, W) in-edges of each type by the worker of their source
@@ -53,7 +53,7 @@ class WorkerContent(NamedTuple):
 def inspect_directory(
     path: StrPath, *, values: bool = False, verify: bool = False, allow_outside: bool = False
 ) -> DirectoryReport:
-    """Find what a partition directory holds, and whether its files fit together.
+    """Report the content of a partition directory, and whether its files fit together.
 
     Holds one part's `graph.dgl` at a time and, to check original IDs, one bit for each node and edge.
 
@@ -129,7 +129,7 @@ def inspect_parts(
 def by_worker(
     path: StrPath, report: DirectoryReport, workers: int, *, allow_outside: bool = False
 ) -> tuple[DirectoryReport, list[WorkerContent]]:
-    """The report with workers in place of parts, dealt out as `sar.load_dgl_partition_data` does, and what each reads.
+    """The report with workers in place of parts, as `sar.load_dgl_partition_data` deals them out, and the rows of each.
 
     Holds one part's `graph.dgl` at a time, and the IDs of the nodes that one worker reads. The report is one that found
     the directory sound; `path` and `allow_outside` are as in `inspect_directory`. `ConfigError` without workers.
@@ -286,7 +286,7 @@ def _edges_of_both_ends(spec: PartitionJson, contents: Sequence[PartContent]) ->
 def _features(
     spec: PartitionJson, edge_types: Sequence[str], contents: Sequence[PartContent]
 ) -> tuple[list[FeatureReport], list[str]]:
-    """Each feature once, as its first part has it; and where parts differ in names, dtypes and widths."""
+    """Each feature once, as its first part has it; and differences between parts in names, dtypes and widths."""
     found: dict[tuple[What, int, str], dict[int, StoredFeature]] = {}  # by part
     for p, content in enumerate(contents):
         for one in content.features:

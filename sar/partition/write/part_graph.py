@@ -25,7 +25,7 @@ _NODE_BYTES = 64  # with all fields and copies
 
 
 class OuterEdges:
-    """The edges that a part keeps of others; none where the job has no number of hops."""
+    """The edges that a part keeps of others; none if the job has no number of hops."""
 
     def __init__(self, job: WriteJob, buckets: EdgeBuckets, part: int) -> None:
         self.count = 0  # until `find`

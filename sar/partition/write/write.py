@@ -24,7 +24,7 @@ from sar.partition.write.write_job import WriteJob, check_hops, check_writable, 
 
 
 class Written(NamedTuple):
-    """What a directory has been given: numbers by part, and by type in their order in the graph."""
+    """The sizes of a written directory, by part and by type in their order in the graph."""
 
     nodes: Array  # (P, T)
     edges: Array  # (P, R)
@@ -38,9 +38,9 @@ class Written(NamedTuple):
 
 
 class PartitionReport(NamedTuple):
-    """What came of partitioning."""
+    """The result of partitioning."""
 
-    json_file: Path  # what `sar.load_dgl_partition_data` takes
+    json_file: Path  # for `sar.load_dgl_partition_data`
     nodes: list[int]  # in each part
     edges: list[int]  # into these
     edge_cut: float  # share of the edges that lead from one part into another, 0 to 1
@@ -76,13 +76,13 @@ def write_partitions(
         num_parts: P.
         out_dir: directory to make; an empty one is replaced. It is made in `out_dir.partial`.
         name: the directory gets `name.json` and `part0`, `part1`, ...
-        method: what made the assignment, in a word, for the JSON file.
-        memory: bytes to use at most, beside what is in use when this is called; None for slices of 32 MiB.
+        method: name of the method that made the assignment, for the JSON file.
+        memory: bytes that this may add to the process; None for slices of 32 MiB.
         num_hops: H: parts also keep edges of others, as `dgl.distributed.partition_graph` writes them: a halo of H hops
             against the direction of the edges, and the edges out of their own nodes. It takes H passes over all edges
             for each part. None: the edges into own nodes, which is all that sar reads.
         overwrite: replace an earlier directory of partitions once the new one is complete.
-        progress: called now and then with what is being done and the share of it that is done, 0 to 1.
+        progress: called now and then with the present stage and the share of it that is done, 0 to 1.
             Default None: the log tells of stages.
 
     Raises:
@@ -146,7 +146,7 @@ def write_parts(job: WriteJob, name: str, method: str) -> Written:
 
 
 def written_report(graph: GraphSource, part_of: Array, written: Written, name: str, method: str) -> DirectoryReport:
-    """What `sar.partition.inspect.inspection.inspect_directory` finds in a directory that was just written."""
+    """The report of `inspect_directory` on a directory that was just written, without reading it."""
     num_edges = {":".join(etype): edges.num_edges for etype, edges in graph.edges.items()}
     data = [("nodes", ntype, graph.node_data.get(ntype, {})) for ntype in graph.num_nodes]
     data += [("edges", ":".join(etype), graph.edge_data.get(etype, {})) for etype in graph.edges]

@@ -1,4 +1,4 @@
-"""What the steps of writing a partition directory share, and how much memory they may take.
+"""State that the steps of writing a partition directory share, and the memory that they may take.
 
 [Note: memory]
 Per node: its part, its new ID, and an entry of the table in `part_graph`. Beyond this only slices of `slice_bytes`, so
@@ -25,23 +25,23 @@ _LEAST_SLICE_BYTES = 1 << 20
 _ROWS = 1 << 14  # few nodes at a time, as numpy makes several copies of them, in 8 bytes each
 _SPARE_FILES = 64
 _KEPT = 2
-"""What the process takes for each byte in use: the allocator keeps about as much again for the next slice."""
+"""Bytes of the process for each byte in use: the allocator keeps about as much again for the next slice."""
 
 
 @dataclass(frozen=True)
 class NodeNumbering:
-    """The part and the new ID of every node, where nodes are numbered type after type, as in the `GraphSource`.
+    """The part and the new ID of every node, with nodes numbered type after type, as in the `GraphSource`.
 
     New IDs go partition after partition, inside these by type, and inside these by original ID.
     """
 
     part_of: Array  # (N,), of the smallest integer type that holds P - 1
-    new_id: Array  # (N,), int32 where that is enough
+    new_id: Array  # (N,), int32 if that is enough
     ranges: Array  # [start, end) of new IDs by part and type, (P, T, 2); types in their order in the graph
 
     @classmethod
     def of(cls, graph: GraphSource, part_of: Array, num_parts: int) -> "NodeNumbering":
-        """Number the nodes of a graph; `ConfigError` where the assignment, (N,), does not fit it or the parts."""
+        """Number the nodes of a graph; `ConfigError` if the assignment, (N,), does not fit it or the parts."""
         if part_of.shape != (graph.total_nodes,) or part_of.dtype.kind not in "iu":
             raise ConfigError(
                 f"the assignment has shape {part_of.shape} and type {part_of.dtype}; expected an integer for each of "
@@ -75,7 +75,7 @@ class NodeNumbering:
 
 @dataclass(frozen=True)
 class WriteJob:
-    """A graph to write, and where to."""
+    """A graph to write, and its directory."""
 
     directory: NewDirectory
     graph: GraphSource
@@ -117,7 +117,7 @@ class WriteJob:
 
     @cached_property
     def id_type(self) -> np.dtype[Any]:
-        """What holds every node and edge ID."""
+        """The dtype that holds every node and edge ID."""
         return index_dtype(max(self.graph.total_nodes, *(edges.num_edges for edges in self.graph.edges.values()), 0))
 
     def rows_in_slice(self, row_bytes: int) -> int:
@@ -126,7 +126,7 @@ class WriteJob:
 
 
 def stored_spec(name: str, column: Column) -> ArraySpec:
-    """How a field is stored; `ConfigError` where DGL's files have no such type."""
+    """How a field is stored; `ConfigError` if DGL's files have no such type."""
     try:
         return ArraySpec(stored_dtype(column.dtype), column.shape)
     except ConfigError as error:
@@ -134,7 +134,7 @@ def stored_spec(name: str, column: Column) -> ArraySpec:
 
 
 def check_writable(graph: GraphSource, name: str, memory: int | None) -> None:
-    """Raise `ConfigError`, before anything is done, for what DGL's format or so much memory cannot hold."""
+    """Raise `ConfigError`, before anything is done, if DGL's format or the memory cannot hold the graph."""
     _slice_bytes(graph.total_nodes, 1, memory)
     parts = [name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
     unusable = sorted({part for part in parts if not part or "/" in part or ":" in part})
@@ -165,7 +165,7 @@ def check_hops(num_hops: int | None) -> None:
 
 
 def _allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files where it is lower."""
+    """Raise this process's limit of open files if it is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -176,7 +176,7 @@ def _allow_open_files(count: int) -> None:
 
 
 def _slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
-    """What is left for slices of `memory` bytes, see [Note: memory]."""
+    """Bytes that are left for slices of `memory` bytes, see [Note: memory]."""
     per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * index_dtype(num_nodes).itemsize
     if memory is None:
         return _SLICE_BYTES
