@@ -1,7 +1,8 @@
-"""Test accuracy by epoch, of exact training and of averaged models; how busy the machine is does not matter."""
+"""Test accuracy by epoch and by time, of training on the whole graph, on mini-batches, and of averaged models."""
 
 import argparse
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,11 +39,12 @@ EXACT_BATCHES, AVERAGED_BATCHES = "exact, mini-batches", "averaged, mini-batches
 
 @dataclass(frozen=True)
 class Curve:
-    """A training: epochs so far, and test accuracy on the whole graph after them."""
+    """A training: epochs so far, seconds of training until then, and test accuracy on the whole graph after them."""
 
     method: str
     seed: int
     epochs: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
 
 
@@ -95,8 +97,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def table(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    """A line for each method: on each graph the best accuracy, and epochs until it is near exact training's."""
-    header = ("trained", *(f"{part.graph}: best, epochs to {NEAR:.0%} of exact" for part in parts))
+    """A line for each method: on each graph the best accuracy, and epochs and seconds until it is near that of exact."""
+    header = ("trained", *(f"{part.graph}: best; epochs, s to {NEAR:.0%} of exact" for part in parts))
     return [header, *((method, *(_cell(part, method) for part in parts)) for method in parts[0].methods)]
 
 
@@ -104,16 +106,16 @@ def _cell(part: Part, method: str) -> str:
     goal = NEAR * fmean(max(curve.accuracies) for curve in part.of(EXACT))
     best = [max(curve.accuracies) for curve in part.of(method)]
     reached = [_reached(goal, curve) for curve in part.of(method)]
-    epochs = [epoch for epoch in reached if epoch is not None]
+    there = [found for found in reached if found is not None]
     deviation = f" ± {stdev(best):.4f}" if len(best) > 1 else ""
-    return f"{fmean(best):.4f}{deviation}, {f'{fmean(epochs):.0f}' if len(epochs) == len(reached) else '-'}"
+    means = [fmean(numbers) for numbers in zip(*there, strict=True)] if len(there) == len(reached) else None
+    return f"{fmean(best):.4f}{deviation}; {'-' if means is None else f'{means[0]:.0f}, {means[1]:.1f}'}"
 
 
-def _reached(goal: float, curve: Curve) -> int | None:
-    """The first epoch with this accuracy."""
-    return next(
-        (epoch for epoch, accuracy in zip(curve.epochs, curve.accuracies, strict=True) if accuracy >= goal), None
-    )
+def _reached(goal: float, curve: Curve) -> tuple[int, float] | None:
+    """The first epoch with this accuracy, and the seconds of training until its end."""
+    points = zip(curve.epochs, curve.seconds, curve.accuracies, strict=True)
+    return next(((epoch, seconds) for epoch, seconds, accuracy in points if accuracy >= goal), None)
 
 
 def _line(curves: Sequence[Curve]) -> tuple[list[int], list[float]]:
@@ -273,10 +275,13 @@ def _train(task: Task, curve: Curve, epochs: int) -> None:
     model = Model("SAGE", task.x.shape[1], task.num_classes)
     torch.manual_seed(1000 * curve.seed + sar.rank())  # of batches
     make, at_a_time = METHODS[curve.method]
-    train = make(task, model)
+    train, seconds = make(task, model), 0.0
     for epoch in range(at_a_time, epochs + 1, at_a_time):
+        begun = time.perf_counter()
         train()
+        seconds += time.perf_counter() - begun
         curve.epochs.append(epoch)
+        curve.seconds.append(seconds)
         curve.accuracies.append(task.accuracy(model))
 
 

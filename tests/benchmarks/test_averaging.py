@@ -14,19 +14,19 @@ from tests.benchmarks.test_benchmarks import benchmark
 
 def made_up() -> list[Part]:
     curves = [
-        Curve(EXACT, 0, [1, 2, 3], [0.5, 0.8, 0.7]),
-        Curve(EXACT, 1, [1, 2, 3], [0.6, 0.7, 0.8]),
-        Curve(AVERAGED, 0, [2, 4], [0.5, 0.79]),
-        Curve(AVERAGED, 1, [2, 4], [0.7, 0.75]),
+        Curve(EXACT, 0, [1, 2, 3], [0.5, 1.0, 1.5], [0.5, 0.8, 0.7]),
+        Curve(EXACT, 1, [1, 2, 3], [1.0, 2.0, 3.0], [0.6, 0.7, 0.8]),
+        Curve(AVERAGED, 0, [2, 4], [1.0, 2.0], [0.5, 0.79]),
+        Curve(AVERAGED, 1, [2, 4], [1.0, 2.0], [0.7, 0.75]),
     ]
     return [Part("cora", curves)]
 
 
 def test_table() -> None:
     header, first, second = averaging.table(made_up())
-    assert header == ("trained", "cora: best, epochs to 98% of exact")
-    assert first == (EXACT, "0.8000 ± 0.0000, 2")  # 0.784 after 2 and 3
-    assert second == (AVERAGED, "0.7700 ± 0.0283, -"), "one does not reach it"
+    assert header == ("trained", "cora: best; epochs, s to 98% of exact")
+    assert first == (EXACT, "0.8000 ± 0.0000; 2, 2.0")  # 0.784 after 2 and 3 epochs, of 1 and 3 s
+    assert second == (AVERAGED, "0.7700 ± 0.0283; -"), "one does not reach it"
 
 
 @pytest.mark.slow

@@ -286,9 +286,7 @@ def test_what_others_add_meanwhile_is_kept(tmp_path: Path, there: bool) -> None:
             (place / notes).parent.mkdir(parents=True, exist_ok=True)
             (place / notes).write_text("mine")
 
-    with pytest.raises(
-        ConfigError, match="beside partitions; move that" if there else "only if it holds partitions"
-    ):
+    with pytest.raises(ConfigError, match="beside partitions; move that" if there else "only if it holds partitions"):
         write(typed_graph(), place, overwrite=True, progress=add)
     assert content_of(place) == before | {"notes.txt": b"mine", "part0/notes.txt": b"mine"}
     assert os.listdir(tmp_path) == ["parts"]
