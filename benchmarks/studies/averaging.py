@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def table(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    """A line for each method: on each graph the best accuracy, and epochs and seconds until it is near that of exact."""
+    """A line for each method: on each graph best accuracy, and epochs and seconds until it is near that of exact."""
     header = ("trained", *(f"{part.graph}: best; epochs, s to {NEAR:.0%} of exact" for part in parts))
     return [header, *((method, *(_cell(part, method) for part in parts)) for method in parts[0].methods)]
 
