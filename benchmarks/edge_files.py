@@ -11,8 +11,8 @@ from sar.data.arrays import Array, open_raw
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import GraphSource
+from sar.partition.ingest.datasets import load_dataset
 from sar.partition.ingest.edges import PairEdges
-from sar.partition.ingest.objects import load_dataset
 
 PIECE = 1 << 20
 """Edges that are drawn at a time."""

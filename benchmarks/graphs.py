@@ -11,7 +11,7 @@ from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, read_npz, write_npz
 from sar.partition.in_memory import divide
-from sar.partition.ingest.objects import load_dataset
+from sar.partition.ingest.datasets import load_dataset
 
 QUADRANTS = 0.57, 0.19, 0.19
 """Probabilities a, b, c of R-MAT, those of Graph500."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from sar.cli.demo import community_graph
 from sar.partition.graph_data import GraphData, write_npz
 from sar.partition.in_memory import divide
-from sar.partition.ingest.objects import load_dataset
+from sar.partition.ingest.datasets import load_dataset
 
 CORA = "cora.npz"
 

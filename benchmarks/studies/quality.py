@@ -7,7 +7,7 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.partition.assign.task import count_crossing
+from sar.partition.assign.task import compiled
 from sar.partition.graph_source import GraphSource
 
 _ROWS = 1 << 17  # edges read at a time
@@ -75,6 +75,21 @@ def measure_quality(
         raise ConfigError(
             f"parts run from {part_of.min()} to {part_of.max()}; expected 0 to {num_parts - 1} for {num_parts} parts."
         )
-    edges, halo = count_crossing(graph.chunks(_ROWS), part_of, num_parts)
+    edges, halo = np.zeros((2, num_parts, num_parts), np.int64)
+    seen = np.zeros((len(part_of), (num_parts + 7) // 8), np.uint8)
+    for src, dst in graph.chunks(_ROWS):
+        _count_crossing(src, dst, part_of, edges, halo, seen)
     sums = {name: np.bincount(part_of, weights=weight, minlength=num_parts) for name, weight in (weights or {}).items()}
     return Quality(np.bincount(part_of, minlength=num_parts), edges, halo, sums)
+
+
+@compiled
+def _count_crossing(src: Array, dst: Array, part_of: Array, edges: Array, halo: Array, seen: Array) -> None:
+    """Count some edges and the halo, (P, P) each; bit q of row v of `seen` tells if v is in the halo of part q."""
+    for i in range(src.size):
+        p, q = part_of[src[i]], part_of[dst[i]]
+        edges[p, q] += 1
+        bit = np.uint8(1 << (q & 7))
+        if p != q and not seen[src[i], q >> 3] & bit:
+            seen[src[i], q >> 3] |= bit
+            halo[p, q] += 1

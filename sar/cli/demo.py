@@ -24,7 +24,7 @@ from sar.host.processes import run_workers
 from sar.kernels import compile_ahead
 from sar.partition.graph_data import GraphData, read_npz, write_npz
 from sar.partition.in_memory import divide
-from sar.partition.ingest.objects import load_dataset
+from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
 MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}

@@ -1,6 +1,6 @@
 """Homogeneous graphs in memory, as they are before partitioning, and their `.npz` files.
 
-Heterogeneous graphs in memory are a `GraphSource` of arrays; `ingest/objects.py` reads them.
+Heterogeneous graphs in memory are a `GraphSource` of arrays; `ingest/datasets.py` reads them.
 """
 
 import zipfile

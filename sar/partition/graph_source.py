@@ -12,7 +12,7 @@ import numpy as np
 
 from sar.common_tuples import CanonicalEtype
 from sar.data.arrays import Array
-from sar.errors import ConfigError
+from sar.errors import ConfigError, PartitionError
 from sar.logging_setup import logger
 
 CHUNK_ROWS = 1 << 20
@@ -40,10 +40,23 @@ def index_dtype(largest: int) -> np.dtype[Any]:
     return np.dtype(np.int32 if largest < 2**31 else np.int64)
 
 
-def first_outside(ids: Array, count: int) -> int | None:
-    """The position of the first of some IDs, (n,) int64, that is not one of 0 to count - 1."""
-    unsigned = ids.view(np.uint64)  # a negative number is a large one without its sign
-    return int(np.argmax(unsigned >= count)) if ids.size and int(unsigned.max()) >= count else None
+def check_ends(
+    src: Array, dst: Array, num_nodes: tuple[int, int], where: str, first_row: int, advice: str = ""
+) -> None:
+    """Raise `PartitionError` if an edge, of (n,) int64 each, ends at no node.
+
+    `num_nodes` are those of the source and the destination type; `where` names the edges, whose first one has the
+    number `first_row`; `advice` ends the error.
+    """
+    for end, ids, count in zip(("source", "destination"), (src, dst), num_nodes, strict=True):
+        unsigned = ids.view(np.uint64)  # a negative number is a large one without its sign
+        if ids.size and int(unsigned.max()) >= count:
+            row = int(np.argmax(unsigned >= count))
+            expected = f"0 to {count - 1}" if count < np.iinfo(np.int64).max else "0 or more"
+            raise PartitionError(
+                f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Correct "
+                f"the edges, or the number of nodes.{advice}"
+            )
 
 
 class EdgeSource(Protocol):
@@ -182,10 +195,16 @@ class GraphSource:
         return sum(edges.num_edges for edges in self.edges.values())
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """Sources and destinations of all edges, type after type, with nodes numbered likewise; as in `EdgeSource`."""
-        for (source, _, destination), edges in self.edges.items():
-            first, other = self.first_node[source], self.first_node[destination]
+        """Sources and destinations of all edges, type after type, with nodes numbered likewise; as in `EdgeSource`.
+
+        Every end is a node, as compiled loops rely on; else `PartitionError`.
+        """
+        for etype, edges in self.edges.items():
+            first, other = self.first_node[etype[0]], self.first_node[etype[2]]
+            num_nodes, row = (self.num_nodes[etype[0]], self.num_nodes[etype[2]]), 0
             for src, dst in edges.chunks(rows):
+                check_ends(src, dst, num_nodes, f"edges of {':'.join(etype)}", row)
+                row += len(src)
                 yield src + first if first else src, dst + other if other else dst  # adding 0 would copy
 
     def with_reverse_edges(self) -> "GraphSource":

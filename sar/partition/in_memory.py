@@ -9,20 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.common_tuples import CanonicalEtype, StrPath
+from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
 from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import GraphSource, logged_stages
 from sar.partition.ingest.features import check_splits
-from sar.partition.ingest.objects import as_array, from_object, with_masks
+from sar.partition.ingest.objects import as_array, from_object, mask_of_ids, with_masks
 from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport, by_worker_0
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
 
 _MOST_KINDS = 64
+_OF_SPLITS = {"train": SPLIT[0], "val": SPLIT[1], "valid": SPLIT[1], "test": SPLIT[2]}
 
 
 def partition_graph(
@@ -98,7 +99,10 @@ def partition_graph(
         if not can:
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
     graph = check_splits(from_object(g))
-    graph = graph if split_idx is None else with_masks(graph, split_idx)
+    if unknown := sorted(set(split_idx or ()) - _OF_SPLITS.keys()):
+        raise ConfigError(f"split_idx has {unknown[0]!r}; expected node IDs by {', '.join(_OF_SPLITS)}.")
+    lists = [(_OF_SPLITS[split], ids) for split, ids in (split_idx or {}).items()]
+    graph = with_masks(graph, lists, lambda ids, ntype: mask_of_ids("split_idx", ids, graph.num_nodes[ntype]))
     field = balance_edges if isinstance(balance_edges, str) else None
     balance = (IN_EDGES if field is None else f"{IN_EDGES}/{field}",) if balance_edges else ()
     options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance)

@@ -12,7 +12,7 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
 from sar.partition.graph_data import SPLIT, write_npz
-from sar.partition.ingest.objects import load_dataset
+from sar.partition.ingest.datasets import load_dataset
 from tests import python_process
 from tests.graphs import DATA
 from tests.matrix import corner

@@ -13,7 +13,7 @@ from torch.nn import functional
 import sar
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide
-from sar.partition.ingest.objects import load_dataset
+from sar.partition.ingest.datasets import load_dataset
 from tests.examples.test_models import double, example  # noqa: F401  (a fixture)
 from tests.graphs import DATA
 from tests.matrix import corner

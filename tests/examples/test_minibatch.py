@@ -11,7 +11,7 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.cli.demo import community_graph
 from sar.partition.graph_data import SPLIT, write_npz
 from sar.partition.in_memory import divide
-from sar.partition.ingest.objects import load_dataset
+from sar.partition.ingest.datasets import load_dataset
 from tests.examples.test_full_graph import run
 from tests.examples.test_models import example
 from tests.matrix import corner

@@ -23,7 +23,7 @@ from sar.cli.demo import community_graph
 from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
-from sar.partition.ingest.objects import load_dataset
+from sar.partition.ingest.datasets import load_dataset
 from tests.examples.test_full_graph import run
 from tests.graphs import DATA
 from tests.matrix import corner

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.errors import ConfigError
+from sar.errors import ConfigError, PartitionError
 from sar.partition.assign.external_csr import ExternalCsr
 from tests.partition.graph_tasks import odd_graphs, source
 
@@ -114,7 +114,8 @@ def test_progress_ends_at_one(tmp_path):
 
 @pytest.mark.parametrize("src, dst", [([0, 5], [1, 1]), ([0, 1], [1, -1]), ([0, 2**40], [1, 1])])
 def test_edges_that_end_outside_the_graph_are_named(tmp_path, src, dst):
-    with pytest.raises(ConfigError, match=rf"edge 1 leads from node {src[1]} to node {dst[1]}; expected nodes 0 to 4"):
+    end, node = ("source", src[1]) if src[1] > 4 else ("destination", dst[1])
+    with pytest.raises(PartitionError, match=rf"row 1 \(from 0\): the {end} is node {node}; expected 0 to 4"):
         ExternalCsr.of_graph(source(src, dst, 5), tmp_path / "lists")
 
 

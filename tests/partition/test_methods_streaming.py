@@ -12,7 +12,7 @@ import pytest
 from benchmarks.edge_partitioners import method_named, method_names
 from sar.cli.demo import community_graph
 from sar.data.arrays import Array
-from sar.errors import ConfigError
+from sar.errors import ConfigError, PartitionError
 from sar.partition.assign import assigning
 from sar.partition.assign.assigning import ENTRY_POINTS, METHODS
 from sar.partition.assign.task import AssignmentTask
@@ -124,8 +124,9 @@ def test_types_are_counted_through_and_progress_is_told(name: str) -> None:
 @pytest.mark.parametrize("name", ["spring", "dbh", "greedy", "2ps-l", "hdrf"])
 @pytest.mark.parametrize("edge", [(0, 3), (-1, 0), (2**40, 1)])
 def test_edges_that_end_outside_are_told(name: str, edge: tuple[int, int]) -> None:
-    told = f"edge 1 leads from node {edge[0]} to node {edge[1]}; expected nodes 0 to 2"
-    with pytest.raises(ConfigError, match=told):
+    end, node = ("source", edge[0]) if not 0 <= edge[0] < 3 else ("destination", edge[1])
+    told = rf"edges of _N:_E:_N, row 1 \(from 0\): the {end} is node {node}; expected 0 to 2"
+    with pytest.raises(PartitionError, match=told):
         method_named(name)(edge_task(3, [(0, 1), edge], 2))
 
 

@@ -188,7 +188,9 @@ def test_edges_that_end_at_no_node_are_named(tmp_path: Path, bad: int) -> None:
         **graph.edges,
         ("author", "writes", "paper"): ArrayEdges(src, graph.edges["author", "writes", "paper"].dst),
     }  # type: ignore[attr-defined]
-    with pytest.raises(PartitionError, match=f"edge 70 of author:writes:paper has the source {bad}; .* 0 to 30"):
+    with pytest.raises(
+        PartitionError, match=f"edges of author:writes:paper, row 70 .*: the source is node {bad}; expected 0 to 30"
+    ):
         write(replace(graph, edges=edges), tmp_path / "parts")
     assert os.listdir(tmp_path) == []
 

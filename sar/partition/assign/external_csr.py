@@ -22,7 +22,7 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.partition.assign.task import AssignmentTask, check_ends, compiled, draw
+from sar.partition.assign.task import AssignmentTask, compiled, draw
 from sar.partition.graph_source import GraphSource
 
 BUCKET = 1 << 21
@@ -76,14 +76,16 @@ class ExternalCsr:
     def of_graph(
         cls, graph: GraphSource, folder: Path, bucket: int = BUCKET, progress: Callable[[float], None] = lambda _: None
     ) -> "ExternalCsr":
-        """The lists of a graph, in a new folder; `ConfigError` if an edge ends outside it, or the disk is full."""
+        """The lists of a graph, in a new folder.
+
+        Raises `PartitionError` if an edge ends outside the graph, `ConfigError` if the disk is full.
+        """
         node = _node_dtype(graph.total_nodes)
         edges_read = 0
 
         def edges() -> Iterator[tuple[Array, Array]]:
             nonlocal edges_read
             for src, dst in graph.chunks(PIECE):
-                check_ends(src, dst, graph.total_nodes, edges_read % graph.total_edges)
                 yield src, dst
                 edges_read += len(src)
                 progress(edges_read / (2 * graph.total_edges))

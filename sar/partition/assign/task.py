@@ -7,7 +7,7 @@ to the limits of `task.constraints()` as it goes (`has_capacity`, `fullness`), o
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ from sar import splitmix
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.kernels.compiler import compile_cached
-from sar.partition.graph_source import GraphSource, Progress, first_outside, index_dtype
+from sar.partition.graph_source import GraphSource, Progress, index_dtype
 from sar.splitmix import STEP
 
 VOLUME_BOUND = 0.5
@@ -41,13 +41,6 @@ class Constraints(NamedTuple):
 
     weights: Array  # (N, K) float32
     limits: Array  # (K,) float64
-
-
-class Crossing(NamedTuple):
-    """Edges and distinct sources from parts p to parts q, (P, P) int64 each."""
-
-    edges: Array  # from nodes of p to nodes of q, which stores them
-    halo: Array  # nodes of p with an edge into q: the rows that p sends to q; the diagonal is 0
 
 
 @dataclass(frozen=True)
@@ -138,27 +131,12 @@ def list_schedule(weights: Array, means: Array, loads: Array) -> Array:
 
 
 def edge_chunks(task: AssignmentTask, doing: str) -> Iterator[tuple[Array, Array]]:
-    """Chunks of sources and destinations, (rows,) int64 each, with a call of `task.progress` after each chunk.
-
-    `ConfigError` if an edge ends outside the graph; compiled loops rely on it that none does.
-    """
+    """Chunks of sources and destinations, (rows,) int64 each, with a call of `task.progress` after each chunk."""
     done = 0
     for src, dst in task.graph.chunks():
-        check_ends(src, dst, task.graph.total_nodes, done)
         yield src, dst
         done += len(src)
         task.progress(doing, done / task.graph.total_edges)
-
-
-def check_ends(src: Array, dst: Array, num_nodes: int, first_edge: int) -> None:
-    """Raise `ConfigError` if an edge ends outside the graph; the first one has the number `first_edge`."""
-    wrong = [place for ids in (src, dst) if (place := first_outside(ids, num_nodes)) is not None]
-    if wrong:
-        edge = min(wrong)
-        raise ConfigError(
-            f"edge {first_edge + edge} leads from node {src[edge]} to node {dst[edge]}; expected nodes 0 to "
-            f"{num_nodes - 1} (nodes and edges of several types are numbered type after type)."
-        )
 
 
 def count_degrees(task: AssignmentTask) -> Array:
@@ -167,18 +145,6 @@ def count_degrees(task: AssignmentTask) -> Array:
     for src, dst in edge_chunks(task, "counting degrees"):
         _count_degrees(src, dst, degree)
     return degree
-
-
-def count_crossing(chunks: Iterable[tuple[Array, Array]], part_of: Array, num_parts: int) -> Crossing:
-    """Count edges and halo rows by the parts of nodes, (N,), in P / 8 bytes a node; `ConfigError` for ends outside."""
-    crossing = Crossing(*np.zeros((2, num_parts, num_parts), np.int64))
-    seen = np.zeros((len(part_of), (num_parts + 7) // 8), np.uint8)
-    done = 0
-    for src, dst in chunks:
-        check_ends(src, dst, len(part_of), done)
-        done += len(src)
-        _count_crossing(src, dst, part_of, crossing, seen)
-    return crossing
 
 
 @compiled
@@ -265,15 +231,3 @@ def _count_degrees(src: Array, dst: Array, degree: Array) -> None:
         if src[i] != dst[i]:
             degree[src[i]] += 1
             degree[dst[i]] += 1
-
-
-@compiled
-def _count_crossing(src: Array, dst: Array, part_of: Array, crossing: Crossing, seen: Array) -> None:
-    """Add some edges; bit q of row v of `seen` tells whether v is in the halo of part q already."""
-    for i in range(src.size):
-        p, q = part_of[src[i]], part_of[dst[i]]
-        crossing.edges[p, q] += 1
-        bit = np.uint8(1 << (q & 7))
-        if p != q and not seen[src[i], q >> 3] & bit:
-            seen[src[i], q >> 3] |= bit
-            crossing.halo[p, q] += 1

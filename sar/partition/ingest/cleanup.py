@@ -21,9 +21,16 @@ from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import ConfigError
 from sar.id_slices import first_of_equals, pieces
 from sar.partition.graph_data import split_masks
-from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource, ReversedEdges, index_dtype
+from sar.partition.graph_source import (
+    ArrayEdges,
+    Column,
+    EdgeSource,
+    GraphSource,
+    ReversedEdges,
+    check_ends,
+    index_dtype,
+)
 from sar.partition.ingest.features import LABEL
-from sar.partition.ingest.files import check_edges
 from sar.partition.ingest.objects import from_object
 
 _MEMORY = 256 << 20
@@ -175,7 +182,7 @@ class _Relation:
         for forward in (True, False) if self.both_ways else (True,):
             row = 0
             for ends in self.edges.chunks(rows):
-                check_edges(*ends, self.num_nodes, f"edges of {self.name}", row)
+                check_ends(*ends, self.num_nodes, f"edges of {self.name}", row)
                 records = np.empty(len(ends[0]), self.record)
                 records[_SRC], records[_DST] = ends if forward else (ends[1], ~ends[0])
                 for number, column in enumerate(self.columns.values()):

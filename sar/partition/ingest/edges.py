@@ -8,8 +8,8 @@ import numpy as np
 
 from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy, open_raw
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
-from sar.partition.ingest.files import ADVICE, ColumnChoice, Wanted, check_edges
+from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, check_ends, index_dtype
+from sar.partition.ingest.files import ADVICE, ColumnChoice, Files, Wanted, with_format
 from sar.partition.ingest.parquet import parquet_edges
 from sar.partition.ingest.text import TextFormat, text_edges
 
@@ -20,7 +20,7 @@ _ANY = int(np.iinfo(np.int64).max)
 class EdgeFormat:
     """What edge files look like."""
 
-    name: str  # `text`, `parquet`, `npy` or `raw`
+    name: str  # `text`, `parquet`, `npy` or `raw`; empty: found out from the files
     text: TextFormat = field(default_factory=TextFormat)
     columns: Wanted = None  # of text and Parquet
     dtype: str | None = None  # of raw files, `int32` or `int64`
@@ -56,7 +56,7 @@ class CheckedEdges(EdgeSource):
             low, high = max(start - first, 0), min(stop - first, edges.num_edges)
             if low < high:
                 pieces.append(edges.read(low, high))
-                check_edges(*pieces[-1], self.limits, where, low, self.advice)
+                check_ends(*pieces[-1], self.limits, where, low, self.advice)
             first += edges.num_edges
         if len(pieces) == 2:
             return pieces[1]
@@ -65,50 +65,44 @@ class CheckedEdges(EdgeSource):
 
 
 def open_edges(
-    files: Sequence[Path], how: EdgeFormat, num_nodes: tuple[int | None, int | None], scratch: Path, name: str
+    files: Files, how: EdgeFormat, num_nodes: tuple[int | None, int | None], scratch: Path, name: str
 ) -> OpenedEdges:
     """Find the edges of one type.
 
-    Text and Parquet are parsed now, into raw files called `name` under `scratch`. Where a number of nodes, of the
-    source or the destination type, is None, all edges are read now to find it. `PartitionError` where a file is missing
-    or damaged, or an ID is no integer, negative or too large; `ConfigError` where the format does not fit.
+    Text and Parquet are parsed now, into raw files called `name` under `scratch`, of 32 bits if all IDs are known to
+    fit. If a number of nodes, of the source or the destination type, is None, all edges are read now to find it. Raises
+    `PartitionError` if a file is missing or damaged, or an ID is no integer, negative or too large; `ConfigError` if
+    the format does not fit.
     """
+    found, form = with_format(files, how.name)
     limits = (_ANY if num_nodes[0] is None else num_nodes[0], _ANY if num_nodes[1] is None else num_nodes[1])
-    if how.name in ("text", "parquet"):
-        return _copied(files, how, limits, scratch, name)
-    if how.name == "npy":
-        parts = open_npy_edges(files, ambiguous_are_pairs=how.ambiguous_are_pairs)
-    elif how.name == "raw":
-        parts = open_raw_edges(files, how.dtype)
-    else:
-        raise ConfigError(f"edges in the format {how.name!r} were asked for; expected text, parquet, npy or raw.")
+    if form in ("text", "parquet"):
+        dtype = index_dtype(max(limits) - 1)
+        counts, least, choice = [], [0, 0], ColumnChoice("edges", how.columns)
+        with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
+            for file in found:
+                before = src.rows
+                if form == "text":
+                    parsed = text_edges(file, how.text, choice, limits, how.advice)
+                else:
+                    parsed = parquet_edges(file, choice, limits, how.advice)
+                for ends in parsed:
+                    for i, (kept, ids) in enumerate(zip((src, dst), ends, strict=True)):
+                        kept.append(ids)
+                        least[i] = max(least[i], int(ids.max(initial=-1)) + 1)
+                counts.append(src.rows - before)
+            return OpenedEdges(ArrayEdges(src.array(), dst.array()), counts, (least[0], least[1]))
+    if form not in ("npy", "raw"):
+        raise ConfigError(f"edges in the format {form!r} were asked for; expected text, parquet, npy or raw.")
+    parts = open_npy_edges(found, how.ambiguous_are_pairs) if form == "npy" else open_raw_edges(found, how.dtype)
     edges = CheckedEdges(parts, limits, how.advice)
     least_nodes = None
     if None in num_nodes:
-        least = np.zeros(2, np.int64)
+        most = np.full(2, -1)
         for ends in edges.chunks():
-            least = np.maximum(least, [ids.max(initial=-1) + 1 for ids in ends])
-        least_nodes = int(least[0]), int(least[1])
+            most = np.maximum(most, [ids.max(initial=-1) for ids in ends])
+        least_nodes = int(most[0]) + 1, int(most[1]) + 1
     return OpenedEdges(edges, [part.num_edges for _, part in parts], least_nodes)
-
-
-def _copied(files: Sequence[Path], how: EdgeFormat, limits: tuple[int, int], scratch: Path, name: str) -> OpenedEdges:
-    """Edges that are parsed into raw files, of 32 bits where all IDs are known to fit."""
-    dtype = index_dtype(max(limits) - 1)
-    counts, least, choice = [], [0, 0], ColumnChoice("edges", how.columns)
-    with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
-        for file in files:
-            before = src.rows
-            if how.name == "text":
-                parsed = text_edges(file, how.text, choice, limits, how.advice)
-            else:
-                parsed = parquet_edges(file, choice, limits, how.advice)
-            for ends in parsed:
-                for i, (kept, ids) in enumerate(zip((src, dst), ends, strict=True)):
-                    kept.append(ids)
-                    least[i] = max(least[i], int(ids.max(initial=-1)) + 1)
-            counts.append(src.rows - before)
-        return OpenedEdges(ArrayEdges(src.array(), dst.array()), counts, (least[0], least[1]))
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,7 @@ class PairEdges(EdgeSource):
         return np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
 
 
-def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool) -> list[tuple[str, EdgeSource]]:
+def open_npy_edges(files: Sequence[Path], ambiguous_are_pairs: bool) -> list[tuple[str, EdgeSource]]:
     """Edges of `.npy` files, with their names: (E, 2) or (2, E) each, or two files of (E,), sources and destinations.
 
     Of two files of (E,), those with `src` and `dst` in their names are what these say, else the first one has the
@@ -143,16 +137,25 @@ def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool) -> list[
                 "destinations, or arrays of (E, 2)."
             )
         return [_two_ends(files, [array for array, _ in arrays])]
-    as_rows = {file: _pair_layout(file, *array) for file, array in zip(files, arrays, strict=True)}
-    known = {layout for layout in as_rows.values() if layout is not None} or ({True} if ambiguous_are_pairs else set())
-    if len(known) != 1:
-        what = "both (E, 2) and (2, E)" if known else "only (2, 2), which may be either of (E, 2) and (2, E)"
+    layouts = set()
+    for file, (array, transposed) in zip(files, arrays, strict=True):
+        shape = array.shape[::-1] if transposed else array.shape
+        if len(shape) != 2 or 2 not in shape:
+            raise PartitionError(f"{file} has shape {shape}; expected (E, 2), (2, E), or two files of (E,).")
+        layouts |= set() if shape == (2, 2) else {shape[1] == 2}
+    layouts = layouts or ({True} if ambiguous_are_pairs else set())
+    if len(layouts) != 1:
+        what = "both (E, 2) and (2, E)" if layouts else "only (2, 2), which may be either of (E, 2) and (2, E)"
         raise PartitionError(f"{files[0]} and its like have {what}; expected one of these. Save them all as (E, 2).")
-    pairs = known == {True}
-    return [
-        (str(file), _from_pairs(array, by_end=transposed is pairs))
-        for file, (array, transposed) in zip(files, arrays, strict=True)
-    ]
+    are_pairs = layouts == {True}
+    edges: list[tuple[str, EdgeSource]] = []
+    for file, (array, transposed) in zip(files, arrays, strict=True):
+        if transposed is not are_pairs:  # in the file, one pair follows the other
+            edges.append((str(file), PairEdges(array)))
+        else:
+            src = StoredArray(array.path, array.offset, array.shape[1:], array.stored)
+            edges.append((str(file), ArrayEdges(src, replace(src, offset=array.offset + array.row_bytes))))
+    return edges
 
 
 def open_raw_edges(files: Sequence[Path], dtype: str | None) -> list[tuple[str, EdgeSource]]:
@@ -165,23 +168,6 @@ def open_raw_edges(files: Sequence[Path], dtype: str | None) -> list[tuple[str, 
     if _named_ends(files) is not None:
         return [_two_ends(files, [open_raw(file, kind) for file in files])]
     return [(str(file), PairEdges(open_raw(file, kind, (2,)))) for file in files]
-
-
-def _pair_layout(file: Path, array: StoredArray, transposed: bool) -> bool | None:
-    """Whether the saved array was (E, 2), not (2, E); None where it may be either."""
-    shape = array.shape[::-1] if transposed else array.shape
-    if len(shape) != 2 or 2 not in shape:
-        raise PartitionError(f"{file} has shape {shape}; expected (E, 2), (2, E), or two files of (E,).")
-    return None if shape == (2, 2) else shape[1] == 2
-
-
-def _from_pairs(array: StoredArray, *, by_end: bool) -> EdgeSource:
-    """Edges of an array that lies in its file as (2, E) if `by_end`, else as (E, 2)."""
-    if not by_end:
-        return PairEdges(array)
-    half = StoredArray(array.path, array.offset, array.shape[1:], array.stored)
-    other = replace(half, offset=array.offset + array.row_bytes)
-    return ArrayEdges(half, other)
 
 
 def _named_ends(files: Sequence[Path]) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ from sar.data.tensor_files import open_tensors
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, JoinedColumn
-from sar.partition.ingest.files import ALL_COLUMNS, ColumnChoice, Files, NotNumbersError, detect_format, find_files
+from sar.partition.ingest.files import ALL_COLUMNS, ColumnChoice, Files, NotNumbersError, with_format
 from sar.partition.ingest.parquet import parquet_ids, parquet_rows
 from sar.partition.ingest.text import TextFormat, is_number, text_ids, text_rows
 
@@ -45,10 +45,22 @@ class FeatureSource:
         if isinstance(files, str | PathLike) and not Path(files).exists() and "#" in fspath(files):
             files, _, columns = fspath(files).rpartition("#")
             inside = columns.split(",")
-        found = find_files(files)
         if ColumnChoice("feature", inside).by_name:
             text = replace(text, header=True)
-        return cls(found, detect_format(found), inside, text)
+        return cls(*with_format(files, None), inside, text)
+
+    def ids(self) -> Iterator[tuple[int, pyarrow.Array]]:
+        """The IDs in the one column that is meant, integers or strings, in chunks, each with the number of its file."""
+        choice = ColumnChoice("ids", self.inside)
+        for number, file in enumerate(self.files):
+            if self.format in ("text", "parquet"):
+                read = text_ids(file, self.text, choice) if self.format == "text" else parquet_ids(file, choice)
+                yield from ((number, column) for (column,) in read)
+                continue
+            column, _ = open_npy(file)
+            if len(column.shape) != 1 or column.dtype.kind not in "iu":
+                raise PartitionError(f"{file} holds {column.dtype} {column.shape}; expected integers (N,), IDs.")
+            yield from ((number, pyarrow.array(column[rows])) for rows in pieces(column.shape[0]))
 
 
 @dataclass(frozen=True)
@@ -276,15 +288,8 @@ def _text_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredAr
 
 def _class_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredArray]:
     """A column of integers for each file of class names, which are numbered in alphabetical order."""
-
-    def chunks() -> Iterator[tuple[int, pyarrow.Array]]:
-        choice = ColumnChoice("ids", source.inside)
-        for i, file in enumerate(source.files):
-            read = text_ids(file, source.text, choice) if source.format == "text" else parquet_ids(file, choice)
-            yield from ((i, column) for (column,) in read)
-
     distinct: set[str] = set()
-    for _, column in chunks():
+    for _, column in source.ids():
         distinct.update(map(str, column.unique().to_pylist()))
         if len(distinct) > _MOST_CLASSES or sum(map(len, distinct)) > _MOST_CLASSES * _LONGEST_CLASS:
             raise PartitionError(
@@ -300,7 +305,7 @@ def _class_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredA
         out = [
             stack.enter_context(ArrayFile(Path(f"{copy}.{i}"), np.dtype(np.int64))) for i in range(len(source.files))
         ]
-        for i, column in chunks():
+        for i, column in source.ids():
             out[i].append(compute.index_in(column, number_of).to_numpy())
         shown = ", ".join(f"{i} {one}" for i, one in enumerate(names[:20]))
         source.text.note(f"'{name}': {len(names)} class names were numbered: {shown}{', ...' * (len(names) > 20)}.")

@@ -7,14 +7,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from sar.common_tuples import StrPath
-from sar.data.arrays import Array
 from sar.data.graph_files import GRAPH_FILE_MARK
 from sar.data.tensor_files import TENSOR_FILE_MARK
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import first_outside
 
 Files = StrPath | Sequence[StrPath]
 """A file, a directory, a glob pattern, or a list of files in order."""
@@ -67,15 +63,19 @@ def find_files(files: Files) -> list[Path]:
     return found
 
 
-def detect_format(files: Sequence[Path]) -> str:
-    """One of `FORMATS`, by the names of files or their first bytes; `ConfigError` where it is unknown, or several."""
-    found = {_format_of(file) for file in files}
-    if len(found) > 1:
+def with_format(files: Files, format: str | None) -> tuple[list[Path], str]:
+    """The files meant and their format: one of `FORMATS`, by their names or first bytes if none is given.
+
+    Raises `PartitionError` if there are no such files, `ConfigError` if the format is unknown, or they have several.
+    """
+    found = find_files(files)
+    formats = {format} if format else {_format_of(file) for file in found}
+    if len(formats) > 1:
         raise ConfigError(
-            f"'{files[0]}' and the files beside it are of different formats ({', '.join(sorted(found))}); expected one "
-            "format for all. Name the files by a pattern, for instance 'edges/*.csv'."
+            f"'{found[0]}' and the files beside it are of different formats ({', '.join(sorted(formats))}); expected "
+            "one format for all. Name the files by a pattern, for instance 'edges/*.csv'."
         )
-    return found.pop()
+    return found, formats.pop()
 
 
 def _format_of(file: Path) -> str:
@@ -209,21 +209,3 @@ class ColumnChoice:
         if source == destination:
             raise ConfigError(f"sources and destinations are both to come from column {names[source]!r} of {path}.")
         return [source, destination]
-
-
-def check_edges(
-    src: Array, dst: Array, limits: tuple[int, int], where: str, first_row: int, advice: str = ADVICE
-) -> None:
-    """Raise `PartitionError` where an edge, of (n,) int64 each, ends at no node.
-
-    `limits` are the numbers of nodes of the source and the destination type; `where` and `first_row` the file, and the
-    row in it of the first edge; `advice` ends the error.
-    """
-    for end, ids, limit in zip(("source", "destination"), (src, dst), limits, strict=True):
-        row = first_outside(ids, limit)
-        if row is not None:
-            expected = f"0 to {limit - 1}" if limit < np.iinfo(np.int64).max else "0 or more"
-            raise PartitionError(
-                f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Correct "
-                f"the file, or the number of nodes.{advice}"
-            )

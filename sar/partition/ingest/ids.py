@@ -24,6 +24,7 @@ from sar.errors import PartitionError
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, index_dtype
 from sar.partition.ingest.edges import EdgeFormat, open_npy_edges, open_raw_edges
+from sar.partition.ingest.features import FeatureSource
 from sar.partition.ingest.files import ColumnChoice
 from sar.partition.ingest.parquet import parquet_ids
 from sar.partition.ingest.text import text_ids
@@ -34,7 +35,7 @@ _LONGEST = 255
 _INTEGERS = pyarrow.int64()
 _TABLE = ""
 
-IdFiles = tuple[Sequence[Path], EdgeFormat]
+EdgeFiles = tuple[Sequence[Path], EdgeFormat]
 
 
 class MappedIds(NamedTuple):
@@ -49,7 +50,7 @@ class _NotIntegersError(Exception):
     """Some IDs of a node type, its argument, are no integers of 64 bits in their usual form."""
 
 
-def map_ids(edges: Mapping[CanonicalEtype, IdFiles], tables: Mapping[str, IdFiles], scratch: Path) -> MappedIds:
+def map_ids(edges: Mapping[CanonicalEtype, EdgeFiles], tables: Mapping[str, FeatureSource], scratch: Path) -> MappedIds:
     """Number the nodes that edges name, by integers if all IDs of a node type are such, else by strings.
 
     `tables` have, by node type, the IDs of its nodes, which are numbered in this order; other types' nodes get numbers
@@ -66,8 +67,8 @@ def map_ids(edges: Mapping[CanonicalEtype, IdFiles], tables: Mapping[str, IdFile
 
 
 def _mapped(
-    edges: Mapping[CanonicalEtype, IdFiles],
-    tables: Mapping[str, IdFiles],
+    edges: Mapping[CanonicalEtype, EdgeFiles],
+    tables: Mapping[str, FeatureSource],
     types: Mapping[str, pyarrow.DataType],
     scratch: Path,
     folder: Path,
@@ -77,10 +78,11 @@ def _mapped(
         for number, (ntype, kind) in enumerate(types.items())
     }
     of_ends = [[(f"{number}.{end}", etype[end]) for end in (0, 2)] for number, etype in enumerate(edges)]
-    streams = [([(_TABLE, ntype)], _chunks(*table, of_edges=False)) for ntype, table in tables.items()]
-    streams += zip(of_ends, (_chunks(*files, of_edges=True) for files in edges.values()), strict=True)
-    for columns, stream in streams:
-        for chunks in stream:
+    for ntype, table in tables.items():
+        for _, chunk in table.ids():
+            by_type[ntype].send(chunk, _TABLE)
+    for columns, files in zip(of_ends, edges.values(), strict=True):
+        for chunks in _edge_ids(*files):
             for chunk, (name, ntype) in zip(chunks, columns, strict=True):
                 by_type[ntype].send(chunk, name)
     counts = {ntype: numbering.number() for ntype, numbering in by_type.items()}
@@ -94,24 +96,24 @@ def _mapped(
             for name, found in itertools.groupby(numbering.numbers(), lambda one: one[0]):
                 numbers = (numbers for _, numbers in found)
                 if name == _TABLE:
-                    rows = numbering.rows_of(np.concatenate([*numbers]), tables[ntype][0][0])
+                    rows = numbering.rows_of(np.concatenate([*numbers]), tables[ntype].files[0])
                 for some in numbers:
                     out[name].append(some if rows is None else rows[some])
         sources = (ArrayEdges(out[src].array(), out[dst].array()) for (src, _), (dst, _) in of_ends)
         mapped: dict[CanonicalEtype, EdgeSource] = dict(zip(edges, sources, strict=True))
     for ntype, table in tables.items():
-        by_type[ntype].store(chunk for (chunk,) in _chunks(*table, of_edges=False))
+        by_type[ntype].store(chunk for _, chunk in table.ids())
     return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in by_type.items()})
 
 
-def nodes_of_list(files: Sequence[Path], how: EdgeFormat, num_nodes: int, given: Column | None) -> Array:
+def nodes_of_list(table: FeatureSource, num_nodes: int, given: Column | None) -> Array:
     """The nodes of a list of IDs, (N,) bool; `given` has the IDs that nodes have in the input, None: 0 to N - 1.
 
     `PartitionError` if an ID is no node's, or is there twice.
     """
-    where = f"{files[0]}{' and so on' if len(files) > 1 else ''}"
+    where = f"{table.files[0]}{' and so on' if len(table.files) > 1 else ''}"
     found, count = [pyarrow.array([], pyarrow.string())], 0
-    for (column,) in _chunks(files, how, of_edges=False):
+    for _, column in table.ids():
         found.append(column.cast(pyarrow.string()))
         count += len(column)
         if count > 2 * num_nodes:  # no list of nodes, and perhaps without end
@@ -146,9 +148,9 @@ def nodes_of_list(files: Sequence[Path], how: EdgeFormat, num_nodes: int, given:
     return mask
 
 
-def read_ids(files: Sequence[Path], how: EdgeFormat) -> Array:
+def read_ids(table: FeatureSource) -> Array:
     """The IDs in a list of nodes, (S,): integers, or strings in UTF-8, as which text files give all IDs."""
-    columns = [column for (column,) in _chunks(files, how, of_edges=False)]
+    columns = [column for _, column in table.ids()]
     ids = pyarrow.concat_arrays(columns or [pyarrow.array([], _INTEGERS)])
     return ids.to_numpy() if pyarrow.types.is_integer(ids.type) else np.array([b"", *_bytes_of(ids)])[1:]
 
@@ -288,21 +290,14 @@ def _bytes_of(texts: pyarrow.Array) -> list[bytes]:
     return texts.cast(pyarrow.binary()).to_pylist()
 
 
-def _chunks(files: Sequence[Path], how: EdgeFormat, *, of_edges: bool) -> Iterator[Sequence[pyarrow.Array]]:
-    """IDs in chunks, integers or strings: (n,) of sources and of destinations, or of the nodes of a table alone."""
+def _edge_ids(files: Sequence[Path], how: EdgeFormat) -> Iterator[Sequence[pyarrow.Array]]:
+    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each."""
     if how.name in ("text", "parquet"):
-        choice = ColumnChoice("edges" if of_edges else "ids", how.columns)
+        choice = ColumnChoice("edges", how.columns)
         for file in files:
             yield from text_ids(file, how.text, choice) if how.name == "text" else parquet_ids(file, choice)
-    elif of_edges:
-        parts = (
-            open_npy_edges(files, ambiguous_are_pairs=False) if how.name == "npy" else open_raw_edges(files, how.dtype)
-        )
-        unsigned = how.name == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in files)
-        for ends in itertools.chain(*(edges.chunks() for _, edges in parts)):
-            yield [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
-    else:
-        for column in (open_npy(file)[0] for file in files):
-            if len(column.shape) != 1 or column.dtype.kind not in "iu":
-                raise PartitionError(f"{files[0]} holds {column.dtype} {column.shape}; expected integers (N,), IDs.")
-            yield from ([pyarrow.array(column[rows])] for rows in pieces(column.shape[0]))
+        return
+    parts = open_npy_edges(files, False) if how.name == "npy" else open_raw_edges(files, how.dtype)
+    unsigned = how.name == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in files)
+    for ends in itertools.chain(*(edges.chunks() for _, edges in parts)):
+        yield [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]

@@ -9,18 +9,19 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from sar.common_tuples import GIVEN_ID, CanonicalEtype, StrPath
-from sar.data.arrays import StoredArray, as_column
+from sar.common_tuples import GIVEN_ID, SPLIT, CanonicalEtype, StrPath
+from sar.data.arrays import Array, StoredArray, as_column
 from sar.data.graph_files import open_graph as open_dgl_graph
 from sar.data.part_files import parse_edge_type
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import METADATA, open_chunked
+from sar.partition.ingest.datasets import read_any_npz
 from sar.partition.ingest.edges import EdgeFormat, open_edges
 from sar.partition.ingest.features import FeatureSource, check_splits, open_features, without_nan
-from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
+from sar.partition.ingest.files import FORMATS, Files, with_format
 from sar.partition.ingest.ids import map_ids, nodes_of_list
-from sar.partition.ingest.objects import ONLY_TYPE, from_object, read_any_npz
+from sar.partition.ingest.objects import ONLY_TYPE, from_object, with_masks
 from sar.partition.ingest.text import TextFormat
 
 
@@ -102,7 +103,8 @@ def open_graph(
     node_features, edge_features = node_features or {}, edge_features or {}
     text = TextFormat(delimiter, header, comment)
     how = EdgeFormat("" if format is None else format, text, columns, dtype)
-    lists = {"train_mask": train_nodes, "val_mask": val_nodes, "test_mask": test_nodes}
+    given = zip(SPLIT, (train_nodes, val_nodes, test_nodes), strict=True)
+    lists = [(mask, files) for mask, files in given if files is not None]
 
     found: GraphSource | None = None
     edges: Mapping[CanonicalEtype, Files]
@@ -120,7 +122,7 @@ def open_graph(
     elif found is None:
         graph = _open_edge_lists(edges, how, num_nodes, node_features, folder, allow_nan=allow_nan)
     else:
-        tables = [*node_features, *edge_features, *(one for one in lists.values() if one is not None)]
+        tables = [*node_features, *edge_features, *lists]
         if num_nodes is not None or ids is not None or how != EdgeFormat(how.name, text if tables else TextFormat()):
             raise ConfigError(
                 f"'{path}' says itself what is in it; expected no num_nodes, ids, columns or dtype, and "
@@ -140,21 +142,13 @@ def open_graph(
     counts = {name: graph.edges[etype].num_edges for name, etype in names.items()}
     more = open_features(edge_features, counts, folder, text=text, allow_nan=allow_nan)
     edge_data = {names[name]: _joined(name, graph.edge_data.get(names[name], {}), more[name]) for name in more}
-    node_data = {ntype: dict(fields) for ntype, fields in graph.node_data.items()}
-    for mask, files in lists.items():
-        if files is None:
-            continue
-        by_type = files if isinstance(files, Mapping) else dict.fromkeys(graph.num_nodes, files)
-        if not by_type.keys() <= graph.num_nodes.keys() or (by_type is not files and len(by_type) > 1):
-            raise ConfigError(f"the nodes of {mask} are to be by type; expected some of {', '.join(graph.num_nodes)}.")
-        for ntype, of_type in by_type.items():
-            if mask in node_data.setdefault(ntype, {}):
-                raise ConfigError(f"'{ntype}' has {mask} already; leave it or the list of nodes out.")
-            table = FeatureSource.named(of_type, text)
-            form = EdgeFormat(table.format, table.text, table.inside)
-            given = node_data[ntype].get(GIVEN_ID) if ids == "map" else None
-            node_data[ntype][mask] = nodes_of_list(table.files, form, graph.num_nodes[ntype], given)
-    graph = replace(graph, node_data=node_data, edge_data=edge_data)
+    graph = replace(graph, edge_data=edge_data)
+
+    def mask_of(files: Files, ntype: str) -> Array:
+        given = graph.node_data.get(ntype, {}).get(GIVEN_ID) if ids == "map" else None
+        return nodes_of_list(FeatureSource.named(files, text), graph.num_nodes[ntype], given)
+
+    graph = with_masks(graph, lists, mask_of)
     is_npz = found is not None and (format == "npz" or str(path).endswith(".npz"))  # whose masks are (k, N)
     return replace(check_splits(graph, None if is_npz else mask_column), notes=(*text.notes,))
 
@@ -171,8 +165,7 @@ def _with_types(
     """The graph where the format tells types and counts; None where there are edges only."""
     if isinstance(path, str | PathLike) and (Path(path) / METADATA).is_file():
         path = Path(path) / METADATA
-    files = find_files(path)
-    format = format or detect_format(files)
+    files, format = with_format(path, format)
     if format not in ("dgl", "npz", "chunked"):
         return None
     if len(files) != 1:
@@ -242,8 +235,7 @@ def _open_edge_lists(
     is_known = {ntype: count is not None for ntype, count in counts.items()}
     opened = {}
     for number, (etype, files) in enumerate(edges.items()):
-        found, one = _found(files, how)
-        opened[etype] = open_edges(found, one, (counts[etype[0]], counts[etype[2]]), scratch, f"edges-{number}")
+        opened[etype] = open_edges(files, how, (counts[etype[0]], counts[etype[2]]), scratch, f"edges-{number}")
     for etype, one_type in opened.items():
         for ntype, needed in zip(etype[::2], one_type.least_nodes or (), strict=False):
             if not is_known[ntype]:
@@ -267,23 +259,18 @@ def _open_mapped(
     tables = {}
     for ntype in types:
         if f"{ntype}/{GIVEN_ID}" in features:
-            table = FeatureSource.named(features.pop(f"{ntype}/{GIVEN_ID}"), how.text)
-            tables[ntype] = table.files, EdgeFormat(table.format, table.text, table.inside)
+            tables[ntype] = FeatureSource.named(features.pop(f"{ntype}/{GIVEN_ID}"), how.text)
         elif unknown := [key for key in features if key.startswith(f"{ntype}/")]:
             raise ConfigError(
                 f"whose rows '{unknown[0]}' has is not known where nodes are numbered (ids='map', --ids map); name the "
                 f"IDs of its rows, too: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
             )
-    mapped = map_ids({etype: _found(files, how) for etype, files in edges.items()}, tables, scratch)
+    named = {etype: with_format(files, how.name) for etype, files in edges.items()}
+    found = {etype: (some, replace(how, name=form)) for etype, (some, form) in named.items()}
+    mapped = map_ids(found, tables, scratch)
     columns = open_features(features, mapped.num_nodes, scratch, text=how.text, allow_nan=allow_nan)
     node_data = {ntype: {GIVEN_ID: ids, **columns[ntype]} for ntype, ids in mapped.ids.items()}
     return GraphSource(mapped.num_nodes, mapped.edges, node_data, {})
-
-
-def _found(files: Files, how: EdgeFormat) -> tuple[list[Path], EdgeFormat]:
-    """The files of edges, and their format, found out from their names where `how` has none."""
-    found = find_files(files)
-    return found, how if how.name else replace(how, name=detect_format(found))
 
 
 def _edge_type(name: str) -> CanonicalEtype:

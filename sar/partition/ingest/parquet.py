@@ -11,7 +11,8 @@ import pyarrow.types as kinds
 
 from sar.data.arrays import Array
 from sar.errors import PartitionError
-from sar.partition.ingest.files import ADVICE, ColumnChoice, NotNumbersError, check_edges
+from sar.partition.graph_source import check_ends
+from sar.partition.ingest.files import ADVICE, ColumnChoice, NotNumbersError
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ def parquet_edges(
     row = 0
     for src, dst in _batches(path, file, [names[end] for end in ends], _numbers):
         src, dst = (ids.astype(np.int64, copy=False) for ids in (src, dst))
-        check_edges(src, dst, limits, str(path), row, advice)
+        check_ends(src, dst, limits, str(path), row, advice)
         yield src, dst
         row += len(src)
 

@@ -22,7 +22,8 @@ import pyarrow.csv
 
 from sar.data.arrays import Array, unreadable
 from sar.errors import ConfigError, PartitionError
-from sar.partition.ingest.files import ADVICE, END_NAMES, MATRIX_MARKET, ColumnChoice, NotNumbersError, check_edges
+from sar.partition.graph_source import check_ends
+from sar.partition.ingest.files import ADVICE, END_NAMES, MATRIX_MARKET, ColumnChoice, NotNumbersError
 
 _BLOCK_BYTES = 4 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -94,8 +95,8 @@ def text_edges(
     ends = table.chosen()
     for block in table.blocks():
         try:
-            src, dst = table.parse(block, ends, pyarrow.int64())
-            check_edges(src, dst, limits, str(path), 0)
+            src, dst = (column.to_numpy() for column in table.columns(block, ends, pyarrow.int64()))
+            check_ends(src, dst, limits, str(path), 0)
         except (pyarrow.ArrowInvalid, PartitionError) as error:
             raise _bad_edge(table, block, ends, limits, error, advice) from error
         yield src, dst
@@ -128,7 +129,8 @@ def text_rows(
                     raise NotNumbersError(f"{path} has other values than True and False.")
                 values = [compute.equal(one, "true").to_numpy() for one in lower]
             else:
-                values = table.parse(block, chosen, pyarrow.int64() if kind == "int64" else pyarrow.float64())
+                numbers = pyarrow.int64() if kind == "int64" else pyarrow.float64()
+                values = [column.to_numpy() for column in table.columns(block, chosen, numbers)]
         except pyarrow.ArrowInvalid as error:
             raise _bad_numbers(table, block, chosen, error, integers=kind == "int64") from error
         rows = values[0] if len(chosen) == 1 else np.stack(values, axis=1)
@@ -242,12 +244,8 @@ class _TextTable:
         if self._passed_over:
             self._how.note(f"{self.path}: lines passed over as comments: {self._passed_over}")
 
-    def parse(self, block: _Block, columns: Sequence[int], kind: pyarrow.DataType) -> list[Array]:
-        """The numbers in some columns, (n,) each; `pyarrow.ArrowInvalid` where a row or a number does not fit."""
-        return [column.to_numpy() for column in self.columns(block, columns, kind)]
-
     def columns(self, block: _Block, columns: Sequence[int], kind: pyarrow.DataType) -> list[pyarrow.ChunkedArray]:
-        """As `parse`, in Arrow's arrays."""
+        """The values of some columns, (n,) each; `pyarrow.ArrowInvalid` if a row or a value does not fit."""
         text = self._rows_only(block.text)
         names = [str(number) for number in range(len(self.names))]
         chosen = [names[column] for column in columns]

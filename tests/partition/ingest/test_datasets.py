@@ -14,7 +14,7 @@ from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, read_npz, write_npz
 from sar.partition.graph_source import GraphSource
-from sar.partition.ingest.objects import load_dataset
+from sar.partition.ingest.datasets import load_dataset
 from tests.graphs import DATA
 from tests.partition.ingest.sources import same
 

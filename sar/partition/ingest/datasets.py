@@ -1,0 +1,132 @@
+"""Graphs of `.npz` files and of data sets by name, which are read into memory."""
+
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
+from sar.common_tuples import StrPath
+from sar.data.arrays import Array
+from sar.data.part_files import parse_edge_type
+from sar.errors import ConfigError
+from sar.partition.graph_data import GraphData, edge_ends, node_fields, read_arrays
+from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.ingest.objects import mask_of_ids
+
+
+def load_dataset(name: str, folder: StrPath | None = None, split: int = 0) -> GraphData | GraphSource:
+    """Load a graph with one class per node; only an `.npz` file may hold a heterogeneous one.
+
+    Args:
+        name: an `.npz` file; or `cora` for `cora.npz` in `folder`; or, where there is no such file, a name known to
+            `dgl.data` (`cora`, `reddit`, ...) or to the Open Graph Benchmark (`ogbn-arxiv`, ...), which are downloaded
+            at first use.
+        folder: where `.npz` files lie and downloads are kept; None for the packages' own defaults.
+
+    `ConfigError` where the name is unknown, the download failed, or the graph is of another kind.
+    """
+    if name.endswith(".npz"):
+        return read_any_npz(name, split)
+    if folder is not None and (file := Path(folder) / f"{name}.npz").exists():
+        return read_any_npz(file, split)
+    key = name.lower()
+    if key.startswith("ogbn-"):
+        return _through("ogb", name, lambda: _ogb_arrays(key, folder), split)
+    key = key.replace("-", "_")
+    if key in DGL_DATASETS:
+        return _through("dgl.data", name, lambda: load_dgl_dataset(key, None if folder is None else str(folder)), split)
+    where = f"no {name}.npz in '{folder}', and " if folder is not None else ""
+    raise ConfigError(
+        f"unknown data set '{name}': {where}neither a path that ends in .npz, nor an ogbn- name, nor one of "
+        f"{', '.join(sorted(DGL_DATASETS))}."
+    )
+
+
+def read_any_npz(path: StrPath, split: int = 0) -> GraphData | GraphSource:
+    """Read a graph from an `.npz` file, with the arrays of `GraphData.from_arrays` or `typed_graph`."""
+    arrays = read_arrays(path)
+    try:
+        if any(key.startswith("edges/") for key in arrays):
+            return typed_graph(arrays)
+        return GraphData.from_arrays(arrays, split)
+    except ConfigError as error:
+        raise ConfigError(f"'{path}': {error}") from error
+
+
+def typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
+    """Check arrays named as in the `.npz` file of a heterogeneous graph, and bring them to the dtypes of `GraphData`.
+
+    They are `num_nodes/NTYPE`; `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; where known, `NAME/NTYPE` with the names
+    of `GraphData.from_arrays`, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the masks. `ConfigError` where
+    one is missing, has another length than its type, or names an unknown type.
+    """
+    num_nodes = {key.removeprefix("num_nodes/"): int(arrays[key]) for key in arrays if key.startswith("num_nodes/")}
+    relations = {key[len("edges/") : -len("/src")] for key in arrays if key[:6] == "edges/" and key[-4:] == "/src"}
+    if not num_nodes or not relations:
+        raise ConfigError(f"expected num_nodes/NTYPE and edges/NTYPE:RELATION:NTYPE/src; found {sorted(arrays)}.")
+    unusable = sorted(ntype for ntype in num_nodes if "/" in ntype or ":" in ntype)
+    if unusable:
+        raise ConfigError(f"node types {unusable} have a slash or a colon in their names; rename them.")
+    edges = {}
+    for name in sorted(relations):
+        etype = parse_edge_type(name)
+        if etype is None or "/" in name or not {etype[0], etype[2]} <= num_nodes.keys():
+            raise ConfigError(f"edge type '{name}' is not NTYPE:RELATION:NTYPE of the types {sorted(num_nodes)}.")
+        if f"edges/{name}/dst" not in arrays:
+            raise ConfigError(f"edges/{name}/dst is missing.")
+        src, dst = (arrays[f"edges/{name}/{end}"] for end in ("src", "dst"))
+        edges[etype] = ArrayEdges(*edge_ends(src, dst, num_nodes[etype[0]], num_nodes[etype[2]]))
+    node_data = {ntype: node_fields(_of_type(arrays, ntype, count), count) for ntype, count in num_nodes.items()}
+    return GraphSource(num_nodes, edges, node_data, {})
+
+
+def _of_type(arrays: Mapping[str, Array], ntype: str, num_nodes: int) -> dict[str, Array]:
+    """The arrays of one node type under their names without it, and masks for lists of node IDs."""
+    found = {key.split("/")[0]: value for key, value in arrays.items() if key.split("/")[1:] == [ntype]}
+    for name in ("train", "val", "test"):
+        if f"{name}_idx" in found:
+            found[f"{name}_mask"] = mask_of_ids(f"{name}_idx/{ntype}", found[f"{name}_idx"], num_nodes)
+    return found
+
+
+def _through(package: str, name: str, load: Callable[[], Mapping[str, Array]], split: int) -> GraphData:
+    """Load through a package and turn its errors into one that says what to do."""
+    try:
+        return GraphData.from_arrays(load(), split)
+    except ImportError as error:
+        raise ConfigError(f"data set '{name}' needs the package {package}, which does not import: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"data set '{name}' from {package}: {error}") from error
+    except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise ConfigError(
+            f"data set '{name}' could not be loaded through {package}: {error}. Without a network, name a folder that "
+            f"holds {name}.npz, or an .npz file itself."
+        ) from error
+
+
+def _ogb_arrays(name: str, folder: StrPath | None) -> Mapping[str, Array]:
+    """A graph of the Open Graph Benchmark (Hu et al., 2020), as the arrays of `GraphData.from_arrays`."""
+    from ogb.nodeproppred import NodePropPredDataset
+
+    root = Path("dataset" if folder is None else folder)
+    cache = root / name.replace("-", "_") / "processed" / "data_processed"
+    if cache.exists():
+        raise ConfigError(f"'{cache}' is a pickle, which is not read; delete it, and ogb reads its raw files again.")
+    dataset = NodePropPredDataset(name=name, root=str(root))
+    cache.unlink(missing_ok=True)  # just written, and of no use: torch.load does not read it back
+    graph, labels = dataset[0]
+    split = dataset.get_idx_split()
+    if "edge_index" not in graph:
+        raise ConfigError("the graph is heterogeneous; expected one node type and one edge type.")
+    if labels.shape[1] != 1:
+        raise ConfigError(f"nodes have {labels.shape[1]} labels each; expected one class.")
+    num_nodes = int(graph["num_nodes"])
+    arrays = {"src": graph["edge_index"][0], "dst": graph["edge_index"][1], "num_nodes": np.int64(num_nodes)}
+    if graph.get("node_feat") is not None:
+        arrays["feat"] = graph["node_feat"]
+    arrays["label"] = np.nan_to_num(labels[:, 0], nan=-1)
+    for key, ours in (("train", "train_mask"), ("valid", "val_mask"), ("test", "test_mask")):
+        arrays[ours] = np.isin(np.arange(num_nodes), split[key])
+    return arrays
