@@ -45,6 +45,9 @@ WITH_SOFTMAX = (
 )
 """Layers whose messages are proportional to one softmax over in-edges, head by head."""
 
+RETURNING = (conv.FAConv, *GAT, conv.RGATConv, conv.TransformerConv)
+"""Layers that return the weights of edges if they are asked to (`return_attention_weights`)."""
+
 SOFTMAX_ARGUMENTS: dict[str, Any] = {
     **dict.fromkeys(
         ("index", "edge_index_i"), torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -75,11 +78,16 @@ def in_one_pass(layer: MessagePassing) -> bool:
         return False
     if isinstance(layer, conv.RGATConv) and (layer.mod or layer.attention_mechanism != "across-relation"):
         return False
-    if layer.__dict__.get("_returns_weights") is not False or layer._edge_update_forward_pre_hooks:
+    if returns_weights(layer) or layer._edge_update_forward_pre_hooks:
         return False
     own = [getattr(layer, name, None) for name in _METHODS]
     unchanged = all(method is None or is_written_in(method, "torch_geometric") for method in own)
     return unchanged and not layer._edge_update_forward_hooks
+
+
+def returns_weights(layer: MessagePassing) -> bool:
+    """Whether the layer returns weights of edges in this call, or might do so outside of its own forward."""
+    return bool(layer.__dict__.get("_returns_weights", isinstance(layer, RETURNING)))
 
 
 def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, Any]) -> Tensor | None:
@@ -180,7 +188,7 @@ def _edge_updater(original: Original, layer: Any, /, edge_index: Any, *args: Any
 
 def install() -> None:
     """Replace what the layers call."""
-    for kind in (conv.FAConv, *WITH_SOFTMAX):
+    for kind in RETURNING:
         replace(kind, "forward", _forward(signature(kind.forward).bind))
     for kind in WITH_SOFTMAX:
         replace(sys.modules[kind.__module__], "softmax", _softmax)

@@ -13,7 +13,6 @@ destinations of the same edges alone, and the edges that are added are self-loop
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -21,7 +20,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch_geometric.data.data import BaseData
 
 from sar.adapters.pyg.guarded import GuardedTensor, Handlers
 from sar.core.eager import uncompiled
@@ -251,17 +249,6 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
         """The row of each column's source, of the rows of all types' sources behind one another."""
         ends = [(edges, start, start + edges.numbering.relation.num_src) for edges, start, _ in self.parts]
         return torch.cat([edges.at_edges(values[start:end]) for edges, start, end in ends])
-
-
-def edge_indices(value: Any) -> Iterator[Tensor]:
-    """The edge indices in arguments, in data and dictionaries too: distributed ones, and those of this worker alone."""
-    if isinstance(value, Tensor) and value.dtype == torch.int64 and value.dim() == 2 == len(value):
-        yield value
-    elif isinstance(value, BaseData):
-        yield from edge_indices(value.to_dict())
-    elif isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from edge_indices(part)
 
 
 def refuse(what: str) -> GraphError:

@@ -100,7 +100,7 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     """Let `owner.name(...)` call `function(original, ...)`. Once: `function` is not put in its own place.
 
     `torch.jit.script` takes the source of the original, and looks up names in the globals of what it is given: these
-    are the original's, too. Code of its own lets `torch.compile` tell one replacement from another.
+    are the original's, too.
     """
     original = getattr(owner, name)
     if getattr(original, "replaced_by", None) is function:
@@ -109,8 +109,7 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    code = call.__code__.replace(co_name=name)
-    made: Any = FunctionType(code, original.__globals__, name, None, call.__closure__)
+    made: Any = FunctionType(call.__code__, original.__globals__, name, None, call.__closure__)
     made = functools.wraps(original)(made)
     made.replaced_by = function
     setattr(owner, name, made)

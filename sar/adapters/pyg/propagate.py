@@ -1,41 +1,39 @@
-"""`MessagePassing.propagate` on a distributed edge index: tile by tile where a message needs its own edge only.
+"""`MessagePassing.propagate` on a distributed edge index: tile by tile if a message needs its own edge only.
 
 [Note: messages of PyTorch Geometric]
-A layer's `message` is run on one tile of edges at a time, and again in the backward, where nothing that it is given
-spans edges, or a softmax only that its messages are proportional to ([Note: attention in one pass]), and `aggregate`
-is one of sum, mean, max, min and mul. Otherwise `propagate` runs as it is written: the values of all edges' sources
-are fetched once ([Note: numbers of nodes]), and memory holds what it makes for each edge. So it does where a `message`
-keeps something in the layer, or normalises over the edges, as it then has to see all of them in one call.
+A layer's `message` runs on one tile of edges at a time, and again in the backward, if `aggregate` is one of sum, mean,
+max, min and mul, and if the message of an edge depends on that edge alone, or on a softmax that it is proportional to
+([Note: attention in one pass]). We try this before each call: `message` runs on a few edges twice, and the second time
+the values of half of them are NaN. The messages of the others have to stay the same. `message` also has to leave the
+layer as it is, and to call no module with hooks and no norm layer, because these see all edges in one call. If any of
+this fails on any worker, `propagate` runs as it is written: the values of all edges' sources are fetched once ([Note:
+numbers of nodes]), and memory holds all that it makes for each edge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from dis import get_instructions
-from functools import cache
-from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch_geometric.nn import LEConv, MessagePassing, aggr
+from torch_geometric.nn import MessagePassing, aggr
 
 from sar.adapters.pyg import attention
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, check_rows
 from sar.adapters.pyg.guarded import Original, replace
-from sar.adapters.pyg.norms import OVER_ALL, refuse_unconverted, takes_statistics
+from sar.adapters.pyg.norms import refuse_unconverted, takes_statistics
 from sar.comm.collectives import all_max
-from sar.core.collective import CallContext
 from sar.core.eager import has_hooks, is_exactly, is_written_in, uncompiled, views_of_nothing
 from sar.core.graph.frames import Frame
 from sar.core.passing.batches import EdgeBatch, EdgeFields
 from sar.core.passing.builtin import COPY_SOURCE, Message, Operand, aggregate
+from sar.core.passing.captured import AmbientState
 from sar.core.passing.python_messages import run_python
 from sar.errors import GraphError
 from sar.kernels import Op, Target
-from sar.nn.statistics import DistributedBN1D
 from sar.per_thread import PerThread
 
 REDUCERS: dict[type, str] = {
@@ -45,6 +43,8 @@ REDUCERS: dict[type, str] = {
     aggr.MinAggregation: "amin",
     aggr.MulAggregation: "prod",
 }
+
+ADDING = (aggr.SumAggregation, aggr.MeanAggregation)
 
 WEIGHTED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.E, "weights"), "values")
 
@@ -70,6 +70,19 @@ class _Arguments:
             return {**rows, **others}
 
         return read
+
+    def few(self, count: int, spoilt: int) -> _Arguments:
+        """The arguments on `count` edges, of which the last `spoilt` have NaN, or integers of the first edge."""
+
+        def rows(values: Tensor) -> Tensor:
+            values = values.detach() if len(values) else values.new_zeros(1, *values.shape[1:])
+            made = values[torch.arange(count, device=values.device) % len(values)]
+            if spoilt:
+                made[-spoilt:] = torch.nan if made.is_floating_point() or made.is_complex() else made[:1]
+            return made
+
+        src, dst, edge = ({name: rows(x) for name, x in side.items()} for side in (self.src, self.dst, self.edge))
+        return _Arguments(src, dst, edge, self.others, self.node_dim)
 
     def part(self, src: slice, dst: slice, edge: slice) -> _Arguments:
         """The arguments of some of the nodes and edges."""
@@ -131,31 +144,57 @@ def _check_sizes(conv: MessagePassing, edges: DistributedEdgeIndex, size: Any, k
                     check_rows(f"{name} was given {argument[:-2]} of", rows.size(conv.node_dim), expected)
 
 
-@cache
-def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Attributes that a function sets, and all names that it uses; so do functions and comprehensions in it."""
-    kept, used = {each.argval for each in get_instructions(code) if each.opname == "STORE_ATTR"}, {*code.co_names}
-    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return kept.union(*(names for names, _ in inner)), used.union(*(names for _, names in inner))
+TRIED = 4  # edges on which we try whether messages depend on their own edge alone
 
 
-def _sees_all_edges(conv: MessagePassing) -> bool:
-    """Whether `message` has to be called once, with all edges: it keeps something, as hooks may, or normalises."""
-    codes = [getattr(function, "__code__", None) for function in (conv.message, conv.edge_update)]
-    if None in codes:
-        return True
-    kept, used = (set().union(*names) for names in zip(*map(_names, codes), strict=True))
-    if kept - ({"_alpha"} if conv.__dict__.get("_returns_weights") is False else set()):
-        return True
-    parts = [getattr(conv, name, None) for name in used if not hasattr(nn.Module, name)]
-    if any(callable(part) and not isinstance(part, nn.Module) for part in parts):  # a method, which may use any module
-        parts = [conv]
-    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
-    return any(
-        (isinstance(each, (_BatchNorm, DistributedBN1D, *OVER_ALL)) and takes_statistics(each)) or has_hooks(each)
-        for each in modules
-        if each is not conv
-    )
+@uncompiled
+def _is_by_edge(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> bool:
+    """Whether `message` may run on some edges at a time: see [Note: messages of PyTorch Geometric]."""
+
+    def stop(*_: Any) -> None:
+        raise GraphError("This module sees all edges in one call.")
+
+    relation, made, state = edges.numbering.relation, [], AmbientState(edges.device, conv)
+    with ExitStack() as stack:
+        for module in conv.modules():
+            if module is not conv and (has_hooks(module) or takes_statistics(module)):
+                stack.callback(module.register_forward_pre_hook(stop, prepend=True).remove)
+        for is_second in (False, True):
+            few = arguments.few(TRIED, spoilt=TRIED // 2 if is_second else 0)
+            batch = EdgeBatch(few.src, few.dst, few.edge, relation.etype, TRIED, lambda: NotImplemented)
+            try:
+                with state.restored(), _unchanged(conv):
+                    made.append(attention.message(conv, batch, few.reader()(batch))["message"][: TRIED // 2])
+            except Exception:  # if it is the user's, the call with all edges raises it
+                return False
+    first, second = made
+    return first.is_meta or torch.allclose(first, second, equal_nan=True)
+
+
+@contextmanager
+def _unchanged(conv: MessagePassing) -> Iterator[None]:
+    """Context in which a layer has copies of its buffers, and after which it is as it was; raises if it has changed."""
+    owners = [owner for module in conv.modules() for owner in (vars(module), module._buffers)]
+    before = [dict(owner) for owner in owners]
+    for owner in owners:
+        owner.update({name: value.clone() for name, value in owner.items() if isinstance(value, Tensor)})
+    copies = [{name: (value, _version(value)) for name, value in owner.items()} for owner in owners]
+    unread = "_alpha" if isinstance(conv, attention.RETURNING) and not attention.returns_weights(conv) else None
+    try:
+        yield
+        for owner, copied in zip(owners, copies, strict=True):
+            for name, value in owner.items():
+                old, version = copied.get(name, (None, 0))
+                if name != unread and (value is not old or _version(value) != version):
+                    raise GraphError(f"The message of {type(conv).__name__} keeps {name} in the layer.")
+    finally:
+        for owner, old in zip(owners, before, strict=True):
+            owner.clear()
+            owner.update(old)
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
 def _can_tile(conv: MessagePassing) -> bool:
@@ -172,16 +211,19 @@ def _can_tile(conv: MessagePassing) -> bool:
         is_exactly(conv.aggr_module, *REDUCERS)
         and conv.decomposed_layers == 1
         and getattr(conv.aggregate, "__func__", None) is MessagePassing.aggregate
-        and not _sees_all_edges(conv)
         and not conv.explain
         and not any(hooks)
         and not any(name in conv.special_args or name[-2:] in ("_i", "_j") for name in updates)
     )
 
 
-@uncompiled
-def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> Tensor:
-    """The combined messages at this worker's destinations, (N_dst, ...)."""
+def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> Tensor | None:
+    """The combined messages at this worker's destinations, (N_dst, ...); None if messages have to see all edges."""
+    if not _is_weighted_copy(conv, arguments):
+        group = edges.numbering.graph._structure.group
+        with group.guard():
+            if not all(group.agree(f"messages of {type(conv).__name__}", _is_by_edge(conv, edges, arguments))):
+                return None
     if isinstance(edges, JoinedEdgeIndex):
         combined = _of_all_types(conv, edges, arguments)
     else:
@@ -208,7 +250,7 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Argumen
     """What comes together at each destination along one edge type."""
     graph, _ = edges.passes
     context, read = graph.call_context(), arguments.reader()
-    relation = context.relation
+    relation, reducer = context.relation, REDUCERS[type(conv.aggr_module)]
 
     def message(batch: EdgeBatch) -> dict[str, Tensor]:
         return attention.message(conv, batch, read(batch))
@@ -219,19 +261,18 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Argumen
         Frame(relation.num_dst, graph.device, "destinations", arguments.dst),
         Frame(relation.num_edges, graph.device, "edges", of_edges),
     )
-    reducer = REDUCERS[type(conv.aggr_module)]
     with graph._structure.group.guard():
-        if _is_weighted_copy(conv, arguments, reducer):
+        if _is_weighted_copy(conv, arguments):
             (x,) = arguments.src.values()
-            made = {"message": _weighted_sum(context, reducer, x, fields.edge)}
-        elif getattr(conv.message, "__func__", None) is LEConv.message and reducer in ("sum", "mean"):
-            made = {"message": _weighted_differences(context, reducer, fields)}
+            weights = [weight.reshape(-1, *[1] * (x.dim() - 1)) for weight in fields.edge.values()]
+            formula = WEIGHTED_SOURCE if weights else COPY_SOURCE
+            made = {"message": aggregate(context, formula, reducer, x, *weights)}
         else:
             made = run_python(context, message, fields, reducer, None)
     return attention.Sums(made, relation.in_degrees)
 
 
-def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str) -> bool:
+def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments) -> bool:
     """Whether messages are the sources' values, times a weight of the edge where there is one: as built-in ones are.
 
     So are those of all layers of PyTorch Geometric whose `message` takes just these arguments, given or not.
@@ -241,7 +282,7 @@ def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str)
     return (
         is_written_in(conv.message, "torch_geometric.nn")
         and {*attention.parameters(conv, "message")} <= {"x_j", "edge_weight", "norm", "edge_type_ptr"}
-        and reducer in ("sum", "mean")
+        and isinstance(conv.aggr_module, ADDING)
         and x is not None
         and x.is_floating_point()
         and len(arguments.src) == 1
@@ -250,20 +291,6 @@ def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str)
         and set(arguments.edge) <= {"edge_weight", "norm"}
         and all(weight.dtype == x.dtype and weight.numel() == len(weight) for weight in arguments.edge.values())
     )
-
-
-def _weighted_sum(context: CallContext, reducer: str, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    if not weights:
-        return aggregate(context, COPY_SOURCE, reducer, x)
-    (weight,) = weights.values()
-    return aggregate(context, WEIGHTED_SOURCE, reducer, x, weight.reshape(-1, *[1] * (x.dim() - 1)))
-
-
-def _weighted_differences(context: CallContext, reducer: str, fields: EdgeFields) -> Tensor:
-    """LEConv's sum of w * (a - b), a at sources and b at destinations: that of w * a without b times that of w * 1."""
-    (a,), (b,) = fields.src.values(), fields.dst.values()
-    sums = _weighted_sum(context, reducer, torch.cat([a, a.new_ones(len(a), 1)], 1), fields.edge)
-    return sums[:, :-1] - b * sums[:, -1:]
 
 
 _is_distributed = PerThread(False)  # whether `propagate` runs as it is written, along a distributed edge index
@@ -292,26 +319,34 @@ def _to_dense_batch(
 
 
 def _propagate(original: Original, conv: MessagePassing, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-    if not isinstance(edge_index, DistributedEdgeIndex):
-        with views_of_nothing(edge_index.size(1)):
-            return original(conv, edge_index, size=size, **kwargs)
-    if edge_index.numbering.graph._structure.group.world_size > 1:
+    if isinstance(edge_index, DistributedEdgeIndex):
+        return _across_workers(original, conv, edge_index, size, kwargs)
+    with views_of_nothing(edge_index.size(1)):
+        return original(conv, edge_index, size=size, **kwargs)
+
+
+@uncompiled
+def _across_workers(
+    original: Original, conv: MessagePassing, edges: DistributedEdgeIndex, size: Any, kwargs: dict[str, Any]
+) -> Tensor:
+    group = edges.numbering.graph._structure.group
+    if group.world_size > 1:
         refuse_unconverted(conv, type(conv).__name__, takes_statistics)
     can_tile = _can_tile(conv)
-    _check_sizes(conv, edge_index, size, kwargs)
+    _check_sizes(conv, edges, size, kwargs)
     if can_tile:
-        combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
-        arguments = _arguments(conv, edge_index, kwargs) if combined is None else None
+        combined = attention.attend(conv, edges, kwargs) if attention.in_one_pass(conv) else None
+        arguments = _arguments(conv, edges, kwargs) if combined is None else None
         if arguments is not None:
-            combined = _by_tiles(conv, edge_index, arguments)
+            combined = _by_tiles(conv, edges, arguments)
         if combined is not None:
             names = attention.parameters(conv, "update")
             return conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
-    with edge_index.numbering.graph._structure.group.guard():
+    with group.guard():
         if isinstance(kwargs.get("alpha"), attention.Weights):
             kwargs["alpha"] = kwargs["alpha"].make(conv)
-        with _is_distributed.set_to(True), views_of_nothing(edge_index.size(1)):
-            return original(conv, edge_index, size=edge_index.sides, **kwargs)
+        with _is_distributed.set_to(True), views_of_nothing(edges.size(1)):
+            return original(conv, edges, size=edges.sides, **kwargs)
 
 
 def _set_templates(original: Original, conv: MessagePassing, *args: Any, **kwargs: Any) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch_geometric import transforms, utils
+from torch_geometric.data.data import BaseData
 from torch_geometric.nn import conv, models
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edge_indices
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.adapters.pyg.guarded import Original, replace
 from sar.errors import GraphError
 
@@ -79,8 +80,13 @@ def install() -> None:
                 replace(module, name, refusing)
 
 
-def _is_distributed(arguments: Any) -> bool:
-    return any(isinstance(edges, DistributedEdgeIndex) for edges in edge_indices(arguments))
+def _is_distributed(value: Any) -> bool:
+    """Whether a value is, or contains, a distributed edge index."""
+    value = value.to_dict() if isinstance(value, BaseData) else value
+    value = list(value.values()) if isinstance(value, dict) else value
+    return (
+        any(map(_is_distributed, value)) if isinstance(value, list | tuple) else isinstance(value, DistributedEdgeIndex)
+    )
 
 
 def _transform(original: Original, transform: Any, data: Any) -> Any:

@@ -17,7 +17,7 @@ from tests.parity.pyg_layers import IN, LAYERS, OUT, edges_of
 from tests.parity.scenarios import SCENARIOS, scattered
 
 BUILTIN = ("SAGEConv", "SAGEConv sum pair", "SAGEConv project", "GCNConv", "GCNConv weighted", "GINConv", "GraphConv")
-BUILTIN += ("GraphConv weighted", "LEConv", "LEConv weighted", "LEConv mean", "SimpleConv weighted", "SGConv", "APPNP")
+BUILTIN += ("GraphConv weighted", "SimpleConv weighted", "SGConv", "APPNP")
 KERNEL = ("GATConv", "GATConv pair", "GATv2Conv", "TransformerConv", "TransformerConv mean of heads")
 KERNEL += ("TransformerConv no root", "TransformerConv pair")
 BY_TILES = {
@@ -175,7 +175,8 @@ def counted(graph, data):
     if dist.is_initialized():
         rows, edges_at_once = graph._relation(None).blocks, max(layer.counts)
         assert edges_at_once <= max(block.num_src + block.num_dst for block in rows) < max(b.num_edges for b in rows)
-        assert sum(layer.counts) == edges.size(1)
+        assert layer.counts[:2] == [propagate.TRIED] * 2  # to see whether messages depend on their own edge alone
+        assert sum(layer.counts[2:]) == edges.size(1)
     weighted_sum(out, data.nodes["cotangent"]).backward()
     return {"node out": out, "node x.grad": x.grad}
 
@@ -184,6 +185,44 @@ def counted(graph, data):
 def test_messages_are_made_of_a_bounded_number_of_edges(pool, world_size):
     parts = several_times(4, world_size)
     check(pool, parts, random_data(parts, torch.float64), [(counted, ())], (1, 2), {"comm_buffer_bytes": 1000})
+
+
+class Own(pyg.MessagePassing):
+    """Layers whose messages need more than their own edge, or cannot be tried."""
+
+    def __init__(self, kind):
+        super().__init__("sum")
+        self.kind = kind
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, edges):
+        return self.propagate(edges, x=x, target=edges[1])
+
+    def message(self, x_j, target):
+        if self.kind == "softmax":  # not by the argument that PyTorch Geometric gives
+            return softmax(x_j, target)
+        if self.kind == "mean":
+            return x_j - x_j.mean(0)
+        if self.kind == "finite":
+            assert x_j.isfinite().all()
+        if self.kind == "counter":
+            self.calls += 1
+        return x_j.sin()
+
+
+def of_ones_own(graph, data, kind):
+    layer, x = Own(kind), data.leaf("x")
+    out = layer(x, edges_of(graph))
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out, "node x.grad": x.grad, "same calls": layer.calls.double()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_messages_that_cannot_be_made_on_some_edges(pool, world_size):
+    parts = several_times(4, world_size)
+    kinds = ["softmax", "finite", "counter", *["mean"] * (world_size == 1)]
+    cases = [(of_ones_own, (kind,)) for kind in kinds]
+    check(pool, parts, random_data(parts, torch.float64), cases, (1, 2), {"comm_buffer_bytes": 1000})
 
 
 class Extreme(torch.nn.Module):
