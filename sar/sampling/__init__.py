@@ -4,7 +4,7 @@ from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.loader import DataLoader
 from sar.sampling.saint import SAINTSampler
 from sar.sampling.sampler import DistNeighborSampler
-from sar.sampling.seed_batches import OptimizedBatches, SeedBatches
+from sar.sampling.seed_batches import SeedBatches
 from sar.sampling.seeds import reverse_edges, split_edges, split_seeds
 from sar.sampling.subgraphs import ClusterGCNSampler
 
@@ -13,7 +13,6 @@ __all__ = [
     "DataLoader",
     "DistNeighborSampler",
     "EdgePredictionSampler",
-    "OptimizedBatches",
     "SAINTSampler",
     "SeedBatches",
     "reverse_edges",

@@ -165,12 +165,10 @@ class EdgePredictionSampler:
         source = self.prepare(full_graph_manager)
         return self.to_graphs(sample_batch(session.current_group(), source, seeds, random_key()))
 
-    def prepare(
-        self, graph: GraphShardManager, call: str = "comparing fields", *, contents: bool = False
-    ) -> SamplingSource:
+    def prepare(self, graph: GraphShardManager, call: str = "comparing fields") -> SamplingSource:
         """What batches are sampled from, as of the inner sampler."""
         with session.current_group().guard():
-            source = self.sampler.prepare(graph, call, contents=contents)
+            source = self.sampler.prepare(graph, call)
             if self._source is None or self._source[0] is not source:
                 assert isinstance(source.method, NeighborDraws)
                 excluded, counts, both_ends = self.exclude is not None, self._counts(graph), self.mode == "binary"

@@ -28,7 +28,7 @@ from sar.sampling.draws import derive_key
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.sampler import DistNeighborSampler, GraphSampler
 from sar.sampling.sampling_thread import SamplingThread
-from sar.sampling.seed_batches import OptimizedBatches, SeedBatches
+from sar.sampling.seed_batches import SeedBatches
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class DataLoader:
         precompute_optimized_batches: let METIS put seed nodes that lie close together into one batch, once; `shuffle`
             then changes the order of the batches alone, and `drop_last` leaves out the same seeds in every epoch. Seed
             edges are taken as they come.
-        optimized_batches_cache: path of the files to keep these batches in, which asks for them, too; see
-            `OptimizedBatches`.
+        optimized_batches_cache: a path asks for such batches, too. No file is written: they are made in every run.
         num_workers: number of batches that a thread prepares ahead; 0 samples in the loop itself. Fields must not
             change during an epoch that a thread prepares.
         seed: of shuffling and sampling; default: drawn from torch's random state.
@@ -119,11 +118,11 @@ class DataLoader:
                 seeds = graph_sampler.checked_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
                 asked = precompute_optimized_batches or optimized_batches_cache is not None
                 if asked and isinstance(graph_sampler, DistNeighborSampler):
-                    optimized = OptimizedBatches(full_graph_manager, optimized_batches_cache)
+                    optimized = full_graph_manager
             self._batches = SeedBatches(
                 seeds, batch_size, drop_last=drop_last, shuffle=shuffle, seed=self._seed, optimized=optimized
             )
-            source = graph_sampler.prepare(full_graph_manager, contents=True)
+            source = graph_sampler.prepare(full_graph_manager)
             self._call = f"{source.graph.signature}: a batch"
         if len(session.current_group().local_peers) == 1:  # else the allocator is that of what is left to a file
             set_allocator(batches=True)
@@ -188,7 +187,7 @@ class DataLoader:
         try:
             for number, (seeds, key) in enumerate(batches):
                 with group.guard():
-                    source = self._sampler.prepare(self._graph, self._call, contents=number == 0)
+                    source = self._sampler.prepare(self._graph, self._call)
                     batch = None if ahead is None else ahead.arrived(group)
                     changed |= ahead is not None and (batch is None or ahead.source is not source)
                     if batch is None or changed:
@@ -206,7 +205,7 @@ class DataLoader:
     def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         """Let a thread sample: see [Note: a thread ahead]. It stays for the next epoch."""
         with session.current_group().guard() as group:
-            source = self._sampler.prepare(self._graph, self._call, contents=True)
+            source = self._sampler.prepare(self._graph, self._call)
             thread, self._thread = self._thread, None  # so that another iteration meanwhile has a thread of its own
             number = 0 if thread is None or thread.group.stopped is not None else thread.number
             if set(group.agree(self._call, number)) != {number} or thread is None or not number:

@@ -1,6 +1,5 @@
 """Samplers of the whole graph: what all of them share, and the neighbor sampler."""
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from sar.sampling.draws import ALL, derive_key
 from sar.sampling.neighbors import LayerSettings, SampledLayer, sample_layer
 from sar.sampling.seeds import check_seeds, global_ids
 from sar.sampling.worker_graph import WorkerGraph, make_worker_graph
-from sar.tensor_views import as_bytes
 
 Fanout = int | Mapping[str | CanonicalEtype, int]
 
@@ -30,7 +28,6 @@ class _Prepared(NamedTuple):
     """What batches are sampled from, and what it was made of."""
 
     made_of: Any  # identities and versions
-    checksums: list[int] | None  # of contents, where they were looked at
     alive: Any  # the objects, so that no others get their identities
     source: SamplingSource
 
@@ -102,33 +99,25 @@ class GraphSampler:
         """Seeds as users give them, as IDs, (S,) int64, which this worker may use; inside `group.guard()`."""
         return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign)
 
-    def prepare(
-        self, graph: GraphShardManager, call: str = "comparing fields", *, contents: bool = False
-    ) -> SamplingSource:
+    def prepare(self, graph: GraphShardManager, call: str = "comparing fields") -> SamplingSource:
         """What batches are sampled from; made by all workers together, anew if fields have changed on any of them.
 
-        `call` is what the workers agree on. With `contents`, the contents of fields are looked at, too, which numpy and
-        `.data` change without a trace.
+        `call` is what the workers agree on. Changes in place show in the version of a tensor, except those by numpy,
+        by `.data` and in inference mode.
         """
         with session.current_group().guard() as group:
             edge_frames = [graph.edges[etype].data for etype in graph.canonical_etypes]
             frames = [*edge_frames, self.input_node_features, self.output_node_features]
             named = {(i, name): field for i, frame in enumerate(frames) for name, field in frame.items()}
-            fields = list(named.values())
-            # Changes in place show in the version, which tensors of inference mode do not have.
-            states = [(place, id(x), _checksum(x) if x.is_inference() else x._version) for place, x in named.items()]
+            states = [(place, id(x), None if x.is_inference() else x._version) for place, x in named.items()]
             made_of = id(graph._structure), graph.ntypes, graph.canonical_etypes, states
-            known, checksums = self._prepared, None
-            changed = known is None or known.made_of != made_of
-            if contents:
-                checksums = [_checksum(field) for field in fields]
-                changed = changed or (known is not None and known.checksums != checksums)
-            changed = any(group.agree(call, changed))
+            known = self._prepared
+            changed = any(group.agree(call, known is None or known.made_of != made_of))
             if changed or known is None:
                 local, method = self._plan(graph)
                 cache = fill_cache(group, local, self.feature_cache_bytes) if self.feature_cache_bytes else None
-                source = SamplingSource(local, method, cache)
-                known = self._prepared = _Prepared(made_of, checksums, (graph._structure, fields), source)
+                alive = graph._structure, list(named.values())
+                known = self._prepared = _Prepared(made_of, alive, SamplingSource(local, method, cache))
             return known.source
 
     def to_graphs(self, batch: Batch) -> Any:
@@ -179,10 +168,6 @@ class GraphSampler:
             edges = in_edges(graph)
             self._edges = graph._structure, graph.canonical_etypes, edges
         return edges
-
-
-def _checksum(field: Tensor) -> int:
-    return zlib.crc32(as_bytes(field), zlib.crc32(f"{field.dtype} {field.shape}".encode()))
 
 
 @dataclass(frozen=True)

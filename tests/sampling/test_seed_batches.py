@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils import data as torch_data
 
 import sar
-from sar.sampling import OptimizedBatches, SeedBatches
+from sar.sampling import SeedBatches
 from tests.core.attempts import catch_and_recover, require
 from tests.sampling.scenes import parts_of
 
@@ -26,7 +26,7 @@ def batches(mine, batch_size, drop_last, shuffle, optimized):
             drop_last=drop_last,
             shuffle=shuffle,
             seed=seed,
-            optimized=OptimizedBatches(graph) if optimized else None,
+            optimized=graph if optimized else None,
             node_ranges=graph.node_ranges,
         )
 
@@ -175,7 +175,7 @@ def other_settings(partition):
 def train_on_shares(partition, seeds):
     graph = sar.construct_full_graph(partition)
     share = sar.split_seeds(graph, torch.tensor(seeds) if sar.rank() == 0 else torch.arange(0))
-    options = {"node_ranges": graph.node_ranges, "optimized": OptimizedBatches(graph)}
+    options = {"node_ranges": graph.node_ranges, "optimized": graph}
     failure = catch_and_recover(lambda: SeedBatches(share, 2, **options))
     return share, failure, SeedBatches(share, 2, foreign=True, **options).epoch(0)
 
