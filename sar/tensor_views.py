@@ -1,4 +1,4 @@
-"""Tensors as numpy arrays for compiled code, and as bytes for messages, files and checksums."""
+"""Tensors as numpy arrays for compiled code, as bytes for messages, files and checksums, and on other devices."""
 
 from typing import Any
 
@@ -46,3 +46,8 @@ def as_bytes(tensor: Tensor) -> memoryview:
 def described(tensor: Tensor) -> str:
     """Dtype and shape of a tensor, for calls and errors."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. Copies from pinned memory are asynchronous, so it must not change meanwhile."""
+    return tensor.to(device, non_blocking=tensor.device.type == "cpu")

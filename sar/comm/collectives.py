@@ -16,13 +16,12 @@ from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from sar.comm.devices import to_device
 from sar.comm.gradients import begin_sum, end_sum
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.dtypes import accumulation_dtype
 from sar.errors import ConfigError, DisagreementError
-from sar.tensor_views import described, materialize
+from sar.tensor_views import described, materialize, to_device
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 

@@ -31,12 +31,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sar.comm.devices import side_stream
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice, Step
 from sar.comm.rows import BufferPool, FieldRows, RowFormat
@@ -80,6 +80,14 @@ class _InFlight:
 
 
 NOTHING = nullcontext()
+
+
+@cache
+def side_stream(device: torch.device) -> Any:
+    """The stream for copies; one for each device, because torch reuses freed memory only on the stream it came from."""
+    return getattr(torch, device.type).Stream(device)
+
+
 _Transfer = tuple[_InFlight | None, _InFlight | None]
 """A buffer being received and one being sent, posted together. The queue keeps both alive until the wait."""
 

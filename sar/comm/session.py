@@ -112,7 +112,7 @@ def _start(rank: int | None, size: int | None, given_master: str | None, backend
     place, variables = find_place(), launcher_variables()
     met = meetings[-1] if meetings else None
     store, master, job = None, given_master or place.master, os.environ.get("SAR_JOB_ID")
-    launched = rank is None or place.launcher == "torchrun"
+    of_launcher = place.job if rank is None or place.launcher == "torchrun" else None
     if met is None and not variables and (rank, size, master) == (None, None, None):
         logger.info(
             "no launcher and no arguments: a group of one worker (threads: %d); `sar launch --workers W` starts more",
@@ -129,8 +129,7 @@ def _start(rank: int | None, size: int | None, given_master: str | None, backend
             port = place.port
         elif size == 1:
             master, port = "127.0.0.1", 0  # nobody else needs the port, so jobs of one host need not share the default
-    if launched:
-        job = job or place.job
+    job = job or of_launcher
     if rank is None or size is None or master is None:
         named = {"_rank": rank, "_world_size": size, "master_ip_address": master}
         missing = [name for name, value in named.items() if value is None]
@@ -146,8 +145,10 @@ def _start(rank: int | None, size: int | None, given_master: str | None, backend
     host, who = master, f"Worker {rank}"
     with _joining(rank, size, f"the job's store at {master}:{port}"):
         if store is None:
-            wait_for(  # torch would try for minutes, with a warning each time
-                *(lambda: socket.getaddrinfo(host, None), who, lambda: f"the address of worker 0's host, {host!r},"),
+            wait_for(
+                lambda: socket.getaddrinfo(host, None),  # torch would try for minutes, with a warning each time
+                who,
+                lambda: f"the address of worker 0's host, {host!r},",
                 "Name an address (MASTER_ADDR, or master_ip_address), or add the name to DNS or /etc/hosts.",
                 min(RESOLVE_SECONDS, Config.timeout),
             )
@@ -156,8 +157,10 @@ def _start(rank: int | None, size: int | None, given_master: str | None, backend
                 port = store.port
             else:
                 store = wait_for(
-                    *(lambda: connect_store(host, port, liveness.SILENCE_SECONDS), who),
-                    *(lambda: f"the job's store at {host}:{port}", "Check that worker 0 runs there."),
+                    lambda: connect_store(host, port, liveness.SILENCE_SECONDS),
+                    who,
+                    lambda: f"the job's store at {host}:{port}",
+                    "Check that worker 0 runs there.",
                     Config.timeout,
                 )
         store = sign_in(store, rank, size, job)

@@ -69,7 +69,21 @@ class EdgeMessage:
         self.tensors: Sequence[Tensor | None] = [operand.values for operand in self.operands]
         self.reads_edges = any(operand.target is Target.E for operand in self.operands)
         self.kept: dict[str, Any] = {}
-        self._aligned = self._align()
+        self._aligned: tuple[Shape, Shape, Shape] = lhs.shape, (), lhs.shape
+        if rhs is not None:
+            length = max(len(lhs.shape), len(rhs.shape), op is Op.DOT)
+            left, right = ((1,) * (length - len(side.shape)) + side.shape for side in (lhs, rhs))
+            if op is Op.DOT and left[-1] != right[-1]:
+                raise GraphError(
+                    f"The operands of dot have trailing shapes {lhs.shape} and {rhs.shape}; "
+                    "their last dimensions must be equal. Reshape one of them."
+                )
+            if any(a != b and a != 1 and b != 1 for a, b in zip(left, right, strict=True)):
+                raise GraphError(
+                    f"The operands of {op.value} have trailing shapes {lhs.shape} and {rhs.shape}, which do not "
+                    "broadcast: aligned at the right, sizes must be equal or 1. Reshape one of them."
+                )
+            self._aligned = left, right, tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
         scalars = not any(operand.shape for operand in self.operands)
         self.shape: Shape = () if scalars else aligned_message_shape(op, self._aligned[2])
 
@@ -92,25 +106,6 @@ class EdgeMessage:
         The product space of `dot` still has the last dimension, which the message then sums.
         """
         return self._aligned
-
-    def _align(self) -> tuple[Shape, Shape, Shape]:
-        if self.rhs is None:
-            return self.lhs.shape, (), self.lhs.shape
-        lhs_shape, rhs_shape = self.lhs.shape, self.rhs.shape
-        length = max(len(lhs_shape), len(rhs_shape), self.op is Op.DOT)
-        lhs = (1,) * (length - len(lhs_shape)) + lhs_shape
-        rhs = (1,) * (length - len(rhs_shape)) + rhs_shape
-        if self.op is Op.DOT and lhs[-1] != rhs[-1]:
-            raise GraphError(
-                f"The operands of dot have trailing shapes {lhs_shape} and {rhs_shape}; "
-                "their last dimensions must be equal. Reshape one of them."
-            )
-        if any(a != b and a != 1 and b != 1 for a, b in zip(lhs, rhs, strict=True)):
-            raise GraphError(
-                f"The operands of {self.op.value} have trailing shapes {lhs_shape} and {rhs_shape}, which do not "
-                "broadcast: aligned at the right, sizes must be equal or 1. Reshape one of them."
-            )
-        return lhs, rhs, tuple(b if a == 1 else a for a, b in zip(lhs, rhs, strict=True))
 
     def operand(self, wrt: str) -> EdgeOperand:
         """The operand "lhs" or "rhs"."""

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from sar.comm import session
-from sar.comm.devices import to_device
 from sar.common_tuples import StrPath
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
@@ -28,6 +27,7 @@ from sar.data.versions import Rows, find_rows, newest_version, write_version
 from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.rows import RowOwners, added_up
+from sar.tensor_views import to_device
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 State = dict[str, Any]

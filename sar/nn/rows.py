@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
-from sar.comm.devices import to_device
 from sar.comm.group import Group
 from sar.common_tuples import EID, NTYPE, ORIG_ID, AnyEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.build import build_structure
@@ -23,6 +22,7 @@ from sar.core.relation import Structure
 from sar.errors import GraphError
 from sar.id_slices import find_sorted
 from sar.kernels import accumulation_dtype
+from sar.tensor_views import to_device
 
 Pairs = TypeVar("Pairs", bound="PairGraph")
 

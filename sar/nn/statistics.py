@@ -8,12 +8,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from sar.comm import session
 from sar.comm.collectives import all_max
-from sar.comm.devices import to_device
 from sar.comm.group import Group
 from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
+from sar.tensor_views import to_device
 
 ROWS_BIT = 3  # first bit of the number of a worker's rows in the flags of `_Normalise`
 

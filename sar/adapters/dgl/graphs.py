@@ -17,7 +17,6 @@ from sar.adapters.dgl.patched_layers import with_patched_dgl
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
-from sar.comm.devices import to_device
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.common_tuples import NID, SPLIT, CanonicalEtype, PartitionData
@@ -32,6 +31,7 @@ from sar.id_slices import count_ids, to_offsets
 from sar.kernels import EdgeBlock
 from sar.logging_setup import logger
 from sar.nn.rows import fetch_rows
+from sar.tensor_views import to_device
 
 Edges = Mapping[CanonicalEtype, tuple[Tensor, Tensor, Mapping[str, Tensor]]]
 
