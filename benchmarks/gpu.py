@@ -244,7 +244,8 @@ def main(argv: Sequence[str]) -> None:
     docs = arguments.docs or (command.DOCS if device.type == "cuda" else None)
     if docs is not None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        options = {"device": f"{name}, CUDA {torch.version.cuda}", "timed": f"the median of {arguments.epochs}"}
+        versions = f"CUDA {torch.version.cuda}, torch {torch.__version__}"
+        options = {"device": f"{name}, {versions}", "timed": f"the median of {arguments.epochs}"}
         conditions = describe_setting(setting(command.shown("benchmarks.gpu", argv), options))
         write_section(docs / "gpus.md", "measured", "\n\n".join([conditions, *map(as_markdown, tables)]))
 

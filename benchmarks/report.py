@@ -10,7 +10,7 @@ from benchmarks.summary import Row, processor, single_rise, single_seconds, summ
 from sar.partition.inspect.text_tables import as_markdown
 
 MEGA = 1e6
-CHECKS = "/ needed", "s waited", "loss differs by"
+DETAILS = "/ floor", "cost / DGL", "/ needed", "s waited", "loss differs by"
 """Columns that are printed, but not written to the page."""
 HEADER = (
     "model",
@@ -23,16 +23,19 @@ HEADER = (
     "MB at peak",
     "share",
     "MB sent",
-    *CHECKS,
+    "/ needed",
+    "s waited",
+    "loss differs by",
 )
 CONSTRUCTION = ("graph", "workers", "load (s)", "construct (s)", "together", "peak (MB)", "graph (MB)", "kernels (s)")
 
 
 def main_section(results: Results, picture: str) -> str:
     """The section of one graph."""
+    columns = [number for number, name in enumerate(HEADER) if name not in DETAILS]
     parts = [
         f"{describe_graph(results)}\n\n{describe_setting(results.setting)}",
-        as_markdown([row[: -len(CHECKS)] for row in table(results)]),
+        as_markdown([[row[number] for number in columns] for row in table(results)]),
         f"![Epoch time, memory and bytes of each model on {results.graph}]({picture})",
     ]
     return "\n\n".join(parts)
@@ -47,10 +50,9 @@ def describe_graph(results: Results) -> str:
 
 
 def describe_setting(setting: Mapping[str, str]) -> str:
-    """What the numbers depend on, in two lines: the command, and all else."""
-    command, *others = (
-        value if key in ("machine", "versions", "date") else f"{key}: {value}" for key, value in setting.items()
-    )
+    """What the numbers depend on, in two lines: the command, and all else. Versions are on the page once."""
+    shown = {key: value for key, value in setting.items() if key != "versions"}
+    command, *others = (value if key in ("machine", "date") else f"{key}: {value}" for key, value in shown.items())
     return f"- {command}\n- {'; '.join(others)}"
 
 

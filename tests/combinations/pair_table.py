@@ -43,13 +43,16 @@ def tables(right: Sequence[Case]) -> str:
     axes = {axis: [value for value in values if value != PLAIN] for axis, values in AXES.items() if axis != "second"}
     several = sum(count > 1 for count in pairs.values())
     text = f"{len(right)} cases with {len(pairs)} pairs of values, of which {several} are in several cases.\n\n"
-    text += "| axis | values, with the number of cases |\n| --- | --- |\n"
+    text += "| axis | values | cases of each |\n| --- | --- | --- |\n"
     for axis, values in axes.items():
-        text += f"| {axis} | {'; '.join(f'{value}: {counts[value]}' for value in values)} |\n"
-    text += "\n| value | in no case with |\n| --- | --- |\n"
+        of_each = [counts[value] for value in values]
+        text += f"| {axis} | {'; '.join(values)} | {min(of_each)} to {max(of_each)} |\n"
+    absent: dict[str, list[str]] = {}
     for k, values in enumerate(axes.values()):
         later = [value for others in list(axes.values())[k + 1 :] for value in others]
         for value in values:
-            if absent := [other for other in later if frozenset((value, other)) not in pairs]:
-                text += f"| {value} | {'; '.join(absent)} |\n"
+            if others := [other for other in later if frozenset((value, other)) not in pairs]:
+                absent.setdefault("; ".join(others), []).append(value)
+    text += "\n| value | in no case with |\n| --- | --- |\n"
+    text += "".join(f"| {'; '.join(values)} | {others} |\n" for others, values in absent.items())
     return text

@@ -75,19 +75,18 @@ def test_the_comparison_by_size_is_that_of_the_benchmarks() -> None:
 def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     measured = (REPOSITORY / "docs" / "benchmarks.md").read_text()
     [section] = re.findall(r"<!-- generated: rmat -->(.*?)<!-- end", measured, re.DOTALL)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
-    found = {
-        (model, trained.partition(",")[0]): (ratio, int(megabytes))
-        for model, trained, _, _, ratio, _, _, megabytes, *_ in rows[1:]
-    }
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    header, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    ratio, megabytes = header.index("/ DGL"), header.index("MB at peak")
+    found = {(row[0], row[1].partition(",")[0]): (row[ratio], int(row[megabytes])) for row in rows}
     readme = (REPOSITORY / "README.md").read_text()
     shares = []
     for name, model in (("GraphSAGE", "SAGE"), ("GCN", "GCN"), ("GAT", "GAT")):
         whole = found[model, "1 process"][1]
         cells = []
         for workers in ("1 worker", "2 workers", "4 workers"):
-            ratio, megabytes = found[model, workers]
-            cells.append(f"{ratio}, {megabytes / whole:.2f}")
+            time, memory = found[model, workers]
+            cells.append(f"{time}, {memory / whole:.2f}")
         assert f"| {name} | {' | '.join(cells)} |" in readme
         shares.append(found[model, "4 workers"][1] / whole)
     assert f"Each of four workers needs {min(shares):.2f} to {max(shares):.2f} of the memory of DGL's" in readme
