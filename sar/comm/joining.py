@@ -177,7 +177,9 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
         return [Signature(*json.loads(text)) for text in table.read(keys) if text is not None]
 
     def missing() -> str:
-        return f"{', '.join(f'worker {k}' for k in table.absent(keys))} to join"
+        with suppress(SilentStoreError):
+            return f"{', '.join(f'worker {k}' for k in table.absent(keys))} to join"
+        return "the other workers to join"
 
     try:
         workers = wait_for(
