@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from inspect import BoundArguments, signature
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -168,16 +168,14 @@ def _softmax(original: Original, src: Tensor, *args: Any, **kwargs: Any) -> Tens
     return exponentials[-1]
 
 
-def _forward(bind: Callable[..., BoundArguments]) -> Callable[..., Any]:
-    def forward(original: Original, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        asked = bind(layer, *args, **kwargs).arguments.get("return_attention_weights")
-        layer.__dict__["_returns_weights"] = asked is not None
-        try:
-            return original(layer, *args, **kwargs)
-        finally:
-            del layer.__dict__["_returns_weights"]
-
-    return forward
+def _forward(original: Original, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Note whether a layer is asked for the weights of edges."""
+    asked = signature(original).bind(layer, *args, **kwargs).arguments.get("return_attention_weights")
+    layer.__dict__["_returns_weights"] = asked is not None
+    try:
+        return original(layer, *args, **kwargs)
+    finally:
+        del layer.__dict__["_returns_weights"]
 
 
 def _edge_updater(original: Original, layer: Any, /, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
@@ -189,7 +187,7 @@ def _edge_updater(original: Original, layer: Any, /, edge_index: Any, *args: Any
 def install() -> None:
     """Replace what the layers call."""
     for kind in RETURNING:
-        replace(kind, "forward", _forward(signature(kind.forward).bind))
+        replace(kind, "forward", _forward)
     for kind in WITH_SOFTMAX:
         replace(sys.modules[kind.__module__], "softmax", _softmax)
         replace_updater(kind)

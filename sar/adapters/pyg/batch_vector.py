@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import aggr, pool
+from torch_geometric.nn import aggr
 
 from sar.adapters.pyg.edge_index import SourceIndex
 from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, Original, handler_for, plain, plainly, replace
@@ -38,9 +38,6 @@ REFUSED: dict[str, str] = {
     "SortAggregation": _SORTS,
 }
 """Aggregations that raise on graphs across workers, and why."""
-
-COARSENING = ("ASAPooling", "ClusterPooling", "EdgePooling", "MemPooling", "PANPooling", "SAGPooling", "TopKPooling")
-"""Poolings that raise on graphs across workers: they make a smaller graph of nodes chosen among all."""
 
 _HANDLERS: Handlers = {}
 _handles = partial(handler_for, _HANDLERS)
@@ -185,16 +182,6 @@ def _maxima(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 def install() -> None:
     """Let layers refuse what they cannot do across workers."""
     replace(aggr.Aggregation, "__call__", _aggregate)
-    for name in COARSENING:
-        replace(getattr(pool, name), "forward", _coarsen)
-
-
-def _coarsen(original: Original, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if any(isinstance(value, GuardedTensor) for value in (*args, *kwargs.values())):
-        raise GraphError(
-            f"{type(self).__name__} chooses among all nodes of a graph, so it cannot pool graphs across workers."
-        )
-    return original(self, *args, **kwargs)
 
 
 def _aggregate(

@@ -18,7 +18,6 @@ from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, c
 from sar.adapters.pyg.guarded import Original, replace
 from sar.core.eager import views_of_nothing
 from sar.core.overlap import meanwhile
-from sar.errors import GraphError
 from sar.nn.statistics import global_max, global_mean, global_sum
 from sar.per_thread import PerThread
 
@@ -123,13 +122,7 @@ def _linearly(
     original: Original, self: Any, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: Any
 ) -> Tensor:
     """GPSConv whose attention to all nodes is linear in sums over these."""
-    distributed = isinstance(edge_index, DistributedEdgeIndex)
-    if distributed and (type(self.attn) is not performer.PerformerAttention or batch is not None):
-        raise GraphError(
-            "GPSConv was called with a distributed edge_index, but attends between all pairs of nodes of the graph, "
-            "except with attn_type='performer' and no batch."
-        )
-    with _of_all_workers.set_to(distributed), views_of_nothing(len(x)):
+    with _of_all_workers.set_to(isinstance(edge_index, DistributedEdgeIndex)), views_of_nothing(len(x)):
         return original(self, x, edge_index, batch, **kwargs)
 
 

@@ -1,6 +1,7 @@
 """Layers, models, functions and transforms that would take one worker's nodes or edges for all.
 
-They raise a `GraphError` that names them if they are called with a distributed edge index.
+They raise a `GraphError` that names them if they are called with a distributed edge index, or with a batch vector of
+graphs across workers.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 from torch_geometric import transforms, utils
 from torch_geometric.data.data import BaseData
-from torch_geometric.nn import conv, models
+from torch_geometric.nn import conv, models, pool
+from torch_geometric.nn.attention import PerformerAttention
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex
-from sar.adapters.pyg.guarded import Original, replace
+from sar.adapters.pyg.guarded import GuardedTensor, Original, replace
 from sar.errors import GraphError
 
 _BEFORE = "Do it before the graph is partitioned"
@@ -51,7 +52,19 @@ _LOSS = "has losses that are means over one worker's. Call model.encoder and mod
 _ERROR = "would scale by this worker's mean error. Make it with autoscale=False"
 _TRAINING = "draws pairs without an edge among all nodes while it trains. Train it on mini-batches"
 
+_CHOOSES = "chooses among all nodes of a graph, so it cannot pool graphs across workers. Train it on mini-batches"
+
+_ATTENDS = "attends between all pairs of nodes, unless it has attn_type='performer' and no batch"
+
 METHODS: dict[tuple[type, str], str] = {
+    (conv.GPSConv, "forward"): _ATTENDS,
+    (pool.ASAPooling, "forward"): _CHOOSES,
+    (pool.ClusterPooling, "forward"): _CHOOSES,
+    (pool.EdgePooling, "forward"): _CHOOSES,
+    (pool.MemPooling, "forward"): _CHOOSES,
+    (pool.PANPooling, "forward"): _CHOOSES,
+    (pool.SAGPooling, "forward"): _CHOOSES,
+    (pool.TopKPooling, "forward"): _CHOOSES,
     (conv.HypergraphConv, "forward"): "sends from hyperedges to nodes of other workers. Train it on mini-batches",
     (conv.MeshCNNConv, "forward"): "takes four edges that follow one another in edge_index for the neighbours of one",
     (conv.SuperGATConv, "forward"): _TRAINING,
@@ -81,12 +94,10 @@ def install() -> None:
 
 
 def _is_distributed(value: Any) -> bool:
-    """Whether a value is, or contains, a distributed edge index."""
+    """Whether a value is, or contains, a distributed edge index or a batch vector of graphs across workers."""
     value = value.to_dict() if isinstance(value, BaseData) else value
     value = list(value.values()) if isinstance(value, dict) else value
-    return (
-        any(map(_is_distributed, value)) if isinstance(value, list | tuple) else isinstance(value, DistributedEdgeIndex)
-    )
+    return any(map(_is_distributed, value)) if isinstance(value, list | tuple) else isinstance(value, GuardedTensor)
 
 
 def _transform(original: Original, transform: Any, data: Any) -> Any:
@@ -124,6 +135,7 @@ def _are_masks(subset: Any, *_: Any, **__: Any) -> bool:
 _RIGHT: dict[str, Callable[..., bool]] = {
     _MASK: _are_masks,
     _ERROR: lambda model, *_, **__: not model.autoscale,
+    _ATTENDS: lambda layer, x, edges, batch=None, **_: type(layer.attn) is PerformerAttention and batch is None,
     _TRAINING: lambda layer, *_, **__: not layer.training,
 }
 """Checks of the arguments with which a reason does not hold."""
