@@ -19,7 +19,7 @@ from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.directory_report import DirectoryReport
 from sar.partition.new_directory import check_replaceable, new_directory
 from sar.partition.write.write import Written, write_parts, written_report
-from sar.partition.write.write_job import WriteJob, check_hops, check_writable
+from sar.partition.write.write_job import check_hops, check_writable
 
 _TRAINER = "trainer_id"
 _LEAST_BYTES = 9  # of a node, as `partition.write.write_job` needs them
@@ -111,11 +111,18 @@ def run_partition(
             parts, num_parts = assigned.part_of // trainers, assigned.num_parts // trainers
             assigned = assigned._replace(part_of=parts, num_parts=num_parts)
         method = assigned.method or "custom"
-        job = WriteJob.of(
-            directory, graph, assigned.part_of, assigned.num_parts, output.memory, progress, output.num_hops
+        written = write_parts(
+            directory,
+            graph,
+            assigned.part_of,
+            assigned.num_parts,
+            name,
+            method,
+            output.memory,
+            output.num_hops,
+            progress,
         )
-        written = write_parts(job, name, method)
-        report = written_report(graph, job.numbering.part_of, written, name, method)
+        report = written_report(graph, assigned.part_of, written, name, method)
         report.save(directory.path)
     return Outcome(directory.target / f"{name}.json", assigned, written, report, graph.notes)
 

@@ -228,7 +228,7 @@ def test_the_chunked_form_keeps_the_graph_and_its_name(tmp_path: Path, edges: Pa
 
 @pytest.mark.parametrize("name", ["partition", "chunk"])
 def test_a_stopped_run_cleans_up(tmp_path: Path, edges: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    def stop(*_: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(pipeline, "write_parts", stop)

@@ -25,7 +25,7 @@ from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, index_dtype
 from sar.partition.ingest.edges import EdgeFormat, open_npy_edges, open_raw_edges
 from sar.partition.ingest.features import FeatureSource
-from sar.partition.ingest.files import ColumnChoice
+from sar.partition.ingest.files import ColumnChoice, Files, with_format
 from sar.partition.ingest.parquet import parquet_ids
 from sar.partition.ingest.text import text_ids
 from sar.splitmix import STEP
@@ -34,8 +34,6 @@ _BITS = 8  # of a hash that decide about the file
 _LONGEST = 255
 _INTEGERS = pyarrow.int64()
 _TABLE = ""
-
-EdgeFiles = tuple[Sequence[Path], EdgeFormat]
 
 
 class MappedIds(NamedTuple):
@@ -50,7 +48,9 @@ class _NotIntegersError(Exception):
     """Some IDs of a node type, its argument, are no integers of 64 bits in their usual form."""
 
 
-def map_ids(edges: Mapping[CanonicalEtype, EdgeFiles], tables: Mapping[str, FeatureSource], scratch: Path) -> MappedIds:
+def map_ids(
+    edges: Mapping[CanonicalEtype, Files], how: EdgeFormat, tables: Mapping[str, FeatureSource], scratch: Path
+) -> MappedIds:
     """Number the nodes that edges name, by integers if all IDs of a node type are such, else by strings.
 
     `tables` have, by node type, the IDs of its nodes, which are numbered in this order; other types' nodes get numbers
@@ -61,13 +61,14 @@ def map_ids(edges: Mapping[CanonicalEtype, EdgeFiles], tables: Mapping[str, Feat
     while True:
         try:
             with tempfile.TemporaryDirectory(prefix="ids-", dir=scratch) as folder:
-                return _mapped(edges, tables, types, scratch, Path(folder))
+                return _mapped(edges, how, tables, types, scratch, Path(folder))
         except _NotIntegersError as found:
             types[found.args[0]] = pyarrow.string()
 
 
 def _mapped(
-    edges: Mapping[CanonicalEtype, EdgeFiles],
+    edges: Mapping[CanonicalEtype, Files],
+    how: EdgeFormat,
     tables: Mapping[str, FeatureSource],
     types: Mapping[str, pyarrow.DataType],
     scratch: Path,
@@ -82,7 +83,7 @@ def _mapped(
         for _, chunk in table.ids():
             by_type[ntype].send(chunk, _TABLE)
     for columns, files in zip(of_ends, edges.values(), strict=True):
-        for chunks in _edge_ids(*files):
+        for chunks in _edge_ids(files, how):
             for chunk, (name, ntype) in zip(chunks, columns, strict=True):
                 by_type[ntype].send(chunk, name)
     counts = {ntype: numbering.number() for ntype, numbering in by_type.items()}
@@ -290,14 +291,15 @@ def _bytes_of(texts: pyarrow.Array) -> list[bytes]:
     return texts.cast(pyarrow.binary()).to_pylist()
 
 
-def _edge_ids(files: Sequence[Path], how: EdgeFormat) -> Iterator[Sequence[pyarrow.Array]]:
+def _edge_ids(files: Files, how: EdgeFormat) -> Iterator[Sequence[pyarrow.Array]]:
     """The IDs of sources and of destinations in chunks, integers or strings, (n,) each."""
-    if how.name in ("text", "parquet"):
+    found, form = with_format(files, how.name)
+    if form in ("text", "parquet"):
         choice = ColumnChoice("edges", how.columns)
-        for file in files:
-            yield from text_ids(file, how.text, choice) if how.name == "text" else parquet_ids(file, choice)
+        for file in found:
+            yield from text_ids(file, how.text, choice) if form == "text" else parquet_ids(file, choice)
         return
-    parts = open_npy_edges(files, False) if how.name == "npy" else open_raw_edges(files, how.dtype)
-    unsigned = how.name == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in files)
+    parts = open_npy_edges(found, False) if form == "npy" else open_raw_edges(found, how.dtype)
+    unsigned = form == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in found)
     for ends in itertools.chain(*(edges.chunks() for _, edges in parts)):
         yield [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]

@@ -265,9 +265,7 @@ def _open_mapped(
                 f"whose rows '{unknown[0]}' has is not known where nodes are numbered (ids='map', --ids map); name the "
                 f"IDs of its rows, too: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
             )
-    named = {etype: with_format(files, how.name) for etype, files in edges.items()}
-    found = {etype: (some, replace(how, name=form)) for etype, (some, form) in named.items()}
-    mapped = map_ids(found, tables, scratch)
+    mapped = map_ids(edges, how, tables, scratch)
     columns = open_features(features, mapped.num_nodes, scratch, text=how.text, allow_nan=allow_nan)
     node_data = {ntype: {GIVEN_ID: ids, **columns[ntype]} for ntype, ids in mapped.ids.items()}
     return GraphSource(mapped.num_nodes, mapped.edges, node_data, {})

@@ -71,41 +71,53 @@ class OuterEdges:
                 first_id += len(edges)
 
 
-def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[list[int], list[int]]:
+def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[Array, list[int]]:
     """Write a part's nodes, the edges into them, those that it keeps of others, their halo, and original edge IDs.
 
     `local` is a table of (N,) integers to work with, overwritten: the number inside the part of every new ID. Returned
     are by the part of their source the number of edges, (P,), and of distinct sources, (P,), 0 for the part itself.
     """
-    edges_from, rows_from = _mark_halo(job, buckets, part, local)
-    start, end = job.numbering.bounds(part)
+    spans = [job.numbering.bounds(other) for other in range(job.num_parts)]
+    start, end = spans[part]
+    ends = np.array([last for _, last in spans])
+    edges_from = np.zeros(job.num_parts, np.int64)
+    local[:] = 0  # then 1 at the nodes of other parts that this one reads
+    for _, edges in buckets.read(part):
+        edges_from += np.bincount(np.searchsorted(ends, edges[:, 0], side="right"), minlength=job.num_parts)
+        local[edges[:, 0]] = 1
+    local[start:end] = 0
+    rows_from = [int(np.count_nonzero(local[slice(*span)])) for span in spans]
+
     outer = OuterEdges(job, buckets, part)
     outer.find(local)
     halo = np.count_nonzero(local[:start]) + np.count_nonzero(local[end:])
-    num_edges = int(buckets.counts[part].sum()) + outer.count
-    layout = graph_file_layout(end - start + halo, num_edges, NODE_FIELDS, EDGE_FIELDS)
-    path = part_folder(job.directory.path, part) / GRAPH
-    layout.create(path)
-    with path.open("r+b") as file:
+    counts = buckets.counts[part].tolist()
+    layout = graph_file_layout(end - start + halo, sum(counts) + outer.count, NODE_FIELDS, EDGE_FIELDS)
+    names = [":".join(etype) for etype in job.etypes]
+    specs = {name: ArraySpec(np.dtype("<i8"), (count,)) for name, count in zip(names, counts, strict=True)}
+    original_layout = tensor_file_layout(specs)
+    folder = part_folder(job.directory.path, part)
+    layout.create(folder / GRAPH)
+    original_layout.create(folder / ORIGINAL_EDGES)
+    with (folder / GRAPH).open("r+b") as file, (folder / ORIGINAL_EDGES).open("r+b") as original_file:
         _fill_nodes(job, file, layout, part, local)
-        _fill_edges(buckets, outer, file, layout, part, local)
+        fields = "src", "dst", f"edge/{EID}", f"edge/{ETYPE}", f"edge/{INNER_EDGE}"
+        writers = [layout.writer(file, name) for name in fields]
+        original_ids = [original_layout.writer(original_file, name) for name in names]
+        first_id = int(buckets.ranges[part, 0, 0])
+        for number, edges in buckets.read(part):
+            new_ids = np.arange(first_id, first_id + len(edges))
+            columns = local[edges[:, 0]], local[edges[:, 1]], new_ids, np.full(len(edges), number), np.ones(len(edges))
+            for writer, column in zip(writers, columns, strict=True):
+                writer.append(column)
+            original_ids[number].append(edges[:, 2])
+            first_id += len(edges)
+        for edges in outer.read():
+            columns = local[edges[:, 0]], local[edges[:, 1]], edges[:, 2], edges[:, 3], np.zeros(len(edges))
+            for writer, column in zip(writers, columns, strict=True):
+                writer.append(column)
     outer.file.unlink(missing_ok=True)
-    _write_original_edges(job, buckets, part)
     return edges_from, rows_from
-
-
-def _mark_halo(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[list[int], list[int]]:
-    """Set `local` to 1 at the nodes of other parts that this one reads, else to 0."""
-    bounds = [job.numbering.bounds(other) for other in range(job.num_parts)]
-    ends = np.array([end for _, end in bounds])
-    edges_from = np.zeros(job.num_parts, np.int64)
-    local[:] = 0
-    for _, edges in buckets.read(part):
-        src = edges[:, 0]
-        edges_from += np.bincount(np.searchsorted(ends, src, side="right"), minlength=job.num_parts)
-        local[src] = 1
-    local[slice(*bounds[part])] = 0
-    return edges_from.tolist(), [int(np.count_nonzero(local[slice(*span)])) for span in bounds]
 
 
 def _fill_nodes(job: WriteJob, file: BinaryIO, layout: FileLayout, part: int, local: Array) -> None:
@@ -132,35 +144,3 @@ def _own_then_halo(local: Array, start: int, end: int, rows: int) -> Iterator[Ar
     for low, high in ((0, start), (end, len(local))):
         for first in range(low, high, rows):
             yield first + np.flatnonzero(local[first : min(high, first + rows)])
-
-
-def _fill_edges(
-    buckets: EdgeBuckets, outer: OuterEdges, file: BinaryIO, layout: FileLayout, part: int, local: Array
-) -> None:
-    names = "src", "dst", f"edge/{EID}", f"edge/{ETYPE}", f"edge/{INNER_EDGE}"
-    writers = [layout.writer(file, name) for name in names]
-
-    def append(edges: Array, *fields: Array) -> None:
-        for writer, column in zip(writers, (local[edges[:, 0]], local[edges[:, 1]], *fields), strict=True):
-            writer.append(column)
-
-    first_id = int(buckets.ranges[part, 0, 0])
-    for number, edges in buckets.read(part):
-        count = len(edges)
-        append(edges, np.arange(first_id, first_id + count), np.full(count, number), np.ones(count))
-        first_id += count
-    for edges in outer.read():
-        append(edges, edges[:, 2], edges[:, 3], np.zeros(len(edges)))
-
-
-def _write_original_edges(job: WriteJob, buckets: EdgeBuckets, part: int) -> None:
-    names = [":".join(etype) for etype in job.etypes]
-    counts = buckets.counts[part].tolist()
-    int64 = np.dtype("<i8")
-    layout = tensor_file_layout({name: ArraySpec(int64, (count,)) for name, count in zip(names, counts, strict=True)})
-    path = part_folder(job.directory.path, part) / ORIGINAL_EDGES
-    layout.create(path)
-    with path.open("r+b") as file:
-        writers = [layout.writer(file, name) for name in names]
-        for number, edges in buckets.read(part):
-            writers[number].append(edges[:, 2])

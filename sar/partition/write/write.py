@@ -17,10 +17,18 @@ from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
 from sar.partition.ingest.objects import from_object
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
-from sar.partition.new_directory import new_directory
+from sar.partition.new_directory import NewDirectory, new_directory
 from sar.partition.write.divide import EdgeBuckets, write_edge_fields, write_node_fields
 from sar.partition.write.part_graph import write_part_graph
-from sar.partition.write.write_job import WriteJob, check_hops, check_writable, stored_spec
+from sar.partition.write.write_job import (
+    NodeNumbering,
+    WriteJob,
+    allow_open_files,
+    check_hops,
+    check_writable,
+    slice_bytes,
+    stored_spec,
+)
 
 
 class Written(NamedTuple):
@@ -95,8 +103,8 @@ def write_partitions(
         check_hops(num_hops)
         with new_directory(folder, overwrite=overwrite) as directory:
             check_writable(graph, name, memory)
-            job = WriteJob.of(directory, graph, part_of, num_parts, memory, progress or logged_stages(), num_hops)
-            return write_parts(job, name, method).sizes
+            told = progress or logged_stages()
+            return write_parts(directory, graph, part_of, num_parts, name, method, memory, num_hops, told).sizes
 
     call = "partitioning (sar.write_partitions), which all workers do together"
     return PartitionReport.of(folder / f"{name}.json", by_worker_0(call, write, (3, num_parts)))
@@ -116,9 +124,22 @@ def by_worker_0(call: str, work: Callable[[], Array], shape: tuple[int, ...]) ->
     return found.cpu().numpy()
 
 
-def write_parts(job: WriteJob, name: str, method: str) -> Written:
-    """Write the parts into a directory in the making; `name` and `method` as in `write_partitions`."""
-    num_parts, folders = job.num_parts, [part_folder(job.directory.path, part) for part in range(job.num_parts)]
+def write_parts(
+    directory: NewDirectory,
+    graph: GraphSource,
+    part_of: Array,
+    num_parts: int,
+    name: str,
+    method: str,
+    memory: int | None,
+    num_hops: int | None,
+    progress: Progress,
+) -> Written:
+    """Write the parts into a directory in the making; the arguments are those of `write_partitions`."""
+    size = slice_bytes(graph.total_nodes, num_parts, memory)
+    allow_open_files(num_parts)
+    job = WriteJob(directory, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, num_hops)
+    folders = [part_folder(directory.path, part) for part in range(num_parts)]
     buckets = EdgeBuckets(job)
     write_node_fields(job)
     write_edge_fields(job, buckets)

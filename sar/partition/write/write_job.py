@@ -84,23 +84,6 @@ class WriteJob:
     progress: Progress
     num_hops: int | None  # as in `sar.partition.write.write.write_partitions`
 
-    @classmethod
-    def of(
-        cls,
-        directory: NewDirectory,
-        graph: GraphSource,
-        part_of: Array,
-        num_parts: int,
-        memory: int | None,
-        progress: Progress,
-        num_hops: int | None,
-    ) -> "WriteJob":
-        """The job of writing a graph by an assignment, (N,), within so much memory, or `ConfigError`."""
-        size = _slice_bytes(graph.total_nodes, num_parts, memory)
-        job = cls(directory, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, num_hops)
-        _allow_open_files(num_parts)
-        return job
-
     @property
     def num_parts(self) -> int:
         return len(self.numbering.ranges)
@@ -135,7 +118,7 @@ def stored_spec(name: str, column: Column) -> ArraySpec:
 
 def check_writable(graph: GraphSource, name: str, memory: int | None) -> None:
     """Raise `ConfigError`, before anything is done, if DGL's format or the memory cannot hold the graph."""
-    _slice_bytes(graph.total_nodes, 1, memory)
+    slice_bytes(graph.total_nodes, 1, memory)
     parts = [name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
     unusable = sorted({part for part in parts if not part or "/" in part or ":" in part})
     if unusable:
@@ -164,7 +147,7 @@ def check_hops(num_hops: int | None) -> None:
         )
 
 
-def _allow_open_files(count: int) -> None:
+def allow_open_files(count: int) -> None:
     """Raise this process's limit of open files if it is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _SPARE_FILES
@@ -175,7 +158,7 @@ def _allow_open_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
+def slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
     """Bytes that are left for slices of `memory` bytes, see [Note: memory]."""
     per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * index_dtype(num_nodes).itemsize
     if memory is None:
