@@ -112,8 +112,7 @@ class Group:
     def transport(self) -> Transport:
         """The transport, connected in this generation. On first use all workers connect together."""
         connected = self._connected
-        if self.stopped is not None:
-            raise self._stop_error()
+        self.check()
         if not connected:
             self._connect(Config.timeout)
         return self._transport

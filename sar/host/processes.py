@@ -1,6 +1,5 @@
 """Worker processes on this host: spawned, watched, and gone when the call returns."""
 
-import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -9,7 +8,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
@@ -75,13 +74,20 @@ def run_workers(
     }
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, SpawnProcess] = {}
+    before = dict(os.environ)
     try:
-        for rank in range(n_workers):
-            parent_end, child_end = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(child_end, target, args), daemon=True)
-            with _environment(shared | {"RANK": rank, "LOCAL_RANK": rank}), child_end:
-                process.start()
-            processes[parent_end] = process
+        try:
+            for rank in range(n_workers):
+                parent_end, child_end = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(child_end, target, args), daemon=True)
+                variables = shared | {"RANK": rank, "LOCAL_RANK": rank}  # which a process inherits when it starts
+                os.environ.update({name: str(value) for name, value in variables.items()})
+                with child_end:
+                    process.start()
+                processes[parent_end] = process
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         return _supervise(processes, time_limit, on_progress)
     finally:
         _end(processes)
@@ -153,15 +159,3 @@ def _work(channel: Connection, target: Callable[..., Any], args: tuple[Any, ...]
     except Exception as error:
         where = f"worker {os.environ['RANK']} failed:\n{traceback.format_exc()}"
         channel.send(_Message("error", where.rstrip(), is_echo=isinstance(error, PeerError)))
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, Any]) -> Iterator[None]:
-    """Set environment variables for a child to inherit, and restore them afterwards."""
-    before = dict(os.environ)
-    os.environ.update({name: str(value) for name, value in variables.items()})
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

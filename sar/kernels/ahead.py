@@ -64,7 +64,20 @@ def compile_ahead() -> bool:
                 child = os.fork()
             if child == 0:
                 try:
-                    _separate(parent)
+                    # Give up all that the process has in common with its parent, but for the parent's death.
+                    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                    if os.getppid() != parent:
+                        os._exit(0)
+                    for received in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+                        signal.signal(received, signal.SIG_DFL)
+                    signal.alarm(LIMIT_SECONDS)
+                    logging.disable()
+                    null = os.open(os.devnull, os.O_RDWR)
+                    for descriptor in range(3):
+                        os.dup2(null, descriptor)
+                    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+                    gc.disable()  # looking at what is kept here costs as much as a kernel
+                    os.nice(NICENESS)
                     # First a share of its own, then that of others, the last first, which they have not begun.
                     for step in [*steps()[number::processes], *reversed(steps())]:
                         step()
@@ -78,23 +91,6 @@ def compile_ahead() -> bool:
 def _reap(child: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
-
-
-def _separate(parent: int) -> None:
-    """Give up all that a forked process has in common with its parent, but for the parent's death."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.alarm(LIMIT_SECONDS)
-    logging.disable()
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(null, descriptor)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    gc.disable()  # looking at what is kept here costs as much as a kernel
-    os.nice(NICENESS)
 
 
 def steps() -> list[Callable[[], object]]:

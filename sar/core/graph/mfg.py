@@ -16,11 +16,11 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
-from sar.common_tuples import CanonicalEtype, PartitionData
+from sar.common_tuples import PartitionData
 from sar.core.build import AgreedGraph, Shard, agree_on_graph, check_edge_ids, connect, join_features
 from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager, make_graph
-from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure, digest
+from sar.core.relation import GraphLibrary, NodeSet, Structure, digest
 from sar.errors import GraphError
 from sar.id_slices import find_sorted, number_distinct
 from sar.kernels import EdgeBlock
@@ -138,10 +138,23 @@ def _make_layer(
     ]
     totals = torch.tensor(graph.group.gather_numbers(counts, "counts of a message flow graph"), device="cpu").sum(0)
     src_counts, dst_counts, edge_counts = (some.tolist() for some in totals.split([len(rows), len(rows), len(edges)]))
-    relations = [
-        _make_relation(graph, etype, of_relation, sources[etype[0]], len(rows[etype[2]]), total)
-        for (etype, of_relation), total in zip(edges.items(), edge_counts, strict=True)
-    ]
+    relations = []
+    for (etype, of_relation), num_edges_global in zip(edges.items(), edge_counts, strict=True):
+        chosen, num_dst = sources[etype[0]], len(rows[etype[2]])
+        # Positions of the partition's nodes among the sources of the layer.
+        number = torch.full((graph.nodes.counts[etype[0]],), -1, dtype=torch.int32, device=graph.device)
+        number[chosen] = torch.arange(len(chosen), dtype=torch.int32, device=graph.device)
+        blocks, offset = [], 0
+        for part, (cols, destinations) in enumerate(zip(of_relation.cols, of_relation.dst, strict=True)):
+            is_own = part == graph.group.rank
+            num_src = len(chosen) if is_own else len(of_relation.halos[part])
+            columns = number[cols.long()] if is_own else cols
+            blocks.append(EdgeBlock.from_coo(columns, destinations, num_src, num_dst, edge_offset=offset))
+            offset += len(destinations)
+        send_rows = [number[read.long()] for read in of_relation.read_rows]
+        relations.append(
+            connect(graph, etype, blocks, of_relation.halos, send_rows, num_edges_global, of_relation.features)
+        )
     src, dst = (
         NodeSet({t: graph.nodes.ids[t][index] for t, index in side.items()}, side, dict(zip(side, counts, strict=True)))
         for side, counts in ((sources, src_counts), (rows, dst_counts))
@@ -170,21 +183,3 @@ def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -
         halos.append(halo)
     read_rows = [graph.index(nodes.to(graph.device)) for nodes in exchange_tensors(halos)]
     return _LayerEdges(cols, dst, join_features(layer_shards), halos, read_rows)
-
-
-def _make_relation(
-    graph: AgreedGraph, etype: CanonicalEtype, edges: _LayerEdges, sources: Tensor, num_dst: int, num_edges_global: int
-) -> Relation:
-    """Build the relation of a layer. `sources` are the rows of the layer's source nodes within their type."""
-    number = torch.full((graph.nodes.counts[etype[0]],), -1, dtype=torch.int32, device=graph.device)
-    number[sources] = torch.arange(len(sources), dtype=torch.int32, device=graph.device)
-    blocks = []
-    offset = 0
-    for part, (cols, dst) in enumerate(zip(edges.cols, edges.dst, strict=True)):
-        own = part == graph.group.rank
-        num_src = len(sources) if own else len(edges.halos[part])
-        columns = number[cols.long()] if own else cols
-        blocks.append(EdgeBlock.from_coo(columns, dst, num_src, num_dst, edge_offset=offset))
-        offset += len(dst)
-    send_rows = [number[rows.long()] for rows in edges.read_rows]
-    return connect(graph, etype, blocks, edges.halos, send_rows, num_edges_global, edges.features)
