@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sar.data.arrays import Array
-from sar.errors import ConfigError
 from sar.partition.assign.task import compiled
-from sar.partition.graph_source import GraphSource
+from sar.partition.graph_source import GraphSource, check_parts
 
 _ROWS = 1 << 17  # edges read at a time
 
@@ -69,12 +68,7 @@ def measure_quality(
     Raises:
         ConfigError: `part_of` has another length, or parts that do not exist.
     """
-    if part_of.shape != (graph.total_nodes,):
-        raise ConfigError(f"the assignment has shape {part_of.shape}; expected ({graph.total_nodes},), a part a node.")
-    if len(part_of) and not 0 <= part_of.min() <= part_of.max() < num_parts:
-        raise ConfigError(
-            f"parts run from {part_of.min()} to {part_of.max()}; expected 0 to {num_parts - 1} for {num_parts} parts."
-        )
+    check_parts(part_of, graph.total_nodes, num_parts, "the assignment")
     edges, halo = np.zeros((2, num_parts, num_parts), np.int64)
     seen = np.zeros((len(part_of), (num_parts + 7) // 8), np.uint8)
     for src, dst in graph.chunks(_ROWS):

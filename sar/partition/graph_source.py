@@ -59,6 +59,16 @@ def check_ends(
             )
 
 
+def check_parts(part_of: Array, num_nodes: int, num_parts: int, whose: str) -> None:
+    """Raise `ConfigError`, which names the assignment, unless it has a part from 0 to P - 1 for each node."""
+    if part_of.shape != (num_nodes,) or part_of.dtype.kind not in "iu":
+        found = f"shape {part_of.shape} and type {part_of.dtype}"
+        raise ConfigError(f"{whose} has {found}; expected ({num_nodes},) integers, a part for each node.")
+    if num_nodes and not 0 <= part_of.min() <= part_of.max() < num_parts:
+        node = int(np.argmax((part_of < 0) | (part_of >= num_parts)))
+        raise ConfigError(f"{whose} puts node {node} into part {part_of[node]}; expected 0 to {num_parts - 1}.")
+
+
 class EdgeSource(Protocol):
     """The edges of one type, E_r of them, in their original order, of which slices can be read again and again."""
 

@@ -94,9 +94,9 @@ def test_another_number_of_parts_is_told(folder: Path) -> None:
 
 def test_nothing_is_written_that_cannot_be_read(tmp_path: Path) -> None:
     for counts, parts, told in [
-        ({"a": 2}, np.array([0, 2]), "parts go from 0 to 2; expected 0 to 1"),
-        ({"a": 2}, np.array([-1, 1]), "parts go from -1 to 1"),
-        ({"a": 2}, np.array([0, 1, 1]), r"shape \(3,\); expected \(2,\)"),
+        ({"a": 2}, np.array([0, 2]), "puts node 1 into part 2; expected 0 to 1"),
+        ({"a": 2}, np.array([-1, 1]), "puts node 0 into part -1; expected 0 to 1"),
+        ({"a": 2}, np.array([0, 1, 1]), r"shape \(3,\) and type int64; expected \(2,\) integers"),
         ({"a/b": 1}, np.array([0]), "node type 'a/b' cannot name a file"),
     ]:
         with pytest.raises(ConfigError, match=told):

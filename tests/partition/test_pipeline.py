@@ -187,8 +187,8 @@ def test_damaged_input_leaves_nothing(tmp_path: Path, edges: tuple[Array, Array]
     [
         (np.zeros(NUM_NODES - 1, int), "shape"),
         (np.zeros(NUM_NODES), "float64"),
-        (np.full(NUM_NODES, 2), "parts from 2 to 2; expected 0 to 1"),
-        (np.full(NUM_NODES, -1), "parts from -1 to -1"),
+        (np.full(NUM_NODES, 2), "method 'mine' puts node 0 into part 2; expected 0 to 1"),
+        (np.full(NUM_NODES, -1), "puts node 0 into part -1"),
     ],
 )
 def test_what_a_method_returns_is_checked(edges, tmp_path, monkeypatch, returned, message):

@@ -22,7 +22,7 @@ from sar.partition.assign.parts_rule import PartsByMemory
 from sar.partition.assign.random import random
 from sar.partition.assign.spring import spring
 from sar.partition.assign.task import VOLUME_BOUND, AssignmentTask, Method
-from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, check_parts
 
 MULTILEVEL, SPRING = "multilevel", "spring"
 IN_EDGES = "in_edges"
@@ -96,22 +96,10 @@ def assign(
         progress,
         VOLUME_BOUND if bound is None else bound,
     )
-    part_of = _checked(method_named(options.method)(task), options.method, task)
+    part_of = np.asarray(method_named(options.method)(task))
+    check_parts(part_of, graph.total_nodes, options.parts, f"the assignment of method '{options.method}'")
     shutil.rmtree(scratch)
     return Assigned(part_of, options.parts, options.method)
-
-
-def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:
-    """Check the result of a method, which may be a user's."""
-    found, num_nodes = np.asarray(part_of), task.graph.total_nodes
-    if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
-        form = f"shape {found.shape} and type {found.dtype}"
-        raise ConfigError(f"method '{method}' returned {form}; expected ({num_nodes},) integers, a part for each node.")
-    if num_nodes and not 0 <= found.min() <= found.max() < task.num_parts:
-        raise ConfigError(
-            f"method '{method}' returned parts from {found.min()} to {found.max()}; expected 0 to {task.num_parts - 1}."
-        )
-    return found
 
 
 def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Array]:

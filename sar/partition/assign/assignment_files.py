@@ -15,6 +15,7 @@ import numpy as np
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.id_slices import pieces
+from sar.partition.graph_source import check_parts
 
 META = "partition_meta.json"
 _LINES = 1 << 20  # written at a time
@@ -33,10 +34,7 @@ def write_assignment(
 ) -> None:
     """Write an assignment. The arguments are those of `Assignment`, with the number of nodes of each type."""
     folder = Path(folder)
-    if parts.shape != (sum(num_nodes.values()),):
-        raise ConfigError(f"parts has shape {parts.shape}; expected ({sum(num_nodes.values())},), a part per node.")
-    if len(parts) and not 0 <= parts.min() <= parts.max() < num_parts:
-        raise ConfigError(f"parts go from {parts.min()} to {parts.max()}; expected 0 to {num_parts - 1}.")
+    check_parts(parts, sum(num_nodes.values()), num_parts, "the assignment")
     files = [_type_file(folder, ntype) for ntype in num_nodes]
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{part}\n" for part in range(num_parts)]
@@ -73,10 +71,7 @@ def read_assignment(
         if table.shape != (len(of_type), 1):
             found = f"{len(table)} lines of {table.shape[1]} numbers"
             raise ConfigError(f"'{file}' has {found}; expected {len(of_type)} of one, a line per '{ntype}' node.")
-        wrong = (table < 0) | (table >= num_parts)
-        if wrong.any():
-            node = int(np.argmax(wrong))
-            raise ConfigError(f"'{file}' puts node {node} into part {table[node, 0]}; expected 0 to {num_parts - 1}.")
+        check_parts(table[:, 0], len(of_type), num_parts, f"'{file}'")
         of_type[:] = table[:, 0]
     return Assignment(parts, num_parts, algo_name)
 

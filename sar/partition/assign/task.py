@@ -18,7 +18,7 @@ from sar import splitmix
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.kernels.compiler import compile_cached
-from sar.partition.graph_source import GraphSource, Progress, index_dtype
+from sar.partition.graph_source import GraphSource, Progress, check_parts, index_dtype
 from sar.splitmix import STEP
 
 VOLUME_BOUND = 0.5
@@ -111,8 +111,7 @@ def within_capacity(weights: Array, share: float = 1.0) -> Constraints:
 
 def part_loads(part_of: Array, num_parts: int, constraints: Constraints) -> Array:
     """The loads of the parts, (P, K) float64; `ConfigError` if there is a part below 0 or above P - 1."""
-    if len(part_of) and not 0 <= part_of.min() <= part_of.max() < num_parts:
-        raise ConfigError(f"parts go from {part_of.min()} to {part_of.max()}; expected 0 to {num_parts - 1}.")
+    check_parts(part_of, len(constraints.weights), num_parts, "the assignment")
     loads = np.zeros((num_parts, len(constraints.limits)))
     _add_up(part_of, constraints, loads)
     return loads

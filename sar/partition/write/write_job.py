@@ -17,7 +17,7 @@ from sar.data.arrays import Array
 from sar.data.tensor_files import ArraySpec, stored_dtype
 from sar.errors import ConfigError
 from sar.id_slices import pieces
-from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, index_dtype
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, check_parts, index_dtype
 from sar.partition.new_directory import NewDirectory
 
 _SLICE_BYTES = 32 << 20
@@ -42,15 +42,7 @@ class NodeNumbering:
     @classmethod
     def of(cls, graph: GraphSource, part_of: Array, num_parts: int) -> "NodeNumbering":
         """Number the nodes of a graph; `ConfigError` if the assignment, (N,), does not fit it or the parts."""
-        if part_of.shape != (graph.total_nodes,) or part_of.dtype.kind not in "iu":
-            raise ConfigError(
-                f"the assignment has shape {part_of.shape} and type {part_of.dtype}; expected an integer for each of "
-                f"{graph.total_nodes} nodes."
-            )
-        if part_of.size and not 0 <= part_of.min() <= part_of.max() < num_parts:
-            node = int(np.flatnonzero((part_of < 0) | (part_of >= num_parts))[0])
-            found = f"puts node {node} into part {part_of[node]}"
-            raise ConfigError(f"the assignment {found}; expected 0 to {num_parts - 1}.")
+        check_parts(part_of, graph.total_nodes, num_parts, "the assignment")
         part_of = part_of.astype(np.min_scalar_type(num_parts - 1), copy=False)
         by_type = list(graph.by_type(part_of).values())
         counts = np.zeros((num_parts, len(by_type)), np.int64)
