@@ -1,7 +1,7 @@
 """A mini-batch in plain tensors: what all workers sample together, with features, before DGL or PyG has it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from sar.comm.rows import FieldFormat, RowFormat
 from sar.common_tuples import CanonicalEtype
 from sar.sampling.draws import Numbering, copy_rows
 from sar.sampling.neighbors import SampledLayer
-from sar.sampling.owner_requests import columns_of, message_bytes, respond_to_requests
+from sar.sampling.owner_requests import NodesByOwner, columns_of, message_bytes, respond_to_requests
 from sar.sampling.worker_graph import Features, WorkerGraph
 
 
@@ -104,14 +104,14 @@ def start_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -
 
 @dataclass
 class _FeatureRequest:
-    """Features of one node type that are wanted; by owner, what is still to come from there."""
+    """Nodes of one type whose features are wanted."""
 
     ntype: str
     tables: dict[str, Tensor]  # features of this worker's nodes, by name
     count: int  # of the wanted nodes
-    nodes: list[Tensor]  # by owner, their global IDs
+    nodes: list[Tensor]  # by owner, global IDs of the nodes to get from there
     positions: list[Tensor]  # by owner, their places among the wanted ones
-    cached: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # rows of the cache, and such places
+    cached: list[tuple[Tensor, Tensor]]  # rows of the cache, and such places
 
 
 def _start_fetching(
@@ -121,28 +121,70 @@ def _start_fetching(
     output_nodes: Mapping[str, Tensor],
     cache: FeatureCache | None,
 ) -> Callable[[], tuple[Features, Features, int, int]]:
-    """Ask for features of nodes, global IDs of every type, (n,) int64 each; gives what waits for the last four of
-    `Batch`.
+    """Ask for features of nodes, global IDs of every type, (n,) int64 each.
 
-    Own rows are copied; remote ones come from the cache of input features, or from their owners.
+    Own rows are copied; remote ones come from the cache of input features or from their owners, with one message to
+    each owner and one back. The function that is returned waits for these, and returns the last four fields of `Batch`.
     """
-    inputs, outputs = (
-        [_wanted(group, graph, ntype, tables, nodes[ntype]) for ntype, tables in features.items()]
-        for features, nodes in ((graph.inputs, input_nodes), (graph.outputs, output_nodes))
-    )
-    others = [worker for worker in range(group.world_size) if worker != group.rank]
-    hits = 0
-    if cache is not None:
-        hits = sum(_find_cached(cache, wanted, worker) for wanted in inputs for worker in others)
-    misses = sum(len(wanted.nodes[worker]) for wanted in inputs for worker in others)
-    everything = [*inputs, *outputs]
-    messages = _ask_owners(group, graph, everything) if everything else list
+    own_rank, workers = group.rank, range(group.world_size)
+    wanted = []
+    for features, nodes, kept in ((graph.inputs, input_nodes, cache), (graph.outputs, output_nodes, None)):
+        for ntype, tables in features.items():
+            asked = NodesByOwner.sort(nodes[ntype], graph.node_ranges)
+            by_owner, positions, cached = [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers], []
+            for p in workers:
+                if kept is not None and p != own_rank:
+                    rows = kept.rows[ntype].find(by_owner[p])
+                    known = rows >= 0
+                    cached.append((rows[known], positions[p][known]))
+                    by_owner[p], positions[p] = by_owner[p][~known], positions[p][~known]
+            wanted.append(_FeatureRequest(ntype, tables, len(nodes[ntype]), by_owner, positions, cached))
+    if not wanted:
+        return lambda: ({}, {}, 0, 0)
+    inputs = wanted[: len(graph.inputs)]
+    hits = sum(len(rows) for request in inputs for rows, _ in request.cached)
+    misses = sum(len(request.nodes[p]) for request in inputs for p in workers if p != own_rank)
+    formats = [FieldFormat.of(table) for request in wanted for table in request.tables.values()]
+
+    def lengths(nodes: Sequence[Tensor]) -> list[int]:
+        """Rows of every table in the message about these nodes of every type."""
+        return [len(ids) for request, ids in zip(wanted, nodes, strict=True) for _ in request.tables]
+
+    def respond(nodes: list[Tensor]) -> Tensor:
+        sizes = lengths(nodes)
+        message = torch.empty(message_bytes(formats, sizes), dtype=torch.uint8, device="cpu")
+        columns = iter(columns_of(message, formats, sizes))
+        for request, ids in zip(wanted, nodes, strict=True):
+            rows = graph.rows(request.ntype, ids)
+            for table in request.tables.values():
+                copy_rows(table, rows, next(columns), None)
+        return message
+
+    call = f"{graph.signature}: features"
+    requests = [[request.nodes[p] for request in wanted] for p in workers]
+    responses = respond_to_requests(group, call, requests, respond)
+    sizes = [0 if p == own_rank else message_bytes(formats, lengths(requests[p])) for p in workers]
+    into = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
+    arrive = group.start_exchange(f"{call}: responses", responses, into)
 
     def finish() -> tuple[Features, Features, int, int]:
-        rows = [_copy_rows_here(graph, group.rank, wanted, cache) for wanted in everything]
-        _copy_remote_rows(group.rank, everything, rows, messages())
-        found = [(wanted.ntype, out) for wanted, out in zip(everything, rows, strict=True)]
-        return dict(found[: len(inputs)]), dict(found[len(inputs) :]), hits, misses
+        batch: list[tuple[str, dict[str, Tensor]]] = []
+        for request in wanted:
+            own, features = graph.rows(request.ntype, request.nodes[own_rank]), {}
+            for name, table in request.tables.items():
+                out = features[name] = table.new_empty((request.count, *table.shape[1:]))
+                copy_rows(table, own, out, request.positions[own_rank])
+                for rows, positions in request.cached:
+                    assert cache is not None
+                    copy_rows(cache.features[request.ntype][name], rows, out, positions)
+            batch.append((request.ntype, features))
+        for p, message in enumerate(arrive()):
+            if p != own_rank:
+                columns = iter(columns_of(message, formats, lengths(requests[p])))
+                for request, (_, features) in zip(wanted, batch, strict=True):
+                    for out in features.values():
+                        copy_rows(next(columns), None, out, request.positions[p])
+        return dict(batch[: len(inputs)]), dict(batch[len(inputs) :]), hits, misses
 
     return finish
 
@@ -157,86 +199,6 @@ def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
         cache.rows[ntype] = Numbering(len(known), graph.num_nodes)
         cache.rows[ntype].add(known)
     return cache
-
-
-def _wanted(group: Group, graph: WorkerGraph, ntype: str, tables: dict[str, Tensor], nodes: Tensor) -> _FeatureRequest:
-    asked, workers = graph.sort_by_owner(nodes), range(group.world_size)
-    by_owner, positions = [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers]
-    return _FeatureRequest(ntype, tables, len(nodes), by_owner, positions)
-
-
-def _find_cached(cache: FeatureCache, wanted: _FeatureRequest, worker: int) -> int:
-    """Note what the cache has of one worker's nodes, and leave the rest to be fetched; the number of nodes it has."""
-    nodes, positions = wanted.nodes[worker], wanted.positions[worker]
-    rows = cache.rows[wanted.ntype].find(nodes)
-    known = rows >= 0
-    wanted.cached.append((rows[known], positions[known]))
-    wanted.nodes[worker] = nodes[~known]
-    wanted.positions[worker] = positions[~known]
-    return int(known.sum())
-
-
-def _copy_rows_here(
-    graph: WorkerGraph, rank: int, wanted: _FeatureRequest, cache: FeatureCache | None
-) -> dict[str, Tensor]:
-    """The wanted features by name, (count, ...) each, with the rows in them that are on this worker."""
-    own = graph.rows(wanted.ntype, wanted.nodes[rank])
-    found = {}
-    for name, table in wanted.tables.items():
-        out = found[name] = table.new_empty((wanted.count, *table.shape[1:]))
-        copy_rows(table, own, out, wanted.positions[rank])
-        for rows, positions in wanted.cached:
-            assert cache is not None
-            copy_rows(cache.features[wanted.ntype][name], rows, out, positions)
-    return found
-
-
-def _ask_owners(group: Group, graph: WorkerGraph, wanted: Sequence[_FeatureRequest]) -> Callable[[], list[Tensor]]:
-    """Ask for remote rows: one message with all types' nodes to each owner, and one with all their rows back.
-
-    Gives what waits for the messages of every worker, empty for this one.
-    """
-    formats = _formats(wanted)
-
-    def respond(request: list[Tensor]) -> Tensor:
-        sizes = _lengths(wanted, request)
-        message = torch.empty(message_bytes(formats, sizes), dtype=torch.uint8, device="cpu")
-        columns = iter(columns_of(message, formats, sizes))
-        for w, nodes in zip(wanted, request, strict=True):
-            rows = graph.rows(w.ntype, nodes)
-            for table in w.tables.values():
-                copy_rows(table, rows, next(columns), None)
-        return message
-
-    requests = [[w.nodes[worker] for w in wanted] for worker in range(group.world_size)]
-    sizes = [message_bytes(formats, _lengths(wanted, nodes)) for nodes in requests]
-    sizes[group.rank] = 0
-    into = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
-    call = f"{graph.signature}: features"
-    return group.start_exchange(f"{call}: responses", respond_to_requests(group, call, requests, respond), into)
-
-
-def _copy_remote_rows(
-    rank: int, wanted: Sequence[_FeatureRequest], found: Sequence[dict[str, Tensor]], messages: Sequence[Tensor]
-) -> None:
-    """Copy the rows of every other worker's message to their places."""
-    formats = _formats(wanted)
-    for worker, message in enumerate(messages):
-        if worker != rank:
-            columns = iter(columns_of(message, formats, _lengths(wanted, [w.nodes[worker] for w in wanted])))
-            for w, rows in zip(wanted, found, strict=True):
-                for out in rows.values():
-                    copy_rows(next(columns), None, out, w.positions[worker])
-
-
-def _formats(wanted: Sequence[_FeatureRequest]) -> list[FieldFormat]:
-    """What a message has, table after table."""
-    return [FieldFormat.of(table) for w in wanted for table in w.tables.values()]
-
-
-def _lengths(wanted: Sequence[_FeatureRequest], nodes: Sequence[Tensor]) -> list[int]:
-    """Rows of every table for these nodes of every type."""
-    return [len(ids) for w, ids in zip(wanted, nodes, strict=True) for _ in w.tables]
 
 
 def _most_read_nodes(graph: WorkerGraph, nbytes: int) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from sar.errors import ConfigError, GraphError
 from sar.sampling.batch import Batch, Pairs, PairsOfType, SamplingSource, random_key, sample_batch
 from sar.sampling.draws import Numbering, derive_key
 from sar.sampling.neighbors import SampledLayer
-from sar.sampling.owner_requests import request_columns
+from sar.sampling.owner_requests import NodesByOwner, request_columns
 from sar.sampling.sampler import DistNeighborSampler, NeighborDraws
 from sar.sampling.seeds import Column, Edges, edge_ids, look_up_edges, reverse_edges
 from sar.sampling.worker_graph import WorkerGraph
@@ -290,7 +290,7 @@ def _edge_fields(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) ->
     numbers = [number for number, relation in enumerate(graph.relations) if relation.features]
     if not numbers:
         return fields
-    asked = [graph.sort_by_owner(by_type[number][:, Column.DST].contiguous()) for number in numbers]
+    asked = [NodesByOwner.sort(by_type[number][:, Column.DST].contiguous(), graph.node_ranges) for number in numbers]
 
     def fields_at(places: Sequence[Tensor]) -> list[Tensor]:
         return [

@@ -20,7 +20,7 @@ from sar.comm.group import Group
 from sar.common_tuples import EID, CanonicalEtype
 from sar.id_slices import to_offsets
 from sar.sampling.draws import Numbering, derive_key, draw_in_edges
-from sar.sampling.owner_requests import request_columns
+from sar.sampling.owner_requests import NodesByOwner, request_columns
 from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
 
 
@@ -66,7 +66,7 @@ def sample_layer(
     """
     relations = [number for number, fanout in enumerate(settings.fanouts) if fanout]
     ntypes = sorted({graph.relations[number].etype[2] for number in relations})
-    asked = {ntype: graph.sort_by_owner(destinations[ntype]) for ntype in ntypes}
+    asked = {ntype: NodesByOwner.sort(destinations[ntype], graph.node_ranges) for ntype in ntypes}
     among = [] if settings.among is None else [settings.among]
     requests = [
         [torch.tensor([settings.key], device="cpu"), *among, *(asked[ntype].of(worker) for ntype in ntypes)]
@@ -77,16 +77,25 @@ def sample_layer(
     columns = (torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*by_owner, strict=True))
     edges = []
     for number, relation in enumerate(graph.relations):
-        names = [EID, *relation.features]
         if number in relations:
             counts, *values = (next(columns) for _ in relation.formats)
-            indptr, (src, *fields) = asked[relation.etype[2]].restore_segments(counts, values)
+            indptr, values = asked[relation.etype[2]].restore_segments(counts, values)
         else:
             indptr = torch.zeros(len(destinations[relation.etype[2]]) + 1, dtype=torch.int64, device="cpu")
-            src, *fields = (field[:0].clone() for field in (relation.src, relation.ids, *relation.features.values()))
-        found = SampledEdges(relation.etype, indptr, src, dict(zip(names, fields, strict=True)))
-        edges.append(found if settings.exclude is None else _without(found, settings.exclude))
-    return _number_sources(graph, destinations, edges)
+            values = [column[:0].clone() for column in (relation.src, relation.ids, *relation.features.values())]
+        if settings.exclude is not None:
+            kept = ~torch.isin(values[1], settings.exclude)
+            indptr, values = to_offsets(kept)[indptr], [column[kept] for column in values]
+        features = dict(zip([EID, *relation.features], values[1:], strict=True))
+        edges.append(SampledEdges(relation.etype, indptr, values[0], features))
+    numbering = {}  # of the sources: the destinations come first, then others as they come up
+    for ntype, nodes in destinations.items():
+        others = sum(len(sampled.src) for sampled in edges if sampled.etype[0] == ntype)
+        numbering[ntype] = Numbering(len(nodes) + others, graph.num_nodes)
+        numbering[ntype].add(nodes)
+    edges = [sampled._replace(src=numbering[sampled.etype[0]].add(sampled.src)) for sampled in edges]
+    num_dst = {ntype: len(nodes) for ntype, nodes in destinations.items()}
+    return SampledLayer({ntype: numbers.nodes for ntype, numbers in numbering.items()}, num_dst, edges)
 
 
 def _draw(
@@ -124,24 +133,3 @@ def keep_sources(
     chosen.add(sources)
     kept = chosen.find(relation.src.index_select(0, picked).long()) >= 0
     return to_offsets(kept)[offsets], picked[kept]
-
-
-def _without(edges: SampledEdges, ids: Tensor) -> SampledEdges:
-    """The edges but for those with these IDs."""
-    kept = ~torch.isin(edges.features[EID], ids)
-    features = {name: column[kept] for name, column in edges.features.items()}
-    return SampledEdges(edges.etype, to_offsets(kept)[edges.indptr], edges.src[kept], features)
-
-
-def _number_sources(
-    graph: WorkerGraph, destinations: Mapping[str, Tensor], edges: Sequence[SampledEdges]
-) -> SampledLayer:
-    """Number the sources of edges, given by global ID: the destinations first, then the others as they come up."""
-    numbering = {}
-    for ntype, nodes in destinations.items():
-        new = sum(len(found.src) for found in edges if found.etype[0] == ntype)
-        numbering[ntype] = Numbering(len(nodes) + new, graph.num_nodes)
-        numbering[ntype].add(nodes)
-    numbered = [found._replace(src=numbering[found.etype[0]].add(found.src)) for found in edges]
-    num_dst = {ntype: len(nodes) for ntype, nodes in destinations.items()}
-    return SampledLayer({ntype: numbers.nodes for ntype, numbers in numbering.items()}, num_dst, numbered)

@@ -23,8 +23,9 @@ class NodesByOwner:
     positions: Tensor  # (n,) int64, where each node was before sorting
 
     @classmethod
-    def sort(cls, nodes: Tensor, ends: Sequence[int]) -> "NodesByOwner":
-        """Sort global IDs, (n,) int64; those below ends[p] that no worker before p has are worker p's."""
+    def sort(cls, nodes: Tensor, node_ranges: Sequence[tuple[int, int]]) -> "NodesByOwner":
+        """Sort global IDs, (n,) int64; worker p owns `node_ranges[p]`."""
+        ends = [end for _, end in node_ranges]
         if len(ends) == 1:
             return cls(nodes, [0, len(nodes)], torch.arange(len(nodes), device="cpu"))
         owners = torch.searchsorted(torch.tensor(ends, device="cpu"), nodes, right=True)

@@ -35,7 +35,7 @@ from sar.nn.rows import fetch_rows
 from sar.sampling.batch import Batch
 from sar.sampling.draws import ALL, derive_key, draw_in_edges
 from sar.sampling.neighbors import SampledLayer, keep_sources
-from sar.sampling.owner_requests import ID_FORMAT, look_up, request_columns
+from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner, look_up, request_columns
 from sar.sampling.seeds import check_seeds
 from sar.sampling.subgraphs import SubgraphSampler, check_homogeneous, induced_subgraph
 from sar.sampling.worker_graph import WorkerGraph
@@ -284,7 +284,7 @@ def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Ca
     rounds = number = 0
     while not number or number < rounds:
         nodes = draw(derive_key(COUNTING_KEY, group.rank, number))
-        asked = local.sort_by_owner(nodes)
+        asked = NodesByOwner.sort(nodes, local.node_ranges)
         requests = [[asked.of(worker), nodes] for worker in range(group.world_size)]
         request_columns(group, f"{local.signature}: counts", requests, count, [])
         if not number:
@@ -317,7 +317,7 @@ def _of_pairs(group: Group, local: WorkerGraph, src: Tensor, rows: Tensor, share
         return [sums]
 
     columns = [pairs % bound, first + pairs // bound]  # the ends of an edge back
-    asked, formats = local.sort_by_owner(columns[0]), [FieldFormat(torch.float64)]
+    asked, formats = NodesByOwner.sort(columns[0], local.node_ranges), [FieldFormat(torch.float64)]
     (sums,) = look_up(group, f"{local.signature}: pairs", asked, columns, back, formats)
     return (there + sums)[place]
 

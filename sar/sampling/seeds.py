@@ -287,7 +287,7 @@ def reverse_edges(
         found_edges = [found for found in in_edges(graph) if found.etype in (there, back)]
         by_type = {found.etype: _EdgesByEnds.of(graph, found) for found in found_edges}
         edges = by_type[there]
-        asked = NodesByOwner.sort(edges.src, [end for _, end in graph.node_ranges])
+        asked = NodesByOwner.sort(edges.src, graph.node_ranges)
         columns = [edges.dst, edges.src, edges.copy]
         (found,) = look_up(group, call, asked, columns, lambda request: [by_type[back].find(*request)], [ID_FORMAT])
         return torch.empty_like(found).index_copy_(0, edges.rows, found)

@@ -17,7 +17,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.errors import FieldError, GraphError
 from sar.logging_setup import logger
 from sar.sampling.draws import MOST_WEIGHT
-from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner
+from sar.sampling.owner_requests import ID_FORMAT
 
 Features = dict[str, dict[str, Tensor]]  # by node type and name, (N_type, ...) each
 
@@ -99,10 +99,6 @@ class WorkerGraph:
         own = (self.runs.starts >= start) & (self.runs.starts < end)
         found = {ntype: self.runs.starts[own & (self.runs.types == k)] for k, ntype in enumerate(self.node_types)}
         return {ntype: int(starts.sum()) for ntype, starts in found.items() if len(starts) <= 1}
-
-    def sort_by_owner(self, nodes: Tensor) -> NodesByOwner:
-        """The nodes sorted by the worker that has them."""
-        return NodesByOwner.sort(nodes, [end for _, end in self.node_ranges])
 
     def by_type(self, nodes: Tensor) -> dict[str, Tensor]:
         """The nodes of every type, in the order given; a `GraphError` if a node has a type that the graph lacks."""
