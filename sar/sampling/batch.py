@@ -29,9 +29,9 @@ class Pairs(NamedTuple):
     """The pairs of nodes that the seed edges of a batch join, and negative ones."""
 
     nodes: dict[str, Tensor]  # global IDs of every type, (N,) int64, as they come up
-    positive: list[PairsOfType]  # the seeds, with `_ID` and their fields
+    positive: list[PairsOfType]  # the seeds, with `_ID` and their features
     negative: list[PairsOfType] | None
-    numbers: list[Tensor]  # by type, (S,) int64: `Column.NUMBER` of the seeds
+    numbers: list[Tensor]  # by type, (S,) int64: `SeedColumn.NUMBER` of the seeds
 
 
 class SamplingMethod(Protocol):

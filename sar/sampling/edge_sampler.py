@@ -20,11 +20,11 @@ from sar.sampling.draws import Numbering, derive_key
 from sar.sampling.neighbors import SampledLayer
 from sar.sampling.owner_requests import NodesByOwner, request_columns
 from sar.sampling.sampler import DistNeighborSampler, NeighborDraws
-from sar.sampling.seeds import Column, Edges, edge_ids, look_up_edges, reverse_edges
+from sar.sampling.seeds import SeedColumn, SeedEdges, edge_ids, look_up_edges, reverse_edges
 from sar.sampling.worker_graph import WorkerGraph
 
 Etype = str | CanonicalEtype
-LABEL = "edge_label"  # the edge field that PyTorch Geometric calls the labels of seed edges
+LABEL = "edge_label"  # the edge feature that PyTorch Geometric calls the labels of seed edges
 PAIRS = 2**32  # the number of the pairs' key among those of a batch; layers have those from 0 on
 
 
@@ -44,17 +44,19 @@ class PairDraws:
     def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], Pairs]:
         """The layers of the nodes that the pairs of these seeds join; seeds are rows, see [Note: seed edges]."""
         pairs = self.pairs(group, graph, seeds, derive_key(key, PAIRS))
-        exclude = seeds[:, [Column.ID, Column.REVERSE]].flatten() if self.exclude else None
+        exclude = seeds[:, [SeedColumn.ID, SeedColumn.REVERSE]].flatten() if self.exclude else None
         return self.neighbors.layers(group, graph, pairs.nodes, key, exclude), pairs
 
     def pairs(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> Pairs:
         """The seeds, and negative pairs, as positions among the nodes that they join."""
         generator = torch.Generator().manual_seed(key)
-        by_type = [seeds[seeds[:, Column.TYPE] == number] for number in range(len(graph.relations))]
-        fields = _edge_fields(group, graph, by_type)
+        by_type = [seeds[seeds[:, SeedColumn.TYPE] == number] for number in range(len(graph.relations))]
+        features = _edge_features(group, graph, by_type)
         pairs = [
-            PairsOfType(relation.etype, of_type[:, Column.SRC].contiguous(), of_type[:, Column.DST].contiguous(), named)
-            for relation, of_type, named in zip(graph.relations, by_type, fields, strict=True)
+            PairsOfType(
+                relation.etype, of_type[:, SeedColumn.SRC].contiguous(), of_type[:, SeedColumn.DST].contiguous(), named
+            )
+            for relation, of_type, named in zip(graph.relations, by_type, features, strict=True)
         ]
         num_types = len(pairs)
         for (etype, src, dst, _), count in zip(pairs[:num_types], self.negatives or [], strict=False):
@@ -70,7 +72,7 @@ class PairDraws:
             pairs[number] = pairs[number]._replace(src=numbering[etype[0]].add(src), dst=numbering[etype[2]].add(dst))
         nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
         negative = pairs[num_types:] if self.negatives is not None else None
-        numbers = [of_type[:, Column.NUMBER].contiguous() for of_type in by_type]
+        numbers = [of_type[:, SeedColumn.NUMBER].contiguous() for of_type in by_type]
         return Pairs(nodes, pairs[:num_types], negative, numbers)
 
 
@@ -82,14 +84,14 @@ class EdgePredictionSampler:
 
     - `input_nodes`: global IDs of the sources of `blocks[0]`; with several node types by type.
     - `pair_graph`: a `DGLGraph`, or on a GPU a graph of sar's, with the seeds as edges, in their order, with `dgl.EID`
-      and, unless the inner sampler has `copy_edata=False`, the graph's edge fields.
+      and, unless the inner sampler has `copy_edata=False`, the graph's edge features.
     - `neg_graph`: for each seed (u, v) its pairs (u, v'), with any v' of v's type, equally likely.
     - `blocks`: those of the inner sampler. The destinations of the last are the nodes of both graphs, in their order.
 
     With `format="pyg"` a batch is a `Data` or `HeteroData` as `torch_geometric.loader.LinkNeighborLoader` makes it,
     with `input_id` (positions among the worker's seeds of the type) and `edge_label_index`, in which negative pairs
-    come last. Edge field `edge_label` gives `edge_label` of the seeds; with negative pairs 0 is theirs, and other
-    labels count from 1, or are 1 where there is no such field. In mode "triplet" `src_index`, `dst_pos_index` and
+    come last. Edge feature `edge_label` gives `edge_label` of the seeds; with negative pairs 0 is theirs, and other
+    labels count from 1, or are 1 if there is no such feature. In mode "triplet" `src_index`, `dst_pos_index` and
     `dst_neg_index` take the place of these. The nodes that pairs join come first.
 
     Args:
@@ -149,7 +151,7 @@ class EdgePredictionSampler:
         self.negatives = negative_sampler
         self._source: tuple[SamplingSource, SamplingSource] | None = None
 
-    def sample(self, full_graph_manager: GraphShardManager, edges: Edges) -> tuple[Any, ...]:
+    def sample(self, full_graph_manager: GraphShardManager, edges: SeedEdges) -> tuple[Any, ...]:
         """Sample one batch; called by all workers together.
 
         Edges are looked up anew each time; a loader does that once.
@@ -165,7 +167,7 @@ class EdgePredictionSampler:
         source = self.prepare(full_graph_manager)
         return self.to_graphs(sample_batch(session.current_group(), source, seeds, random_key()))
 
-    def prepare(self, graph: GraphShardManager, call: str = "comparing fields") -> SamplingSource:
+    def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
         """What batches are sampled from, as of the inner sampler."""
         with session.current_group().guard():
             source = self.sampler.prepare(graph, call)
@@ -179,7 +181,7 @@ class EdgePredictionSampler:
             return self._source[1]
 
     def find_seeds(
-        self, graph: GraphShardManager, edges: Edges, *, foreign: bool
+        self, graph: GraphShardManager, edges: SeedEdges, *, foreign: bool
     ) -> tuple[Tensor, dict[CanonicalEtype, int]]:
         """The edges as rows, see [Note: seed edges], and the shifts of their labels; by all workers together.
 
@@ -198,7 +200,7 @@ class EdgePredictionSampler:
                     reverse[number] = reverse_edges(graph, found.etype, backs[found.etype])[found.edges]
             seeds = look_up_edges(graph, source.graph, edge_ids(graph, edges), reverse, foreign=foreign)
             for number, etype in enumerate(graph.canonical_etypes):
-                alone = int(((seeds[:, Column.TYPE] == number) & (seeds[:, Column.REVERSE] < 0)).sum())
+                alone = int(((seeds[:, SeedColumn.TYPE] == number) & (seeds[:, SeedColumn.REVERSE] < 0)).sum())
                 if self.exclude == "reverse_types" and etype in backs and alone:
                     raise GraphError(
                         f"{alone} seeds of type {etype} have no edge back of type {backs[etype]}, their reverse type."
@@ -210,7 +212,7 @@ class EdgePredictionSampler:
         found = torch.zeros(len(graph.canonical_etypes), 2, dtype=torch.int64, device="cpu")
         for number, etype in enumerate(graph.canonical_etypes):
             labels = graph.edges[etype].data.get(LABEL)
-            found[number, 0] = (seeds[:, Column.TYPE] == number).any()
+            found[number, 0] = (seeds[:, SeedColumn.TYPE] == number).any()
             found[number, 1] = self.mode != "triplet" and labels is not None and bool((labels == 0).any())
         gathered = session.current_group().all_gather(found, "types and labels of seed edges")
         seen = torch.stack(gathered).amax(0) * torch.tensor([1, self.negatives is not None], device="cpu")
@@ -229,7 +231,7 @@ class EdgePredictionSampler:
         )
         assert pairs is not None
         kinds = [pairs.positive] if pairs.negative is None else [pairs.positive, pairs.negative]
-        edges = [{etype: (src, dst, fields) for etype, src, dst, fields in of_types} for of_types in kinds]
+        edges = [{etype: (src, dst, features) for etype, src, dst, features in of_types} for of_types in kinds]
         graphs = [make_pair_graph(pairs.nodes, of_types, device) for of_types in edges]
         return blocks[0].srcdata[NID], *graphs, blocks
 
@@ -284,15 +286,17 @@ def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Gene
     return drawn + (ends[mine] - reached)[torch.searchsorted(reached, drawn, right=True)]
 
 
-def _edge_fields(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-    """The seeds' IDs and fields, which their owners have; for every edge type (S, ...) each."""
-    fields = [{EID: of_type[:, Column.ID].contiguous()} for of_type in by_type]
+def _edge_features(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """The seeds' IDs and features, which their owners have; for every edge type (S, ...) each."""
+    features = [{EID: of_type[:, SeedColumn.ID].contiguous()} for of_type in by_type]
     numbers = [number for number, relation in enumerate(graph.relations) if relation.features]
     if not numbers:
-        return fields
-    asked = [NodesByOwner.sort(by_type[number][:, Column.DST].contiguous(), graph.node_ranges) for number in numbers]
+        return features
+    asked = [
+        NodesByOwner.sort(by_type[number][:, SeedColumn.DST].contiguous(), graph.node_ranges) for number in numbers
+    ]
 
-    def fields_at(places: Sequence[Tensor]) -> list[Tensor]:
+    def features_at(places: Sequence[Tensor]) -> list[Tensor]:
         return [
             feature[graph.relations[number].rows[of_type]]
             for number, of_type in zip(numbers, places, strict=True)
@@ -300,12 +304,12 @@ def _edge_fields(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) ->
         ]
 
     requests = [
-        [by_type[number][nodes.positions_of(p), Column.PLACE] for number, nodes in zip(numbers, asked, strict=True)]
+        [by_type[number][nodes.positions_of(p), SeedColumn.PLACE] for number, nodes in zip(numbers, asked, strict=True)]
         for p in range(group.world_size)
     ]
     formats = [FieldFormat.of(table) for number in numbers for table in graph.relations[number].features.values()]
-    by_owner = request_columns(group, f"{graph.signature}: seed edges", requests, fields_at, formats)
+    by_owner = request_columns(group, f"{graph.signature}: seed edges", requests, features_at, formats)
     columns = map(torch.cat, zip(*by_owner, strict=True))
     for number, nodes in zip(numbers, asked, strict=True):
-        fields[number] |= {name: nodes.restore(next(columns)) for name in graph.relations[number].features}
-    return fields
+        features[number] |= {name: nodes.restore(next(columns)) for name in graph.relations[number].features}
+    return features

@@ -144,10 +144,10 @@ class SAINTSampler(SubgraphSampler):
     - "edge": a budget of edges (u, v), in proportion to 1 / in-degree of v + 1 / out-degree of u, with both ends;
     - "walk": a budget (roots, length): the nodes on walks of so many steps along out-edges, from roots anywhere.
 
-    Node field `loss_weight` is 1 / lambda_v, the inverse of the probability that v is in a subgraph: the sum of the
-    losses, so weighted, is on average that over all nodes of the graph. Edge field `aggregator_weight` is 1 / alpha_uv,
-    the probability of v over that of u and v together: the sum over in-edges, so weighted, is on average, where v is
-    drawn, that over all of v's in-edges. Both are exact for "node" and "edge". For "walk" they are counted in
+    Node feature `loss_weight` is 1 / lambda_v, the inverse of the probability that v is in a subgraph: the sum of the
+    losses, so weighted, is on average that over all nodes of the graph. Edge feature `aggregator_weight` is
+    1 / alpha_uv, the probability of v over that of u and v together: the sum over in-edges, so weighted, is on average,
+    if v is drawn, that over all of v's in-edges. Both are exact for "node" and "edge". For "walk" they are counted in
     subgraphs drawn beforehand, the same for the same graph; what none of them has counts as once.
 
     The seeds of a loader are any distinct numbers; each batch of them is one subgraph, as in DGL:

@@ -99,8 +99,8 @@ class GraphSampler:
         """Seeds as users give them, as IDs, (S,) int64, which this worker may use; inside `group.guard()`."""
         return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign)
 
-    def prepare(self, graph: GraphShardManager, call: str = "comparing fields") -> SamplingSource:
-        """What batches are sampled from; made by all workers together, anew if fields have changed on any of them.
+    def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
+        """What batches are sampled from; made by all workers together, anew if features have changed on any of them.
 
         `call` is what the workers agree on. Changes in place show in the version of a tensor, except those by numpy,
         by `.data` and in inference mode.
@@ -108,7 +108,7 @@ class GraphSampler:
         with session.current_group().guard() as group:
             edge_frames = [graph.edges[etype].data for etype in graph.canonical_etypes]
             frames = [*edge_frames, self.input_node_features, self.output_node_features]
-            named = {(i, name): field for i, frame in enumerate(frames) for name, field in frame.items()}
+            named = {(i, name): feature for i, frame in enumerate(frames) for name, feature in frame.items()}
             states = [(place, id(x), None if x.is_inference() else x._version) for place, x in named.items()]
             made_of = id(graph._structure), graph.ntypes, graph.canonical_etypes, states
             known = self._prepared
@@ -127,10 +127,10 @@ class GraphSampler:
             edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
             made_of = layer.nodes, layer.num_dst, edges
             blocks.append(make_block(*made_of) if device.type == "cpu" else make_local_graph(*made_of, device))
-        for ntype, fields in batch.inputs.items():
-            blocks[0].srcnodes[ntype].data.update({name: rows.to(device) for name, rows in fields.items()})
-        for ntype, fields in batch.outputs.items():
-            blocks[-1].dstnodes[ntype].data.update({name: rows.to(device) for name, rows in fields.items()})
+        for ntype, features in batch.inputs.items():
+            blocks[0].srcnodes[ntype].data.update({name: rows.to(device) for name, rows in features.items()})
+        for ntype, features in batch.outputs.items():
+            blocks[-1].dstnodes[ntype].data.update({name: rows.to(device) for name, rows in features.items()})
         self._note_hits(batch)
         return blocks
 
@@ -156,7 +156,7 @@ class GraphSampler:
         raise NotImplementedError
 
     def _worker_graph(self, graph: GraphShardManager, settings: str, prob: str | None = None) -> WorkerGraph:
-        """This worker's part of the graph with the fields wanted, and `prob` to draw by; settings in words."""
+        """This worker's part of the graph with the features wanted, and `prob` to draw by; settings in words."""
         settings = f"{settings}, prob {prob}, feature cache {self.feature_cache_bytes > 0}"
         features = self.input_node_features, self.output_node_features
         return make_worker_graph(graph, self.in_edges(graph), settings, prob, self.copy_edata, *features)
@@ -208,10 +208,10 @@ class DistNeighborSampler(GraphSampler):
     Args:
         fanouts: for each layer, input layer first, the number of in-edges to draw at each node, -1 for all; or a
             dictionary with that number for every edge type.
-        prob: edge field with the weights by which edges are drawn, (E,) or (E, 1), from 0 to 1e200, in any unit; an
+        prob: edge feature with the weights by which edges are drawn, (E,) or (E, 1), from 0 to 1e200, in any unit; an
             edge of weight 0 never is. Edge types that lack it are drawn from evenly. Default: all edges alike.
         replace: draw with replacement: `fanout` edges of each node that has any.
-        copy_edata: copy the graph's edge fields to the blocks; without, they have `dgl.EID` only.
+        copy_edata: copy the graph's edge features to the blocks; without, they have `dgl.EID` only.
         input_node_features: features of this worker's nodes by name, (N_i, ...) each, to set on the first block's
             sources. With several node types by `type/name`, (N_type, ...), as in `PartitionData.node_features`.
         output_node_features: likewise for the destinations of the last block, such as labels.

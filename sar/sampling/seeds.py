@@ -26,11 +26,11 @@ from sar.sampling.worker_graph import WorkerGraph
 
 CPU: Final = torch.device("cpu")
 
-Edges = Tensor | Mapping[str | CanonicalEtype, Tensor]
+SeedEdges = Tensor | Mapping[str | CanonicalEtype, Tensor]
 
 
-class Column:
-    """Of the table of seed edges."""
+class SeedColumn:
+    """Columns of the table of seed edges."""
 
     ID: Final = 0  # `dgl.EID`
     TYPE: Final = 1  # number of the edge type
@@ -160,7 +160,7 @@ def _rows_of_mask(what: str, mask: Tensor, count: int) -> Tensor:
     return mask.nonzero().squeeze(1)
 
 
-def edge_ids(graph: GraphShardManager, edges: Edges) -> Tensor:
+def edge_ids(graph: GraphShardManager, edges: SeedEdges) -> Tensor:
     """As `global_ids`, of edges: their `dgl.EID`. A mask that is not by type is for a graph of one edge type.
 
     Unknown types are a `FieldError`.
@@ -174,7 +174,7 @@ def edge_ids(graph: GraphShardManager, edges: Edges) -> Tensor:
     return _ids_of_rows(given, {etype: graph.edges[etype].data[EID] for etype in given})
 
 
-def split_edges(graph: GraphShardManager, edges: Edges) -> Tensor:
+def split_edges(graph: GraphShardManager, edges: SeedEdges) -> Tensor:
     """Give every worker the same number of seed edges, or one more, as `split_seeds` does with nodes.
 
     Called by all workers together.
@@ -202,7 +202,7 @@ def look_up_edges(
 ) -> Tensor:
     """Rows of this worker's seed edges: see [Note: seed edges]; by all workers together, inside `group.guard()`.
 
-    `reverse` has, for every edge type, `Column.REVERSE` of this worker's edges by position, (E_type,) int64, or None.
+    `reverse` has, for every edge type, `SeedColumn.REVERSE` of this worker's edges by position, (E_type,) int64.
     `foreign` is as of `check_seeds`, and so are errors; edges without IDs of their own are one, too.
     """
     group = session.current_group()
@@ -222,7 +222,7 @@ def look_up_edges(
     def rows_of(request: list[Tensor]) -> list[Tensor]:
         """Rows of those edges that this worker has; -1 of others."""
         (wanted,) = request
-        rows = torch.full((len(wanted), Column.NUMBER), -1, device="cpu")
+        rows = torch.full((len(wanted), SeedColumn.NUMBER), -1, device="cpu")
         for number, (relation, (known, order), back) in enumerate(zip(source.relations, by_id, reverse, strict=True)):
             place, found = find_sorted(known, wanted)
             here, place = found.nonzero().squeeze(1), order[place[found]]
@@ -233,17 +233,17 @@ def look_up_edges(
             rows[here] = torch.stack(columns, 1)
         return [rows]
 
-    requests, formats = [[ids[places]] for places in asked], [FieldFormat(torch.int64, (Column.NUMBER,))]
+    requests, formats = [[ids[places]] for places in asked], [FieldFormat(torch.int64, (SeedColumn.NUMBER,))]
     responses = request_columns(group, "looking up seed edges", requests, rows_of, formats)
     seeds = torch.full((len(ids), 7), -1, device="cpu")
     for places, (rows,) in zip(asked, responses, strict=True):
-        found = rows[:, Column.TYPE] >= 0
-        seeds[places[found], : Column.NUMBER] = rows[found]
+        found = rows[:, SeedColumn.TYPE] >= 0
+        seeds[places[found], : SeedColumn.NUMBER] = rows[found]
     whose = "edges of the graph" if foreign else "edges into this worker's nodes (foreign_seeds=True allows others)"
-    _refuse(ids[seeds[:, Column.TYPE] < 0], whose)
+    _refuse(ids[seeds[:, SeedColumn.TYPE] < 0], whose)
     for number in range(len(source.relations)):
-        of_type = seeds[:, Column.TYPE] == number
-        seeds[of_type, Column.NUMBER] = torch.arange(int(of_type.sum()), device="cpu")
+        of_type = seeds[:, SeedColumn.TYPE] == number
+        seeds[of_type, SeedColumn.NUMBER] = torch.arange(int(of_type.sum()), device="cpu")
     return seeds
 
 

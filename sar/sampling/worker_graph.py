@@ -32,11 +32,11 @@ class WorkerRelation:
     ids: Tensor  # (E,) int64, `dgl.EID` of the edges
     weights: Tensor | None  # (E,) floating point, by which edges are drawn; None for equal ones
     rows: Tensor  # (E,) int64, rows of the edges in `features`; empty where there are none
-    features: dict[str, Tensor]  # further fields to copy, (E, ...) each
+    features: dict[str, Tensor]  # further features to copy, (E, ...) each
 
     @property
     def formats(self) -> list[FieldFormat]:
-        """What travels of drawn edges: their number at each node, sources, IDs and further fields."""
+        """What travels of drawn edges: their number at each node, sources, IDs and further features."""
         columns = (self.src, self.ids, *self.features.values())
         return [ID_FORMAT, *map(FieldFormat.of, columns)]
 
@@ -138,7 +138,7 @@ def make_worker_graph(
         [(ntype, name, FieldFormat.of(table)) for ntype, named in features.items() for name, table in named.items()]
         for features in (of_inputs, of_outputs)
     ]
-    group.agree(f"{signature}, with edge fields {edge_formats} and node features {node_formats}")
+    group.agree(f"{signature}, with edge features {edge_formats} and node features {node_formats}")
     runs = TypeRuns.gathered(graph)
     return WorkerGraph(part, graph.node_ranges, runs, graph.ntypes, relations, of_inputs, of_outputs, signature)
 
@@ -154,21 +154,21 @@ def _make_relation(graph: GraphShardManager, found: InEdges, prob: str | None, c
     return WorkerRelation(found.etype, found.indptr, src, ids, weights, rows, features)
 
 
-def _weights(prob: str, field: Tensor, edges: InEdges) -> Tensor:
+def _weights(prob: str, feature: Tensor, edges: InEdges) -> Tensor:
     """Weights by position."""
-    field = field.detach().cpu()
-    field = field.squeeze(1) if field.dim() == 2 and field.shape[1] == 1 else field
-    if field.dim() != 1 or field.is_complex():
+    feature = feature.detach().cpu()
+    feature = feature.squeeze(1) if feature.dim() == 2 and feature.shape[1] == 1 else feature
+    if feature.dim() != 1 or feature.is_complex():
         raise FieldError(
-            f"prob={prob!r} has shape {tuple(field.shape)} and {field.dtype}; expected one number an edge."
+            f"prob={prob!r} has shape {tuple(feature.shape)} and {feature.dtype}; expected one number an edge."
         )
-    field = field if field.dtype in (torch.float32, torch.float64) else field.double()
-    if not bool(((field >= 0) & field.isfinite() & (field <= MOST_WEIGHT)).all()):
+    feature = feature if feature.dtype in (torch.float32, torch.float64) else feature.double()
+    if not bool(((feature >= 0) & feature.isfinite() & (feature <= MOST_WEIGHT)).all()):
         raise FieldError(
             f"prob={prob!r} has entries that are negative, infinite, NaN or above {MOST_WEIGHT:g}; expected weights of "
             "at least 0, if need be divided by the greatest."
         )
-    return field[edges.edges]
+    return feature[edges.edges]
 
 
 def _by_type(graph: GraphShardManager, given: Mapping[str, Tensor], what: str) -> Features:
