@@ -1,17 +1,17 @@
 """Attention of PyTorch Geometric's layers in one pass over the edges, without tensors of their number.
 
 [Note: attention in one pass]
-GATConv and GATv2Conv compute a weight for each edge (`edge_updater`), and pass it to `propagate`. Where the weights
-serve nothing else, `edge_updater` makes none but `Weights`, which `propagate` recognises. The others call `softmax` in
+GATConv and GATv2Conv compute a weight for each edge (`edge_updater`), and pass it to `propagate`. If nothing else uses
+the weights, `edge_updater` only returns `Weights`, which `propagate` recognises. The other layers call `softmax` in
 `message`. Either way scores are made and used tile by tile: those of GATConv, GATv2Conv and TransformerConv without
 edge features by the engine's own attention, all others by the layer's own functions, to which `softmax` gives
-exponentials ([Note: softmax in a message]). All else that the layers do, they do as they are written.
+exponentials ([Note: softmax in a message]). Everything else in the layers runs as it is written.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from inspect import signature
@@ -54,18 +54,18 @@ SOFTMAX_ARGUMENTS: dict[str, Any] = {
     ),  # GATConv makes none if it is empty
     **dict.fromkeys(("ptr", "size_i", "dim_size")),
 }
-"""What these layers pass to `softmax` and use for nothing else: never read."""
+"""Arguments that these layers only pass to `softmax`, which never reads them here."""
 
 _METHODS = ("message", "edge_update", "update", "aggregate", "get_attention", "message_basic")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """In the place of the weights of edges: how to make them."""
+    """Stands for the weights of edges, and can make them."""
 
     updater: Callable[..., Tensor]  # `edge_updater` as it is written
     edges: DistributedEdgeIndex
-    given: dict[str, Any]  # what `edge_updater` was called with
+    given: dict[str, Any]  # the arguments of `edge_updater`
 
     def make(self, layer: MessagePassing) -> Tensor:
         """The weights of all edges, (E, H)."""
@@ -73,7 +73,7 @@ class Weights:
 
 
 def in_one_pass(layer: MessagePassing) -> bool:
-    """Whether the layer, in this call, may be given exponentials in the place of a softmax."""
+    """Whether the layer, in this call, may be given exponentials instead of a softmax."""
     if not isinstance(layer, WITH_SOFTMAX) or not isinstance(layer.aggr_module, aggr.SumAggregation):
         return False
     if isinstance(layer, conv.RGATConv) and (layer.mod or layer.attention_mechanism != "across-relation"):
@@ -91,7 +91,7 @@ def returns_weights(layer: MessagePassing) -> bool:
 
 
 def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, Any]) -> Tensor | None:
-    """What `propagate` makes of its arguments, (N_dst, H, C), by the engine's attention; None where that cannot."""
+    """The result of `propagate`, (N_dst, H, C), by the engine's attention; None if that lacks an option."""
     dropout = getattr(layer, "dropout", 0.0) if layer.training else 0.0
     if not isinstance(layer, (conv.TransformerConv, *GAT)) or not 0 <= dropout <= 1:
         return None
@@ -113,28 +113,33 @@ def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, 
     return call(Score.DYNAMIC, source, destination, attn=layer.att[0])
 
 
-def message(layer: MessagePassing, batch: EdgeBatch, given: dict[str, Any]) -> dict[str, Tensor]:
-    """What the layer sends on some edges, in `message`; and in `weight` the exponentials that it has asked for."""
+def message(layer: MessagePassing, batch: EdgeBatch, others: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The messages of the layer on some edges; and in `weight` the exponentials that it has asked for.
+
+    The batch has the arguments of `message` with rows, and `others` the rest.
+    """
     exponentials: list[Tensor] = []
+    rows = {name: values.movedim(0, layer.node_dim) for side in (batch.src, batch.dst) for name, values in side.items()}
+    given = {**rows, **batch.data, **others}
     with _asked.set_to((batch, exponentials)):
         if isinstance(given.get("alpha"), Weights):
             given["alpha"] = layer.edge_update(**{name: given[name] for name in parameters(layer, "edge_update")})
         made = layer.message(**{name: given[name] for name in parameters(layer, "message") if name in given})
     if isinstance(layer.__dict__.get("_alpha"), Tensor):
-        layer._alpha = layer._alpha.new_empty(0)  # weights to return, which are none
+        layer._alpha = layer._alpha.new_empty(0)  # nobody reads it
     sent = {"message": made.movedim(layer.node_dim, 0)}
     return {**sent, "weight": exponentials[0]} if exponentials else sent
 
 
 class Sums(NamedTuple):
-    """What comes together at each destination."""
+    """Sums over the in-edges of each destination."""
 
-    made: dict[str, Tensor]  # sums of what `message` returns, and the scores that they are relative to
+    made: dict[str, Tensor]  # sums of the messages, and the scores that they are relative to
     in_degrees: Tensor  # (N_dst,)
 
 
 def normalised(parts: Sequence[Sums]) -> Tensor:
-    """The messages of several parts of a node's in-edges, (N_dst, ...), by one softmax where they are weighted."""
+    """Combines several parts of a node's in-edges, (N_dst, ...), by one softmax if they are weighted."""
     made = [part.made for part in parts]
     totals, shape = [each["message"] for each in made], made[0]["message"].shape
     if "weight" not in made[0]:
@@ -152,7 +157,7 @@ def normalised(parts: Sequence[Sums]) -> Tensor:
 
 
 def parameters(layer: MessagePassing, function: str) -> list[str]:
-    """The names of what one of a layer's functions is given."""
+    """The names of the arguments of one of a layer's functions."""
     return layer.inspector.get_param_names(function)
 
 
@@ -185,7 +190,7 @@ def _edge_updater(original: Original, layer: Any, /, edge_index: Any, *args: Any
 
 
 def install() -> None:
-    """Replace what the layers call."""
+    """Replace the functions that the layers call."""
     for kind in RETURNING:
         replace(kind, "forward", _forward)
     for kind in WITH_SOFTMAX:

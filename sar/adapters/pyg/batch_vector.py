@@ -1,10 +1,10 @@
 """The batch vector of graphs that lie on several workers, by which PyTorch Geometric pools and normalises.
 
 [Note: graphs across workers]
-A batch vector says which graph each node is of. Layers of PyTorch Geometric that pool or normalise take sums, products
-and extremes over the nodes of each graph (`scatter`), and hand their results back to the nodes (`mean[batch]`). A
+A batch vector maps each node to its graph. Layers of PyTorch Geometric that pool or normalise take sums, products and
+extremes over the nodes of each graph (`scatter`), and hand their results back to the nodes (`mean[batch]`). A
 `BatchVector` has the graphs of this worker's nodes; other workers have more nodes of the same graphs. Sums and such are
-combined over all workers, with gradients; values handed back concern own nodes only. Any other operation raises.
+combined over all workers, with gradients. Handing values back concerns own nodes only. Any other operation raises.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _handles = partial(handler_for, _HANDLERS)
 
 
 class BatchVector(GuardedTensor):
-    """The graph of each of this worker's nodes, (N_i,) int64, where graphs may have nodes on all workers."""
+    """The graph of each of this worker's nodes, (N_i,) int64. Graphs may have nodes on all workers."""
 
     count: int  # B, the number of graphs
     handlers = _HANDLERS
@@ -97,7 +97,7 @@ _HANDLERS.update((_func, partial(plainly, _func)) for _func in EQUALITY)  # grap
 
 @_handles(Tensor.numel, Tensor.nelement, torch.numel)
 def _numel(vector: BatchVector) -> int:
-    """What is asked is whether the graphs have any nodes, on whatever worker."""
+    """At least 1, because graphs without nodes on this worker may have some on others."""
     return max(len(plain(vector)), 1)
 
 
@@ -152,7 +152,7 @@ def _scatter_add(out: Tensor, dim: int, index: BatchVector, src: Tensor) -> Tens
 def _scatter_reduce(
     out: Tensor, dim: int, index: BatchVector, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Products on top of `out`, or extremes instead of it where a graph has nodes: as `scatter` calls it."""
+    """Multiplies `out` by products, or replaces it by extremes if the graph has nodes: as `scatter` calls it."""
     if reduce == "prod" and include_self:
         own = torch.ones_like(out).scatter_reduce(dim, plain(index), src, "prod")
         rows = [own if rank == session.rank() else torch.zeros_like(own) for rank in range(session.world_size())]
@@ -164,14 +164,14 @@ def _scatter_reduce(
 
 
 def _maxima(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """The maxima over all nodes of each graph, 0 where there are none; equal ones share the gradient as torch's do."""
+    """The maxima over all nodes of each graph, 0 if it has none. Equal maxima share the gradient, as in torch."""
     zeros = torch.zeros_like(out, dtype=accumulation_dtype(out.dtype))
     with torch.no_grad():
         greatest = all_max(torch.full_like(out, -torch.inf).scatter_reduce(dim, index, src, "amax"))
         equal = (src == greatest.gather(dim, index)).to(zeros.dtype)
         ties = global_sum(zeros.scatter_add(dim, index, equal))
         greatest = greatest.masked_fill((ties == 0) & ~greatest.isnan(), 0)
-        ties += greatest == 0  # the zeros that `scatter` begins with count where the maximum is zero
+        ties += greatest == 0  # if the maximum is zero, the zeros that `scatter` begins with count, too
     return greatest + global_sum(zeros.scatter_add(dim, index, zeros_of(src) * equal)) / ties
 
 
@@ -180,7 +180,7 @@ def _maxima(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 @cache
 def install() -> None:
-    """Let layers refuse what they cannot do across workers."""
+    """Let aggregations refuse graphs across workers if they need all nodes of a graph on one worker."""
     replace(aggr.Aggregation, "__call__", _aggregate)
 
 

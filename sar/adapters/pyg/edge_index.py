@@ -1,14 +1,14 @@
-"""The `edge_index` of a graph that spans all workers, which PyTorch Geometric's layers and functions take as it is.
+"""The `edge_index` of a graph that spans all workers, for PyTorch Geometric's own layers and functions.
 
 [Note: numbers of nodes]
 An edge index holds the edges into this worker's nodes, (2, E). Destinations are numbered as the rows of the worker's
-nodes. So are sources that are its own; those of other workers count on from there, partition by partition. Most of what
-is done with an edge index is then right as it stands: a self-loop has two equal ends, and in-degrees and sums or
-softmaxes over in-edges concern this worker alone. What is left are values of sources, `x[edge_index[0]]`, which are
-fetched, and sums of edge values at sources, which are sent. These operations are replaced
-(`torch.Tensor.__torch_function__`). Any other operation on source numbers raises: its result might be wrong. So does
-one that brings them together with plain numbers, which may be meant as IDs of nodes: sources are compared with the
-destinations of the same edges alone, and the edges that are added are self-loops of all of this worker's nodes.
+nodes, and so are its own sources. Sources of other workers are numbered from there on, partition by partition. Most
+operations on an edge index are then right as they stand: a self-loop has two equal ends, and in-degrees, sums and
+softmaxes over in-edges concern this worker alone. Two kinds are replaced (`torch.Tensor.__torch_function__`): values of
+sources, `x[edge_index[0]]`, are fetched, and sums of edge values at sources are sent. Any other operation on source
+numbers raises, because its result might be wrong. So does one that combines them with plain numbers, which may be meant
+as IDs of nodes: sources are only compared with the destinations of the same edges, and the only edges that can be added
+are self-loops of all of this worker's nodes. The greatest number, however, is one less than the number of nodes here.
 """
 
 from __future__ import annotations
@@ -34,14 +34,11 @@ from sar.id_slices import count_ids
 from sar.kernels import EdgeBlock
 from sar.nn.rows import pair_graph
 
-KEPT = 4  # as many times the edges of a graph are those of the selections of them that are kept
+KEPT = 4  # limit on the edges of all selections that a graph keeps, in multiples of its own edges
 
 
 class Numbering:
-    """How the sources of a graph with one edge type are numbered, all of whose edges count.
-
-    See [Note: numbers of nodes].
-    """
+    """The numbers of the sources of a graph with one edge type; see [Note: numbers of nodes]."""
 
     def __init__(self, graph: GraphShardManager) -> None:
         self.graph = graph
@@ -62,12 +59,12 @@ class Numbering:
 
     @property
     def loops(self) -> Tensor:
-        """A self-loop of each of this worker's nodes, (2, N_i); none where sources and destinations are others."""
+        """A self-loop of each of this worker's nodes, (2, N_i); none between different node types."""
         count = min(self.relation.num_src, self.relation.num_dst) if self.has_loops else 0
         return torch.arange(count, device=self.graph.device).expand(2, -1)
 
     def select(self, ends: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
-        """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).
+        """The graph of other edges between the same nodes, and the column in `ends` of each of its edges, (E,).
 
         The edges' ends are (2, E) numbers of sources and rows of destinations, which need not be nodes. Layers make the
         same edges anew in every call, so the latest graphs are kept, with `KEPT` times the edges.
@@ -147,10 +144,10 @@ class NodeNumbers(GuardedTensor):
 
 
 class SourceIndex(NodeNumbers):
-    """The first row of an edge index, (E,): indexes values of nodes, wherever these are."""
+    """The first row of an edge index, (E,). It indexes values of the nodes of all workers."""
 
     edges: DistributedEdgeIndex  # of which these are the sources
-    along: int | None  # the dimension that counts edges, where `scatter` has expanded this to the shape of its values
+    along: int | None  # the dimension that counts edges, if `scatter` has expanded this to the shape of its values
 
     @classmethod
     def of(cls, edges: DistributedEdgeIndex) -> SourceIndex:
@@ -163,7 +160,7 @@ class DistributedEdgeIndex(NodeNumbers):
     num_dst: int  # destinations
 
     def __getattr__(self, name: str) -> Any:
-        why = "what is done with a sparse adj_t is done before partitioning: then pass edge_index"
+        why = "operations on a sparse adj_t belong before partitioning; pass edge_index"
         raise AttributeError(f"A distributed edge_index has no {name!r}; {why}.")
 
     @classmethod
@@ -177,12 +174,12 @@ class DistributedEdgeIndex(NodeNumbers):
 
     @cached_property
     def passes(self) -> tuple[GraphShardManager, Tensor | None]:
-        """The graph of these edges; and of its edges the columns here, (E,), None where the order is the same."""
+        """The graph of these edges, and the column of each of its edges, (E,); None if the order is the same."""
         return self.numbering.select(self.plain, self.num_dst)
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Sources and destinations of this worker, each of which has a row in what layers are given."""
+        """Numbers of sources and destinations of this worker, for each of which layers are given a row."""
         if not self.plain.is_inference() and self.plain._version > 0:
             raise refuse("Changing the destinations in place, instead of a copy,")
         return self.numbering.relation.num_src, self.num_dst
@@ -226,7 +223,7 @@ class DistributedEdgeIndex(NodeNumbers):
 class JoinedEdgeIndex(DistributedEdgeIndex):
     """The edges of several types behind one another, each between nodes of its own, which are counted on."""
 
-    # The edges of each type, and what is added to the numbers of its sources and of its destinations.
+    # The edges of each type, and the numbers at which its sources and its destinations begin.
     parts: list[tuple[DistributedEdgeIndex, int, int]]
     all_sides: tuple[int, int]
 
@@ -260,7 +257,7 @@ def refuse(what: str) -> GraphError:
 
 
 def check_rows(what: str, found: int, expected: int, of: str = "nodes") -> None:
-    """Raise a `GraphError` where values have another number of rows than this worker has nodes or edges."""
+    """Raise a `GraphError` unless values have a row for each of this worker's nodes or edges."""
     if found != expected:
         wanted = f"expected a row for each of this worker's {expected} {of}"
         raise GraphError(f"{what} {found} rows on a distributed edge_index; {wanted}.")

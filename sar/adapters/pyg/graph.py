@@ -1,4 +1,4 @@
-"""From distributed graphs, and from sampled batches, to what PyTorch Geometric's layers are called with.
+"""Data of PyTorch Geometric from distributed graphs and from sampled batches.
 
 [Note: batches of one edge index]
 A sampled layer draws edges into all nodes found so far. `NeighborLoader` draws at each node once, when it is found. So
@@ -32,7 +32,7 @@ class PartData(Data):  # type: ignore[misc]  # PyTorch Geometric has no types
 
     @property
     def adj_t(self) -> Any:
-        """`edge_index`, for layers that are called with `adj_t` elsewhere; a `GraphError` where edges have weights."""
+        """`edge_index`, for scripts that call layers with `adj_t`. Raises a `GraphError` if edges have weights."""
         return _unweighted(self._store)
 
 
@@ -89,7 +89,7 @@ def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | Hete
         store = data if single else data[ntype]
         store.num_nodes = graph.num_nodes(ntype)
         set_fields(store, values)
-        # The graphs of `batch`, which is one where there is none, have nodes on all workers.
+        # Graphs have nodes on all workers. If there is no `batch`, all nodes are of one graph.
         whole = batch_vector.whole_graph(store.num_nodes, graph.device)
         store.batch = batch_vector.batch_vector(store.batch) if "batch" in store else whole
     for etype in graph.canonical_etypes:

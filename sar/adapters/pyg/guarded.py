@@ -19,15 +19,15 @@ Guarded = TypeVar("Guarded", bound="GuardedTensor")
 
 
 class GuardedTensor(Tensor):
-    """An operation on such a tensor is done by a handler of its class, as it stands where it is right so, or raises.
+    """Tensor whose operations are done by handlers of its class. Others raise, unless they ask nothing of the numbers.
 
-    It has a shape but no memory, so that what does not ask `__torch_function__`, such as `torch.tensor` and
-    `torch.sparse_coo_tensor`, finds no numbers: it comes to `__torch_dispatch__`, which raises.
+    It has a shape but no memory. So functions that do not ask `__torch_function__`, such as `torch.tensor` and
+    `torch.sparse_coo_tensor`, find no numbers: they come to `__torch_dispatch__`, which raises.
     """
 
     plain: Tensor  # the numbers
     handlers: ClassVar[Handlers]
-    what: ClassVar[str]  # are its numbers, for errors
+    what: ClassVar[str]  # describes its numbers, for errors
     advice: ClassVar[str]
 
     @classmethod
@@ -86,7 +86,7 @@ _RIGHT = {
 
 
 def plain(value: Any) -> Any:
-    """The same memory as a plain tensor; what is not guarded as it is."""
+    """The numbers of a guarded tensor; other values as they are."""
     return value.plain if isinstance(value, GuardedTensor) else value
 
 
@@ -125,7 +125,7 @@ def handler_for(handlers: Handlers, *functions: Any) -> Callable[[Handler], Hand
     return register
 
 
-_COMMON: Handlers = {}  # what all such tensors do alike, but for what handlers of their class do
+_COMMON: Handlers = {}  # handlers for all such tensors, unless their class has its own
 
 
 @handler_for(_COMMON, Tensor.__repr__)

@@ -26,7 +26,7 @@ _of_all_workers = PerThread(False)
 
 
 ROOTS = {conv.SAGEConv: "lin_r", conv.GraphConv: "lin_root"}
-"""What these layers apply to the nodes' own rows, and add to what they make of the result of `propagate`."""
+"""Modules that these layers apply to the nodes' own rows. The layers add this to the result of `propagate`."""
 
 
 def _beside(name: str) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def _both_ways(original: Original, self: Any, x: Tensor, edge_index: Tensor) -> 
 
 
 def _total(counts: Mapping[Any, int], starts: Mapping[Any, int]) -> int:
-    """The rows of several types behind one another, after a check of where each begins."""
+    """The number of rows of several types behind one another, after a check of the row at which each begins."""
     for kind, start, end in zip(starts, starts.values(), [*starts.values()][1:], strict=False):
         check_rows(f"HGTConv was given {kind} of", end - start, counts[kind])
     last = [*starts][-1]

@@ -1,4 +1,4 @@
-"""What operations of torch do with an edge index and its row of sources; see [Note: numbers of nodes]."""
+"""Handlers for torch's operations on an edge index and its row of sources; see [Note: numbers of nodes]."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def install() -> None:
 
 @_handles(Tensor.view_as)
 def _view_as(value: Tensor, other: Tensor) -> Tensor:
-    """As hooks on a module's backward do with all that it is given."""
+    """Hooks on a module's backward call it on all arguments."""
     if value is not other:
         raise refuse("view_as")
     return value
@@ -41,7 +41,7 @@ def _view_as(value: Tensor, other: Tensor) -> Tensor:
 
 @_handles(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 def _set_requires_grad(value: Tensor, needed: bool) -> None:
-    """As reentrant checkpointing does, too."""
+    """Reentrant checkpointing sets it, too."""
     if needed:
         raise refuse("A gradient")
 
@@ -156,7 +156,7 @@ def _select(value: Tensor, dim: int, index: Tensor) -> Any:
 
 @_handles(Tensor.__setitem__)
 def _setitem(value: Tensor, index: Any, new: Any) -> None:
-    """Right where the sources are this worker's own, as those of self-loops are."""
+    """Right if the sources are this worker's own, as those of self-loops are."""
     if isinstance(value, NodeNumbers) or not isinstance(index, SourceIndex) or isinstance(new, GuardedTensor):
         raise refuse("Setting values at sources")
     check_rows("Values are set at the sources of", len(value), index.edges.sides[0])
@@ -218,7 +218,7 @@ def _numel(value: NodeNumbers) -> int:
 
 def _expanded(func: Callable[..., Any]) -> Callable[..., Any]:
     def handler(index: Tensor, *shape: Any) -> Any:
-        """What `scatter` does to its index: one dimension counts edges, the others are repeated."""
+        """`scatter` expands its index so: one dimension counts edges, the others are repeated."""
         sizes = shape[0].shape if isinstance(shape[0], Tensor) else shape[0] if len(shape) == 1 else shape
         if not isinstance(index, SourceIndex):
             raise refuse("view")

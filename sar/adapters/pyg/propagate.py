@@ -12,7 +12,7 @@ numbers of nodes]), and memory holds all that it makes for each edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,25 +51,12 @@ WEIGHTED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.E,
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What a message is given, by parameter."""
+    """The arguments of a message, by name."""
 
-    src: dict[str, Tensor]  # with a row for each node, as has `dst`
+    src: dict[str, Tensor]  # with a row for each node, as has `dst`, whatever `node_dim` is
     dst: dict[str, Tensor]
     edge: dict[str, Tensor]  # with a row for each edge
     others: dict[str, Any]
-    node_dim: int  # the dimension that counts nodes in what `propagate` is given; in `src` and `dst` it is the first
-
-    def reader(self) -> Callable[[EdgeBatch], dict[str, Any]]:
-        """Reads the arguments on some edges, without keeping those of all."""
-        (src, dst, edge), others, node_dim = map(list, (self.src, self.dst, self.edge)), self.others, self.node_dim
-
-        def read(edges: EdgeBatch) -> dict[str, Any]:
-            rows = {name: edges.src[name].movedim(0, node_dim) for name in src}
-            rows.update((name, edges.dst[name].movedim(0, node_dim)) for name in dst)
-            rows.update((name, edges.data[name]) for name in edge)
-            return {**rows, **others}
-
-        return read
 
     def few(self, count: int, spoilt: int) -> _Arguments:
         """The arguments on `count` edges, of which the last `spoilt` have NaN, or integers of the first edge."""
@@ -82,18 +69,18 @@ class _Arguments:
             return made
 
         src, dst, edge = ({name: rows(x) for name, x in side.items()} for side in (self.src, self.dst, self.edge))
-        return _Arguments(src, dst, edge, self.others, self.node_dim)
+        return _Arguments(src, dst, edge, self.others)
 
     def part(self, src: slice, dst: slice, edge: slice) -> _Arguments:
         """The arguments of some of the nodes and edges."""
         sides = (self.src, src), (self.dst, dst), (self.edge, edge)
         of_src, of_dst, of_edges = ({name: values[rows] for name, values in side.items()} for side, rows in sides)
-        return _Arguments(of_src, of_dst, of_edges, self.others, self.node_dim)
+        return _Arguments(of_src, of_dst, of_edges, self.others)
 
 
 def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mapping[str, Any]) -> _Arguments | None:
-    """What `message` is given of what `propagate` was; None where it may span edges or has its rows elsewhere."""
-    found = _Arguments({}, {}, {}, {}, conv.node_dim)
+    """The arguments of `message`; None if one of them may span edges."""
+    found = _Arguments({}, {}, {}, {})
     group, num_edges = edges.numbering.graph._structure.group, edges.size(1)
     weights = kwargs.get("alpha")
     sources = [(name, kwargs) for name in attention.parameters(conv, "message")]
@@ -129,7 +116,7 @@ def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mappin
 
 
 def _check_sizes(conv: MessagePassing, edges: DistributedEdgeIndex, size: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise a `GraphError` where values of nodes have other rows than those that the edges' ends are numbers of."""
+    """Raise a `GraphError` unless values of nodes have a row for each of this worker's sources or destinations."""
     name = type(conv).__name__
     for given, expected in zip(size or (), edges.sides, strict=False):
         check_rows(f"{name} was given a size of", expected if given is None else given, expected)
@@ -164,7 +151,7 @@ def _is_by_edge(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _A
             batch = EdgeBatch(few.src, few.dst, few.edge, relation.etype, TRIED, lambda: NotImplemented)
             try:
                 with state.restored(), _unchanged(conv):
-                    made.append(attention.message(conv, batch, few.reader()(batch))["message"][: TRIED // 2])
+                    made.append(attention.message(conv, batch, few.others)["message"][: TRIED // 2])
             except Exception:  # if it is the user's, the call with all edges raises it
                 return False
     first, second = made
@@ -232,7 +219,7 @@ def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arg
 
 
 def _of_all_types(conv: MessagePassing, joined: JoinedEdgeIndex, arguments: _Arguments) -> Tensor:
-    """As `_by_tiles`, where a node's in-edges are of several types, which one softmax weighs."""
+    """Like `_by_tiles`, if a node's in-edges are of several types under one softmax."""
     sums: dict[tuple[int, int], list[attention.Sums]] = {}  # a type without nodes here begins where the next one does
     begin = 0
     for edges, src, dst in joined.parts:
@@ -247,13 +234,13 @@ def _of_all_types(conv: MessagePassing, joined: JoinedEdgeIndex, arguments: _Arg
 
 
 def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> attention.Sums:
-    """What comes together at each destination along one edge type."""
+    """Sums over the in-edges of one type at each destination."""
     graph, _ = edges.passes
-    context, read = graph.call_context(), arguments.reader()
+    context, others = graph.call_context(), arguments.others
     relation, reducer = context.relation, REDUCERS[type(conv.aggr_module)]
 
     def message(batch: EdgeBatch) -> dict[str, Tensor]:
-        return attention.message(conv, batch, read(batch))
+        return attention.message(conv, batch, others)
 
     of_edges = {k: edges.in_graph_order(v) for k, v in arguments.edge.items()}
     fields = EdgeFields(
@@ -273,9 +260,9 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Argumen
 
 
 def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments) -> bool:
-    """Whether messages are the sources' values, times a weight of the edge where there is one: as built-in ones are.
+    """Whether messages are the sources' values, perhaps times a weight of the edge, as built-in messages are.
 
-    So are those of all layers of PyTorch Geometric whose `message` takes just these arguments, given or not.
+    This holds for all layers of PyTorch Geometric whose `message` takes these arguments only.
     """
     x = arguments.src.get("x_j")
     given = {name for name, value in arguments.others.items() if value is not None}
@@ -297,7 +284,7 @@ _is_distributed = PerThread(False)  # whether `propagate` runs as it is written,
 
 
 def _aggregate(original: Original, self: Any, x: Tensor, index: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-    """As `original`; if there are no messages, with some to one more node, as LSTMs and others fail without any."""
+    """As `original`. If there are no messages, adds some to one more node, because LSTMs and others need some."""
     kwargs |= dict(zip(("ptr", "dim_size", "dim"), args, strict=False))
     count, dim = kwargs.get("dim_size"), kwargs.get("dim", -2)
     more = 2 if isinstance(self, aggr.QuantileAggregation) else 1  # which fails if the first node gets none, too
@@ -312,7 +299,7 @@ def _aggregate(original: Original, self: Any, x: Tensor, index: Any = None, *arg
 def _to_dense_batch(
     original: Original, self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """As `original`; all nodes are padded to the greatest in-degree on any worker, which LSTMs and such see."""
+    """As `original`, but pads to the greatest in-degree on any worker, because LSTMs and such see the padding."""
     if _is_distributed.value and index is not None and kwargs.get("max_num_elements") is None:
         kwargs["max_num_elements"] = all_max(int(torch.bincount(index).max()))
     return original(self, x, index, *args, **kwargs)
