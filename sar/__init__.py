@@ -31,7 +31,7 @@ from sar.core import DistributedBlock, GraphShardManager, HeteroGraphShardManage
 from sar.core.passing.builtin import message_has_parameters
 from sar.errors import SarError
 from sar.logging_setup import logger, logging_setup
-from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, pair_graph
+from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, global_ids, pair_graph
 from sar.sampling import (
     ClusterGCNSampler,
     DataLoader,
@@ -124,6 +124,7 @@ __all__ = [
     "edge_softmax",
     "fetch_rows",
     "gather_grads",
+    "global_ids",
     "initialize_comms",
     "load_checkpoint",
     "load_dgl_partition_data",

@@ -2,7 +2,7 @@
 
 from sar.nn.edge_softmax import edge_softmax
 from sar.nn.embedding import DistEmbedding
-from sar.nn.rows import PairGraph, fetch_rows, pair_graph
+from sar.nn.rows import PairGraph, fetch_rows, global_ids, pair_graph
 from sar.nn.sparse_optimizers import SparseAdagrad, SparseAdam
 from sar.nn.statistics import DistributedBN1D, convert_batchnorm
 
@@ -15,5 +15,6 @@ __all__ = [
     "convert_batchnorm",
     "edge_softmax",
     "fetch_rows",
+    "global_ids",
     "pair_graph",
 ]

@@ -125,6 +125,56 @@ def fetch_rows(graph: GraphShardManager, tensor: Tensor, node_ids: Tensor, ntype
     return _Fetch(group, owners, tensor, wanted).apply(tensor)[0]
 
 
+@uncompiled
+def global_ids(graph: GraphShardManager, original_ids: Tensor, ntype: str | None = None) -> Tensor:
+    """Find the global IDs of nodes from their IDs in the input graph; a collective call.
+
+    Datasets of pairs, such as those of the Open Graph Benchmark and of PyTorch Geometric's `RandomLinkSplit`, have IDs
+    of the input graph. `pair_graph`, `fetch_rows` and loaders take global IDs.
+
+    Args:
+        graph: the whole graph.
+        original_ids: of nodes on any worker, integers of any shape, such as (2, K) of pairs; may repeat, and may be
+            empty. On a graph with several node types they are counted within the type, from 0.
+        ntype: node type; may be left out if there is one.
+
+    Returns:
+        int64 of the shape of `original_ids`, on its device.
+
+    Raises:
+        GraphError: for IDs that no node has, or partitions that do not know their nodes' original IDs.
+    """
+    call = f"global_ids of {ntype or 'nodes'}"
+    with session.current_group().guard() as group:
+        own, wanted = graph.original_ids(ntype), original_ids.detach().cpu().long()
+        if own is None:
+            raise GraphError("The partitions do not have the nodes' IDs in the input graph (orig_id).")
+        group.agree(call)
+        # The worker with the o-th node, counted from worker 0 on, is told the global ID of the node with original ID o.
+        counts = torch.tensor(group.gather_numbers(len(own), call), device="cpu")
+        ends = counts.cumsum(0)
+        first, total = int(ends[group.rank] - counts[group.rank]), int(ends[-1])
+        wanted, place = wanted.unique(return_inverse=True)
+        own, order = own.cpu().sort()
+        for ids in (own, wanted):
+            if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < total:
+                raise GraphError(f"The original IDs are {ids[0]} to {ids[-1]}; expected some of 0 to {total - 1}.")
+
+        def send(ids: Tensor, values: Tensor) -> list[Tensor]:
+            """Send values of ascending original IDs to the workers that are told of these."""
+            sizes = torch.searchsorted(ids, ends).diff(prepend=ends.new_zeros(1)).tolist()
+            return exchange_tensors(to_device(values, session.comm_device()).split(sizes))
+
+        told = torch.cat(send(own, torch.stack([own, graph.node_ids(ntype).cpu()[order]], 1))).cpu()
+        known = torch.full((int(counts[group.rank]),), -1, device="cpu")
+        known[told[:, 0] - first] = told[:, 1]
+        answers = [known[asked.cpu() - first] for asked in send(wanted, wanted)]
+        found = torch.cat(exchange_tensors([to_device(ids, session.comm_device()) for ids in answers])).cpu()
+        if (missing := wanted[found < 0]).numel():
+            raise GraphError(f"{len(missing)} of the original IDs, such as {missing[0]}, are of no node.")
+    return to_device(found[place], original_ids.device)
+
+
 def added_up(values: Tensor, place: Tensor, count: int) -> Tensor:
     """Sum the values, (n, ...), of each of `count` places, in float32 at least. All runs give the same bits."""
     values = values.to(accumulation_dtype(values.dtype))

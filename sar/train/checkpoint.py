@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -29,7 +30,6 @@ from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding, SparseOptimizer
 from sar.tensor_views import as_bytes
-from sar.train.early_stopping import copied_state
 
 
 class Loader(Protocol):
@@ -60,6 +60,12 @@ def save_model(path: StrPath, model: nn.Module) -> None:
         if group.rank == 0:
             write_file(Path(path), _plain_state(model))
         group.agree("the model is saved")
+
+
+def copied_state(model: nn.Module) -> dict[str, Any]:
+    """A copy of a model's state, on the CPU."""
+    state = model.state_dict()
+    return {key: x.to("cpu", copy=True) if isinstance(x, Tensor) and not is_lazy(x) else x for key, x in state.items()}
 
 
 def _plain_state(model: nn.Module) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from sar.comm import session
+from sar.common_tuples import StrPath
 from sar.errors import ConfigError, DisagreementError
+from sar.train.checkpoint import copied_state, save_model
 
 
 class EarlyStopping:
@@ -18,8 +19,9 @@ class EarlyStopping:
 
     Args:
         patience: steps in a row without a better value after which to stop, at least 1.
-        mode: "max" where higher is better, as of an accuracy; "min" of a loss.
+        mode: "max" if higher is better, as of an accuracy; "min" of a loss.
         min_delta: by how much more than this a value has to be better; default 0.
+        file: also save the best model there, as `save_model` does, each time there is a better one. Default None.
 
     Attributes:
         best: the best value; None before there is one.
@@ -28,13 +30,20 @@ class EarlyStopping:
         ConfigError: for other arguments.
     """
 
-    def __init__(self, patience: int = 10, mode: Literal["max", "min"] = "max", min_delta: float = 0.0) -> None:
+    def __init__(
+        self,
+        patience: int = 10,
+        mode: Literal["max", "min"] = "max",
+        min_delta: float = 0.0,
+        *,
+        file: StrPath | None = None,
+    ) -> None:
         if patience < 1 or mode not in ("max", "min") or not min_delta >= 0:
             raise ConfigError(
                 f"EarlyStopping got patience {patience}, mode {mode!r} and min_delta {min_delta}; expected at least 1, "
                 "'max' or 'min', and at least 0."
             )
-        self.patience, self.mode, self.min_delta = patience, mode, min_delta
+        self.patience, self.mode, self.min_delta, self.file = patience, mode, min_delta, file
         self.best: float | None = None
         self._waited = 0
         self._model: dict[str, Any] | None = None
@@ -44,14 +53,18 @@ class EarlyStopping:
 
         Args:
             value: the same on all workers, such as `task.accuracy(logits, "val")`. NaN is never better.
-            model: what `load_best` is to bring back.
+            model: the model that `load_best` is to bring back.
 
         Returns:
             Whether to stop; the same on all workers.
 
         Raises:
-            DisagreementError: where the workers' values differ, as a metric of each worker's own nodes does.
+            DisagreementError: the workers' values differ, as a metric of each worker's own nodes does.
+            ConfigError: there is a file for the best model, but no model.
+            CheckpointError: as from `save_model`.
         """
+        if self.file is not None and model is None:
+            raise ConfigError(f"There is no model to save as {self.file}: pass it to step(value, model).")
         with session.current_group().guard() as group:
             call = "EarlyStopping.step"
             group.agree(call)
@@ -67,13 +80,15 @@ class EarlyStopping:
         if gain > self.min_delta and not math.isnan(found):
             self.best, self._waited = found, 0
             self._model = None if model is None else copied_state(model)
+            if self.file is not None and model is not None:
+                save_model(self.file, model)
         return self._waited >= self.patience
 
     def load_best(self, model: nn.Module) -> None:
         """Give a model the parameters and buffers of the best step; called by all workers together.
 
         Raises:
-            ConfigError: where no model is kept.
+            ConfigError: no model is kept.
         """
         with session.current_group().guard() as group:
             group.agree("EarlyStopping.load_best")
@@ -88,9 +103,3 @@ class EarlyStopping:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`; not a collective call."""
         self.best, self._waited, self._model = state["best"], state["waited"], state["model"]
-
-
-def copied_state(model: nn.Module) -> dict[str, Any]:
-    """A copy of a model's state, on the CPU."""
-    state = model.state_dict()
-    return {key: x.to("cpu", copy=True) if isinstance(x, Tensor) and not is_lazy(x) else x for key, x in state.items()}

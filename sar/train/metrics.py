@@ -19,21 +19,57 @@ def mean_reciprocal_rank(positive: Tensor, negative: Tensor) -> float:
         negative: scores of the M negatives of each, (K, M).
 
     Returns:
-        From 0 to 1; NaN where no worker has a pair.
+        From 0 to 1; NaN if no worker has a pair.
 
     Raises:
         GraphError: for scores of other shapes.
     """
     with session.current_group().guard():
-        if positive.dim() != 1 or negative.dim() != 2 or len(positive) != len(negative):
-            raise GraphError(
-                f"The scores are {tuple(positive.shape)} and {tuple(negative.shape)}; expected (K,) of positive pairs "
-                "and (K, M) of the negatives of each."
-            )
-        below, equal = ((compared(negative, positive.unsqueeze(1))).sum(1) for compared in (torch.lt, torch.eq))
-        ranks = 1 + negative.shape[1] - below.double() - equal.double() / 2
+        ranks = _ranks(positive, negative)
         total, count = all_sum((float(ranks.reciprocal().sum()), len(ranks)))
     return total / count if count else float("nan")
+
+
+def hits_at_k(positive: Tensor, negative: Tensor, k: int) -> float:
+    """The share of all workers' positive pairs that are among the k best, as the Open Graph Benchmark counts them.
+
+    Called by all workers together. A score of NaN counts as the worst for the model.
+
+    Args:
+        positive: scores of this worker's positive pairs, (K,); K may be 0.
+        negative: scores of negatives: (M,) of this worker, for the positive pairs of all: a pair hits if it is above
+            the k-th best negative of all workers, as in ogbl-ddi and ogbl-collab. Or (K, M), those of each positive
+            pair: a pair hits if its rank, as in `mean_reciprocal_rank`, is at most k.
+        k: at least 1, and the same on all workers.
+
+    Returns:
+        From 0 to 1; NaN if no worker has a pair.
+
+    Raises:
+        GraphError: for scores of other shapes, or another k.
+    """
+    with session.current_group().guard() as group:
+        if k < 1:
+            raise GraphError(f"k is {k}; expected at least 1.")
+        if negative.dim() == 1:
+            negative = torch.where(negative.isnan(), torch.inf, negative.detach())
+            best = torch.cat(exchange_tensors([negative.topk(min(k, len(negative))).values] * group.world_size))
+            hit = positive > best.topk(k).values[-1].to(positive.device) if len(best) >= k else ~positive.isnan()
+        else:
+            hit = _ranks(positive, negative) <= k
+        hits, count = all_sum((int(hit.sum()), len(positive)))
+    return hits / count if count else float("nan")
+
+
+def _ranks(positive: Tensor, negative: Tensor) -> Tensor:
+    """The rank of each positive pair among its negatives, from 1, (K,) float64; halves come of equal scores."""
+    if positive.dim() != 1 or negative.dim() != 2 or len(positive) != len(negative):
+        raise GraphError(
+            f"The scores are {tuple(positive.shape)} and {tuple(negative.shape)}; expected (K,) of positive pairs "
+            "and (K, M) of the negatives of each."
+        )
+    below, equal = ((compared(negative, positive.unsqueeze(1))).sum(1) for compared in (torch.lt, torch.eq))
+    return 1 + negative.shape[1] - below.double() - equal.double() / 2
 
 
 def roc_auc(positive: Tensor, negative: Tensor) -> float:
@@ -47,7 +83,7 @@ def roc_auc(positive: Tensor, negative: Tensor) -> float:
         negative: scores of this worker's negative pairs, (M,), which need not belong to its positive ones.
 
     Returns:
-        From 0 to 1; NaN where all workers together lack either.
+        From 0 to 1; NaN if all workers together lack either.
     """
     with session.current_group().guard() as group:
         negative = torch.where(negative.isnan(), torch.inf, negative.detach())

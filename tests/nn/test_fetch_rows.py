@@ -1,10 +1,11 @@
-"""`fetch_rows` against plain indexing of the whole tensor: values, gradients, types, and what is refused."""
+"""`fetch_rows` and `global_ids` against indexing whole tensors: values, gradients, types, and what is refused."""
 
 import pytest
 import torch
 
 import sar
-from tests.core.attempts import catch, require
+from tests.core.attempts import catch, catch_and_recover, require
+from tests.graphs import partition_in_memory, random_graph
 from tests.parity.harness import assert_close
 from tests.sampling.scenes import global_ids, parts_of, typed_parts
 
@@ -103,3 +104,54 @@ def test_mistakes_reach_all_workers(pool, program, words):
     failures = pool.run(mistakes, program, per_rank=typed_parts(2).partitions)
     assert any(words in require(failure).message for failure in failures)
     assert all(failure is not None for failure in failures)
+
+
+def found_on_worker(partition, ntype, count):
+    """The global IDs of this worker's picks, of none, and of all nodes; and this worker's own nodes' IDs."""
+    graph = sar.construct_full_graph(partition)
+    picks = torch.randint(count, (2, 5), generator=torch.Generator().manual_seed(sar.rank()))
+    picks = picks[:, : 5 * min(sar.rank(), 1)].int()
+    found = sar.global_ids(graph, picks, ntype)
+    assert (found.dtype, found.shape) == (torch.int64, picks.shape)
+    return (
+        picks,
+        found,
+        sar.global_ids(graph, torch.arange(count), ntype),
+        graph.node_ids(ntype),
+        graph.original_ids(ntype),
+    )
+
+
+def check_ids(by_rank, count):
+    own, originals = (torch.cat(columns) for columns in list(zip(*by_rank, strict=True))[3:])
+    expected = torch.empty(count, dtype=torch.int64).index_copy_(0, originals, own)
+    for picks, found, every, _, _ in by_rank:
+        assert every.equal(expected)
+        assert found.equal(expected[picks.long()])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_global_ids_of_original_ones(pool, world_size):
+    assignment = torch.randint(world_size, (20,), generator=torch.Generator().manual_seed(1))
+    parts = partition_in_memory(random_graph(0, 20, 40), assignment, world_size)
+    check_ids(pool.run(found_on_worker, None, 20, per_rank=parts.partitions), 20)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("ntype, count", [("user", 14), ("item", 9)])
+def test_global_ids_of_a_type(pool, world_size, ntype, count):
+    check_ids(pool.run(found_on_worker, ntype, count, per_rank=typed_parts(world_size).partitions), count)
+
+
+def ids_of_nobody(partition):
+    graph = sar.construct_full_graph(partition)
+    failure = catch_and_recover(sar.global_ids, graph, torch.tensor([3, 11]) if sar.rank() else torch.tensor([3]))
+    del partition.node_features["orig_id"]
+    return failure, catch_and_recover(sar.global_ids, sar.construct_full_graph(partition), torch.tensor([3]))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_original_ids_that_are_not_there(pool, world_size):
+    others, (outside, unknown) = pool.run(ids_of_nobody, per_rank=parts_of(COUNTS[world_size]).partitions)
+    assert "The original IDs are 3 to 11; expected some of 0 to 10" in outside.message
+    assert all("do not have the nodes' IDs in the input graph" in one.message for one in (others[1], unknown))

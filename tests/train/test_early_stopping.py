@@ -108,3 +108,18 @@ def continued(folder, as_extra):
 def test_it_goes_on_from_a_checkpoint(pool, as_extra, tmp_path: Path):
     found = pool.run(continued, tmp_path, as_extra)
     assert found == [(True, 0.5, 0.0, 0.0 if as_extra else float(rank)) for rank in range(2)]  # `extra` is worker 0's
+
+
+def saved(file):
+    stop = sar.EarlyStopping(patience=3, file=file)
+    for number, value in enumerate([0.1, 0.3, 0.2]):
+        stop.step(value, model_of(number))
+    with pytest.raises(ConfigError, match="There is no model to save"):
+        stop.step(0.5)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_the_best_model_is_on_the_disk(pool, tmp_path: Path):
+    pool.run(saved, tmp_path / "best.pt")
+    state = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert (state["weight"][0], state["running_mean"][0]) == (1.0, 10.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sar
-from sar.train.metrics import mean_reciprocal_rank, roc_auc
+from sar.train.metrics import hits_at_k, mean_reciprocal_rank, roc_auc
 from tests.core.attempts import catch, require
 
 
@@ -40,6 +40,25 @@ def test_ties_and_workers_without_pairs(pool, world_size):
     assert all(math.isnan(value) for value in pool.run(measure, 0)[0])
 
 
+def hits(count):
+    positive, negative = scores_of(sar.rank(), count)
+    return [hits_at_k(positive, negative, k) for k in (1, 2, 3)], [
+        hits_at_k(positive, negative.flatten()[:7], k) for k in (1, 5, 20, 100)
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_hits(pool, world_size):
+    scores = [scores_of(rank, 50) for rank in range(world_size)]
+    pairs = [(p, n) for of in scores for p, n in zip(*(s.tolist() for s in of), strict=True)]
+    ranks = [1 + sum((x > p) + (x == p) / 2 for x in n) for p, n in pairs]
+    shared = sorted((x for _, negative in scores for x in negative.flatten()[:7].tolist()), reverse=True)
+    of_rank = [sum(rank <= k for rank in ranks) / len(ranks) for k in (1, 2, 3)]
+    of_all = [sum(len(shared) < k or p > shared[k - 1] for p, _ in pairs) / len(pairs) for k in (1, 5, 20, 100)]
+    assert pool.run(hits, 50) == [(of_rank, of_all)] * world_size
+    assert all(math.isnan(value) for values in pool.run(hits, 0)[0] for value in values)
+
+
 def broken_scores():
     nan, finite = torch.full((2,), math.nan), torch.zeros(2)
     best = torch.full((2, 1), -math.inf)
@@ -48,12 +67,23 @@ def broken_scores():
         mean_reciprocal_rank(finite, nan.unsqueeze(1)),
         roc_auc(nan, finite),
         roc_auc(finite, nan),
+        hits_at_k(nan, finite, 3),
+        hits_at_k(finite, nan, 1),
     ]
 
 
 @pytest.mark.parametrize("world_size", [1])
 def test_nan_is_never_a_good_score(pool):
-    assert pool.run(broken_scores) == [[0.5, 0.5, 0.0, 0.0]]
+    assert pool.run(broken_scores) == [[0.5, 0.5, 0.0, 0.0, 0.0, 0.0]]
+
+
+def no_k():
+    return catch(hits_at_k, torch.zeros(2), torch.zeros(2), 0)
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_k_is_positive(pool):
+    assert "k is 0; expected at least 1" in require(pool.run(no_k)[0]).message
 
 
 def other_shapes():
