@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow
 import pyarrow.csv
 
-from sar.common_tuples import CanonicalEtype, StrPath
+from sar.common_tuples import StrPath
 from sar.data.arrays import unreadable
 from sar.data.part_files import parse_edge_type
 from sar.data.partition_json import check_inside
@@ -37,56 +37,50 @@ def open_chunked(path: Path, scratch: Path, *, allow_nan: bool, allow_outside: b
     """A graph in the chunked format, by its `metadata.json`, in which paths are relative to its folder or absolute.
 
     Text and Parquet are copied to `scratch` in binary. NaN is never allowed in labels and masks. With `allow_outside`
-    there may be files outside of the folder, also by links. `PartitionError` where the file is missing or damaged, its
-    entries contradict each other or the files it names, or one of these is missing, damaged or outside.
+    there may be files outside of the folder, also by links. Raises `PartitionError` if a file is missing, damaged or
+    outside, or entries contradict each other or the files that they name.
     """
-    meta = _Metadata.read(path, allow_outside)
-    ntypes, etypes = meta.types("node_type"), meta.types("edge_type")
-    canonical = {name: meta.edge_type(name, ntypes) for name in etypes}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise PartitionError(f"{path} is no JSON file: {error}. Write or copy it again.") from error
+    if not isinstance(content, dict):
+        raise PartitionError(f"{path} holds a {type(content).__name__}; expected an object with node_type and so on.")
+    meta = _Metadata(path, content, allow_outside)
+    name = content.get("graph_name", "")
+    if not isinstance(name, str):
+        raise meta.error(f"graph_name is {_short(name)}; expected a name")
+    ntypes, canonical = meta.types("node_type"), {}
+    for key in meta.types("edge_type"):
+        etype = parse_edge_type(key)
+        if etype is None or not {etype[0], etype[2]} <= {*ntypes}:
+            raise meta.error(f"edge type '{key}' is not NTYPE:RELATION:NTYPE with node types among {', '.join(ntypes)}")
+        canonical[key] = etype
     num_nodes = {ntype: sum(chunks) for ntype, chunks in meta.counts("num_nodes", ntypes).items()}
-    edge_chunks = meta.counts("num_edges", etypes)
-    edge_files = meta.section("edges", etypes)
+    edge_chunks = meta.counts("num_edges", [*canonical])
+    edge_files = meta.section("edges", [*canonical])
     edges = {}
-    for number, (name, etype) in enumerate(canonical.items()):
+    for number, (key, etype) in enumerate(canonical.items()):
         ends = num_nodes[etype[0]], num_nodes[etype[2]]
-        edges[etype] = meta.edges(name, edge_files.get(name), ends, edge_chunks[name], scratch / f"edges-{number}")
-    num_edges = {name: edges[etype].num_edges for name, etype in canonical.items()}
-    node_data = meta.columns("node_data", num_nodes, scratch, allow_nan=allow_nan)
-    edge_data = meta.columns("edge_data", num_edges, scratch, allow_nan=allow_nan)
-    by_etype = {etype: edge_data[name] for name, etype in canonical.items()}
-    return GraphSource(num_nodes, edges, node_data, by_etype, meta.name())
+        edges[etype] = meta.edges(key, edge_files.get(key), ends, edge_chunks[key], scratch, f"edges-{number}")
+    num_edges = {key: edges[etype].num_edges for key, etype in canonical.items()}
+    node_data = meta.columns("node_data", num_nodes, scratch, allow_nan)
+    edge_data = meta.columns("edge_data", num_edges, scratch, allow_nan)
+    return GraphSource(num_nodes, edges, node_data, {canonical[key]: edge_data[key] for key in canonical}, name)
 
 
 @dataclass(frozen=True)
 class _Metadata:
-    """The content of the JSON file; every method checks what it takes out of it."""
+    """The content of the JSON file; every method checks the entries that it reads."""
 
     path: Path
     content: Mapping[str, Any]
     allow_outside: bool
 
-    @classmethod
-    def read(cls, path: Path, allow_outside: bool) -> "_Metadata":
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise unreadable(path, error) from error
-        except (ValueError, RecursionError) as error:
-            raise PartitionError(f"{path} is no JSON file: {error}. Write or copy it again.") from error
-        if not isinstance(content, dict):
-            raise PartitionError(
-                f"{path} holds a {type(content).__name__}; expected an object with node_type and so on."
-            )
-        return cls(path, content, allow_outside)
-
     def error(self, what: str) -> PartitionError:
         return PartitionError(f"{self.path}: {what}. Correct this file, or the files that it names.")
-
-    def name(self) -> str:
-        name = self.content.get("graph_name", "")
-        if not isinstance(name, str):
-            raise self.error(f"graph_name is {_short(name)}; expected a name")
-        return name
 
     def types(self, key: str) -> list[str]:
         names = self.content.get(key)
@@ -96,16 +90,8 @@ class _Metadata:
             raise self.error(f"{key} has {_short(names)}; expected at least one name, and none twice")
         return names
 
-    def edge_type(self, name: str, ntypes: Sequence[str]) -> CanonicalEtype:
-        etype = parse_edge_type(name)
-        if etype is None or not {etype[0], etype[2]} <= {*ntypes}:
-            raise self.error(
-                f"edge type '{name}' is not NTYPE:RELATION:NTYPE with node types among {', '.join(ntypes)}"
-            )
-        return etype
-
     def counts(self, key: str, names: Sequence[str]) -> dict[str, list[int]]:
-        """By type the numbers of nodes or edges in its chunks; where only the sum is known, this one number."""
+        """By type the numbers of nodes or edges in its chunks; if only the sum is known, this one number."""
         per_chunk = self.content.get(f"{key}_per_chunk")
         per_type = self.content.get(f"{key}_per_type")
         if per_chunk is None and per_type is None:
@@ -125,7 +111,7 @@ class _Metadata:
         return dict(zip(names, chunks, strict=True))
 
     def section(self, key: str, names: Sequence[str]) -> Mapping[str, Any]:
-        """The object under a key, whose own keys are types; empty where it is absent."""
+        """The object under a key, whose own keys are types; empty if it is absent."""
         found = self.content.get(key) or {}
         if not isinstance(found, dict):
             raise self.error(f"{key} is {_short(found)}; expected an object with an entry for each type")
@@ -135,7 +121,7 @@ class _Metadata:
         return found
 
     def edges(
-        self, name: str, spec: Any, num_nodes: tuple[int, int], chunks: Sequence[int], scratch: Path
+        self, name: str, spec: Any, num_nodes: tuple[int, int], chunks: Sequence[int], scratch: Path, copy: str
     ) -> EdgeSource:
         """The edges of one type, as many as the counts say."""
         format_, delimiter, files = self._files(f"edges of '{name}'", spec or {"format": {"name": "csv"}, "data": []})
@@ -144,7 +130,7 @@ class _Metadata:
         if not files:
             raise self.error(f"there are no files for the {sum(chunks)} edges of '{name}'")
         how = EdgeFormat(format_, TextFormat(delimiter), ambiguous_are_pairs=True)
-        opened = open_edges(files, how, num_nodes, scratch.parent, scratch.name)
+        opened = open_edges(files, how, num_nodes, scratch, copy)
         if len(opened.counts) == len(chunks):
             for file, found, expected in zip(files, opened.counts, chunks, strict=False):
                 if found != expected:
@@ -157,7 +143,7 @@ class _Metadata:
         return opened.edges
 
     def columns(
-        self, key: str, rows: Mapping[str, int], scratch: Path, *, allow_nan: bool
+        self, key: str, rows: Mapping[str, int], scratch: Path, allow_nan: bool
     ) -> dict[str, dict[str, Column]]:
         found: dict[str, dict[str, Column]] = {name: {} for name in rows}
         for name, fields in self.section(key, list(rows)).items():

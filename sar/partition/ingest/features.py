@@ -3,11 +3,11 @@ are copied once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -22,7 +22,7 @@ from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, JoinedColumn
 from sar.partition.ingest.files import ALL_COLUMNS, ColumnChoice, Files, NotNumbersError, with_format
 from sar.partition.ingest.parquet import parquet_ids, parquet_rows
-from sar.partition.ingest.text import TextFormat, is_number, text_ids, text_rows
+from sar.partition.ingest.text import Kind, TextFormat, is_number, text_ids, text_rows
 
 LABEL = "label"
 _NEVER_NAN = (LABEL, *SPLIT)
@@ -209,18 +209,8 @@ def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path
     name = key.rpartition("/")[2]
     copy = scratch / quote(key, safe="")
     parts: list[Column] = []
-    if source.format == "text":
-        parts = [*_text_columns(source, name, copy)]
-    elif source.format == "parquet":
-        try:
-            choice = ColumnChoice("feature", source.inside)
-            parts = [
-                _copied(parquet_rows(file, choice), file, Path(f"{copy}.{i}")) for i, file in enumerate(source.files)
-            ]
-        except NotNumbersError:
-            if name != LABEL:
-                raise
-            parts = [*_class_columns(source, name, copy)]
+    if source.format in ("text", "parquet"):
+        parts = [*_table_columns(source, name, copy)]
     elif source.format == "npy":
         for file in source.files:
             array, transposed = open_npy(file)
@@ -264,25 +254,24 @@ def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
     return None if common.kind == "f" and not any(dtype.kind == "f" for dtype in dtypes) else common
 
 
-def _text_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredArray]:
-    """A column for each text file, all of the first of several types that holds the values of all files."""
-    error: NotNumbersError | None = None
-    kinds: tuple[Literal["int64", "float32", "float64", "bool"], ...] = "int64", "float32", "float64", "bool"
+def _table_columns(source: FeatureSource, name: str, copy: Path) -> list[StoredArray]:
+    """A column for each file of a table, all of the first of several types that holds the values of all files."""
+    is_text, error = source.format == "text", None
+    kinds: tuple[Kind, ...] = ("int64", "float32", "float64", "bool") if is_text else ("int64",)
     for kind in kinds:
-        choice = ColumnChoice("feature", source.inside)
+        choice, columns = ColumnChoice("feature", source.inside), []
         try:
-            return [
-                _copied(text_rows(file, source.text, choice, kind), file, Path(f"{copy}.{i}"))
-                for i, file in enumerate(source.files)
-            ]
+            for number, file in enumerate(source.files):
+                rows = text_rows(file, source.text, choice, kind) if is_text else parquet_rows(file, choice)
+                columns.append(_copied(rows, file, Path(f"{copy}.{number}")))
+            return columns
         except NotNumbersError as found:
             error = found if error is None or kind == "float64" else error
-    try:
-        if name == LABEL and (source.inside is None or (len(source.inside) == 1 and source.inside[0] != ALL_COLUMNS)):
-            return _class_columns(source, name, copy)
-    except NotNumbersError:  # numbers among names: the line at fault is the one that is no number
-        pass
     assert error is not None
+    one_column = source.inside is None or (len(source.inside) == 1 and source.inside[0] != ALL_COLUMNS)
+    if name == LABEL and (one_column or not is_text):
+        with suppress(NotNumbersError):  # numbers among names: the line at fault is the one that is no number
+            return _class_columns(source, name, copy)
     raise error
 
 

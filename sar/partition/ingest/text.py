@@ -25,6 +25,8 @@ from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import check_ends
 from sar.partition.ingest.files import ADVICE, END_NAMES, MATRIX_MARKET, ColumnChoice, NotNumbersError
 
+Kind = Literal["int64", "float32", "float64", "bool"]
+"""The type of the numbers in a feature."""
 _BLOCK_BYTES = 4 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMMENT_MARKS = "#%"
@@ -102,9 +104,7 @@ def text_edges(
         yield src, dst
 
 
-def text_rows(
-    path: Path, how: TextFormat, choice: ColumnChoice, kind: Literal["int64", "float32", "float64", "bool"]
-) -> Iterator[Array]:
+def text_rows(path: Path, how: TextFormat, choice: ColumnChoice, kind: Kind) -> Iterator[Array]:
     """A feature in chunks of rows of a kind: (n,) of one column, else (n, F).
 
     The file is unpacked on the way if its name ends in `.gz`. Raises `PartitionError` if it is missing or damaged, and
