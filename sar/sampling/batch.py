@@ -131,7 +131,7 @@ def _start_fetching(
     for features, nodes, kept in ((graph.inputs, input_nodes, cache), (graph.outputs, output_nodes, None)):
         for ntype, tables in features.items():
             asked = NodesByOwner.sort(nodes[ntype], graph.node_ranges)
-            by_owner, positions, cached = [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers], []
+            by_owner, positions, cached = list(asked.nodes), list(asked.positions), []
             for p in workers:
                 if kept is not None and p != own_rank:
                     rows = kept.rows[ntype].find(by_owner[p])

@@ -112,14 +112,10 @@ def copy_rows(table: Tensor, rows: Tensor | None, out: Tensor, places: Tensor | 
         for dtype in (torch.int64, torch.int32, torch.uint8)
         if nbytes % dtype.itemsize == 0 and not (table.data_ptr() | out.data_ptr()) % dtype.itemsize
     )
-    source, target = (_words(tensor, word) for tensor in (table, out))
+    source, target = (tensor.detach().reshape(-1).view(torch.uint8).view(word).numpy() for tensor in (table, out))
     indices = [_NONE if index is None else index.numpy() for index in (rows, places)]
     width = nbytes // word.itemsize
     run_rows(_loops().copy_rows, count, width, source, indices[0], target, indices[1], np.uint64(width))
-
-
-def _words(tensor: Tensor, dtype: torch.dtype) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    return tensor.detach().reshape(-1).view(torch.uint8).view(dtype).numpy()
 
 
 def derive_key(key: int, *numbers: int) -> int:

@@ -304,7 +304,7 @@ def _edge_features(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) 
         ]
 
     requests = [
-        [by_type[number][nodes.positions_of(p), SeedColumn.PLACE] for number, nodes in zip(numbers, asked, strict=True)]
+        [by_type[number][nodes.positions[p], SeedColumn.PLACE] for number, nodes in zip(numbers, asked, strict=True)]
         for p in range(group.world_size)
     ]
     formats = [FieldFormat.of(table) for number in numbers for table in graph.relations[number].features.values()]

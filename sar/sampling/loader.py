@@ -2,9 +2,9 @@
 
 [Note: one batch ahead]
 Before a batch is given out, the next one is drawn and its remote features are sent for: they travel while the worker
-computes, without a thread or process for that. Where the loop changes fields, which torch notes, the workers sample the
-batch once more, with the same draws, and no further ones ahead in this epoch. Messages that nobody will look at,
-because a loop was left, are waited for all the same: their memory has to live as long.
+computes, without a thread. If the loop changes features, which torch notes, the workers sample the batch once more,
+with the same draws, and no further ones ahead in this epoch. Messages that nobody will look at, because a loop was
+left, are waited for all the same: their memory has to live as long.
 """
 
 import os

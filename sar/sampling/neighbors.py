@@ -69,7 +69,7 @@ def sample_layer(
     asked = {ntype: NodesByOwner.sort(destinations[ntype], graph.node_ranges) for ntype in ntypes}
     among = [] if settings.among is None else [settings.among]
     requests = [
-        [torch.tensor([settings.key], device="cpu"), *among, *(asked[ntype].of(worker) for ntype in ntypes)]
+        [torch.tensor([settings.key], device="cpu"), *among, *(asked[ntype].nodes[worker] for ntype in ntypes)]
         for worker in range(group.world_size)
     ]
     formats = [field for number in relations for field in graph.relations[number].formats]

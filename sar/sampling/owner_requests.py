@@ -18,38 +18,29 @@ ID_FORMAT = FieldFormat(torch.int64)
 class NodesByOwner:
     """Nodes sorted by owner; those of one owner keep their order."""
 
-    nodes: Tensor  # (n,) int64 global IDs
-    begin: list[int]  # (W + 1,), the nodes of worker p are nodes[begin[p]:begin[p + 1]]
-    positions: Tensor  # (n,) int64, where each node was before sorting
+    nodes: Sequence[Tensor]  # by owner, global IDs, int64
+    positions: Sequence[Tensor]  # by owner, where each node was before sorting, int64
 
     @classmethod
     def sort(cls, nodes: Tensor, node_ranges: Sequence[tuple[int, int]]) -> "NodesByOwner":
         """Sort global IDs, (n,) int64; worker p owns `node_ranges[p]`."""
-        ends = [end for _, end in node_ranges]
-        if len(ends) == 1:
-            return cls(nodes, [0, len(nodes)], torch.arange(len(nodes), device="cpu"))
-        owners = torch.searchsorted(torch.tensor(ends, device="cpu"), nodes, right=True)
+        if len(node_ranges) == 1:
+            return cls([nodes], [torch.arange(len(nodes), device="cpu")])
+        ends = torch.tensor([end for _, end in node_ranges], device="cpu")
+        owners = torch.searchsorted(ends, nodes, right=True)
         order = torch.from_numpy(owners.short().numpy().argsort(kind="stable"))  # a radix sort, as they have 16 bits
-        begin = to_offsets(torch.bincount(owners, minlength=len(ends))).tolist()
-        return cls(nodes.index_select(0, order), begin, order)
-
-    def of(self, worker: int) -> Tensor:
-        """The nodes of one owner."""
-        return self.nodes[self.begin[worker] : self.begin[worker + 1]]
-
-    def positions_of(self, worker: int) -> Tensor:
-        """Where the nodes of one owner were."""
-        return self.positions[self.begin[worker] : self.begin[worker + 1]]
+        counts = torch.bincount(owners, minlength=len(ends)).tolist()
+        return cls(nodes.index_select(0, order).split(counts), order.split(counts))
 
     def restore(self, column: Tensor) -> Tensor:
         """Put a row for each node, (n, ...), which come in this order, into the order before sorting."""
-        return torch.empty_like(column).index_copy_(0, self.positions, column)
+        return torch.empty_like(column).index_copy_(0, torch.cat(list(self.positions)), column)
 
     def restore_segments(self, counts: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """As `restore`, with `counts` entries for each node; the nodes' offsets, (n + 1,), and the columns."""
-        if len(self.begin) == 2:  # one worker, nothing was sorted
+        if len(self.nodes) == 1:  # one worker, nothing was sorted
             return to_offsets(counts), list(columns)
-        place = self.restore(torch.arange(len(self.positions), device="cpu"))  # of each node, among the sorted ones
+        place = self.restore(torch.arange(len(counts), device="cpu"))  # of each node, among the sorted ones
         indptr, order = order_segments(place, counts)
         return indptr, [column.index_select(0, order) for column in columns]
 
@@ -102,7 +93,7 @@ def look_up(
 
     The rest is as for `respond_to_requests`.
     """
-    requests = [[column[asked.positions_of(p)] for column in columns] for p in range(group.world_size)]
+    requests = [[column[positions] for column in columns] for positions in asked.positions]
     responses = request_columns(group, call, requests, respond, formats)
     return [asked.restore(torch.cat(pieces)) for pieces in zip(*responses, strict=True)]
 

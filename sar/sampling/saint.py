@@ -285,7 +285,7 @@ def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Ca
     while not number or number < rounds:
         nodes = draw(derive_key(COUNTING_KEY, group.rank, number))
         asked = NodesByOwner.sort(nodes, local.node_ranges)
-        requests = [[asked.of(worker), nodes] for worker in range(group.world_size)]
+        requests = [[of_owner, nodes] for of_owner in asked.nodes]
         request_columns(group, f"{local.signature}: counts", requests, count, [])
         if not number:
             size = sum(group.gather_numbers(len(nodes), "sizes of subgraphs"))

@@ -25,17 +25,18 @@ def test_columns_come_out_of_a_message_as_they_went_in():
 def test_nodes_by_owner():
     nodes = torch.tensor([9, 0, 4, 8, 1, 5])
     by_owner = NodesByOwner.sort(nodes, [(0, 3), (3, 3), (3, 6), (6, 10)])
-    assert [by_owner.of(worker).tolist() for worker in range(4)] == [[0, 1], [], [4, 5], [9, 8]]
-    for worker in range(4):
-        assert torch.equal(nodes[by_owner.positions_of(worker)], by_owner.of(worker))
+    assert [of_owner.tolist() for of_owner in by_owner.nodes] == [[0, 1], [], [4, 5], [9, 8]]
+    for positions, of_owner in zip(by_owner.positions, by_owner.nodes, strict=True):
+        assert torch.equal(nodes[positions], of_owner)
 
 
 def test_entries_of_nodes_get_back_into_their_order():
     nodes = torch.tensor([9, 0, 4])
     for node_ranges in ([(0, 10)], [(0, 3), (3, 6), (6, 10)]):
         by_owner = NodesByOwner.sort(nodes, node_ranges)
-        counts = by_owner.nodes % 3 + 1  # 1, 1 and 2 entries
-        entries = by_owner.nodes.repeat_interleave(counts)
+        in_order = torch.cat(list(by_owner.nodes))
+        counts = in_order % 3 + 1  # 1, 1 and 2 entries
+        entries = in_order.repeat_interleave(counts)
         indptr, [restored] = by_owner.restore_segments(counts, [entries])
         assert indptr.tolist() == [0, 1, 2, 4]
         assert restored.tolist() == [9, 0, 4, 4]
