@@ -155,19 +155,22 @@ def _is_by_edge(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _A
             except Exception:  # if it is the user's, the call with all edges raises it
                 return False
     first, second = made
-    return first.is_meta or torch.allclose(first, second, equal_nan=True)
+    return torch.allclose(first, second, equal_nan=True)
 
 
 @contextmanager
 def _unchanged(conv: MessagePassing) -> Iterator[None]:
     """Context in which a layer has copies of its buffers, and after which it is as it was; raises if it has changed."""
     owners = [owner for module in conv.modules() for owner in (vars(module), module._buffers)]
+    if any(len(owner) for owner in owners if not isinstance(owner, dict)):
+        raise GraphError("TorchScript has buffers that cannot be put back.")
+    owners = [owner for owner in owners if isinstance(owner, dict)]
     before = [dict(owner) for owner in owners]
-    for owner in owners:
-        owner.update({name: value.clone() for name, value in owner.items() if isinstance(value, Tensor)})
-    copies = [{name: (value, _version(value)) for name, value in owner.items()} for owner in owners]
     unread = "_alpha" if isinstance(conv, attention.RETURNING) and not attention.returns_weights(conv) else None
     try:
+        for owner in owners:
+            owner.update({name: value.clone() for name, value in owner.items() if isinstance(value, Tensor)})
+        copies = [{name: (value, _version(value)) for name, value in owner.items()} for owner in owners]
         yield
         for owner, copied in zip(owners, copies, strict=True):
             for name, value in owner.items():

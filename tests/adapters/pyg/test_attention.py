@@ -194,6 +194,8 @@ class Own(pyg.MessagePassing):
         super().__init__("sum")
         self.kind = kind
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        if kind == "scripted":
+            self.norm = torch.jit.script(torch.nn.BatchNorm1d(IN).double())
 
     def forward(self, x, edges):
         return self.propagate(edges, x=x, target=edges[1])
@@ -203,6 +205,8 @@ class Own(pyg.MessagePassing):
             return softmax(x_j, target)
         if self.kind == "mean":
             return x_j - x_j.mean(0)
+        if self.kind == "scripted":
+            return self.norm(x_j)
         if self.kind == "finite":
             assert x_j.isfinite().all()
         if self.kind == "counter":
@@ -214,13 +218,14 @@ def of_ones_own(graph, data, kind):
     layer, x = Own(kind), data.leaf("x")
     out = layer(x, edges_of(graph))
     weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node out": out, "node x.grad": x.grad, "same calls": layer.calls.double()}
+    buffers = {f"same {name}": value.double() for name, value in layer.named_buffers()}
+    return {"node out": out, "node x.grad": x.grad, **buffers}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_messages_that_cannot_be_made_on_some_edges(pool, world_size):
     parts = several_times(4, world_size)
-    kinds = ["softmax", "finite", "counter", *["mean"] * (world_size == 1)]
+    kinds = ["softmax", "finite", "counter", *(("mean", "scripted") if world_size == 1 else ())]
     cases = [(of_ones_own, (kind,)) for kind in kinds]
     check(pool, parts, random_data(parts, torch.float64), cases, (1, 2), {"comm_buffer_bytes": 1000})
 
