@@ -109,7 +109,7 @@ class StoredGraph(NamedTuple):
     relations: list[Relation]
 
 
-def open_graph(path: Path) -> StoredGraph:
+def open_graph_file(path: Path) -> StoredGraph:
     """Find the only graph of a file; its values are not read. `PartitionError` if there are none or several."""
     with open_file(path) as file:
         cursor = Cursor(path, file)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
 from sar.data.arrays import StoredArray
-from sar.data.graph_files import StoredGraph, open_graph
+from sar.data.graph_files import StoredGraph, open_graph_file
 from sar.data.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, graph_path, owned_counts
 from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
@@ -63,7 +63,7 @@ class PartFile:
     """
 
     def __init__(self, path: Path) -> None:
-        graph = open_graph(path)
+        graph = open_graph_file(path)
         if len(graph.num_nodes) != 1 or len(graph.relations) != 1:
             raise _no_partition(graph, f"{len(graph.num_nodes)} types of nodes and {len(graph.relations)} of edges")
         [self._relation], [nodes] = graph.relations, graph.fields.values()

@@ -9,7 +9,7 @@ import torch
 
 from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.data.arrays import StoredArray
-from sar.data.graph_files import COO_MARK, open_graph
+from sar.data.graph_files import COO_MARK, open_graph_file
 from sar.data.partition_json import read_partition_json
 from sar.data.regroup import WorkerShare
 from sar.data.tensor_files import open_tensors
@@ -66,30 +66,30 @@ def as_twice_as_many_int32(path: Path, stored: StoredArray) -> None:
 def test_indices(tmp_path, formats, array, row, value, found):
     path = tmp_path / "graph.dgl"
     save_graph(path, formats)
-    [relation] = open_graph(path).relations
+    [relation] = open_graph_file(path).relations
     assert relation.edges.edge_ids.shape == ((0,) if formats == "coo" else (EDGES,))
     stored = getattr(relation.edges, array)
     assert int(stored.load()[row]) != value
     patch(path, stored.offset + 8 * row, pack("<q", value))
     with pytest.raises(PartitionError, match=f"{path} has .*{found}"):
-        open_graph(path).relations[0].edges.ends()
+        open_graph_file(path).relations[0].edges.ends()
 
 
 @pytest.mark.parametrize("formats, array", [("coo", "rows"), ("csc", "rows"), ("csc", "edge_ids")])
 def test_arrays_of_another_length(tmp_path, formats, array):
     path = tmp_path / "graph.dgl"
     save_graph(path, formats)
-    as_twice_as_many_int32(path, getattr(open_graph(path).relations[0].edges, array))
+    as_twice_as_many_int32(path, getattr(open_graph_file(path).relations[0].edges, array))
     with pytest.raises(PartitionError, match=r"torch.int32 of shape \(1\d,\) for \d indices"):
-        open_graph(path).relations[0].edges.ends()
+        open_graph_file(path).relations[0].edges.ends()
 
 
 def test_fields_of_another_length(tmp_path):
     path = tmp_path / "graph.dgl"
     save_graph(path, "coo")
-    as_twice_as_many_int32(path, open_graph(path).fields["_N"]["x"])
+    as_twice_as_many_int32(path, open_graph_file(path).fields["_N"]["x"])
     with pytest.raises(PartitionError, match=r"a field 'x' of shape \(8,\) for 4 nodes or edges"):
-        open_graph(path)
+        open_graph_file(path)
 
 
 @pytest.mark.parametrize("count", [0, NODES + 1, 2**63])
@@ -98,7 +98,7 @@ def test_edges_between_other_numbers_of_nodes(tmp_path, count):
     save_graph(path, "coo")
     patch(path, path.read_bytes().index(pack("<Q", COO_MARK)) + 16, pack("<Q", count))
     with pytest.raises(PartitionError, match=rf"edges between \({count}, 4\) nodes"):
-        open_graph(path)
+        open_graph_file(path)
 
 
 def test_types_of_one_name(tmp_path):
@@ -106,7 +106,7 @@ def test_types_of_one_name(tmp_path):
     dgl.save_graphs(str(path), [dgl.heterograph({("aa", "r", "bb"): ([0], [0])})])
     patch(path, path.read_bytes().index(b"bb"), b"aa")
     with pytest.raises(PartitionError, match=r"lists of \(2, 2, 2, 2, 1, 2\) types of nodes"):
-        open_graph(path)
+        open_graph_file(path)
 
 
 def test_sizes_beside_zero(tmp_path):

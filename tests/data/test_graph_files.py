@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sar.data.graph_files import RELATION_MARK, open_graph
+from sar.data.graph_files import RELATION_MARK, open_graph_file
 from sar.errors import PartitionError
 from tests.adapters.dgl.directories import dgl, heterogeneous_graph, homogeneous_graph
 
@@ -52,7 +52,7 @@ GRAPHS = {
 
 def assert_same(path: Path, expected: Any) -> None:
     """Compare what the reader makes of a file, field by field, with a graph of DGL's."""
-    found = open_graph(path)
+    found = open_graph_file(path)
     assert found.num_nodes == {ntype: expected.num_nodes(ntype) for ntype in expected.ntypes}
     assert [relation.etype for relation in found.relations] == expected.canonical_etypes
     frames = [(found.fields[ntype], expected.nodes[ntype].data) for ntype in expected.ntypes]
@@ -82,7 +82,7 @@ def test_graphs_that_are_restricted_to_one_format(tmp_path, only):
     """DGL reads these, and then refuses to list their edges by ID."""
     path, graph = tmp_path / "graph.dgl", homogeneous_graph()
     dgl.save_graphs(str(path), [graph.formats(only)])
-    [relation] = open_graph(path).relations
+    [relation] = open_graph_file(path).relations
     for mine, theirs in zip(relation.edges.ends(), graph.edges(order="eid"), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -107,4 +107,4 @@ def test_several_graphs_are_refused(tmp_path):
     path, graph = tmp_path / "graph.dgl", homogeneous_graph()
     dgl.save_graphs(str(path), [graph, graph])
     with pytest.raises(PartitionError, match="holds 2 graphs; expected one"):
-        open_graph(path)
+        open_graph_file(path)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sar.common_tuples import GIVEN_ID, SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array, StoredArray, as_column
-from sar.data.graph_files import open_graph as open_dgl_graph
+from sar.data.graph_files import open_graph_file
 from sar.data.part_files import parse_edge_type
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
@@ -176,7 +176,7 @@ def _with_types(
     if format == "npz":
         graph = from_object(read_any_npz(file, mask_column or 0))
     else:
-        stored = open_dgl_graph(file)
+        stored = open_graph_file(file)
         edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
         node_data = {ntype: _columns(fields) for ntype, fields in stored.fields.items()}
         edge_data = {of.etype: _columns(of.fields) for of in stored.relations}
