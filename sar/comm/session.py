@@ -225,7 +225,9 @@ def group_beside(name: str) -> Group:
     All workers pass the same `name`, which no other group of the job has. The group is on the CPU.
     """
     group = current_group()
-    store = dist.PrefixStore(f"sar/{name}", dist.distributed_c10d._get_default_store())
+    store: dist.Store = dist.HashStore()  # enough for one worker, who may have no store of torch
+    if group.world_size > 1:
+        store = dist.PrefixStore(f"sar/{name}", dist.distributed_c10d._get_default_store())
     beside = Group(GlooTransport(store, group.rank, group.world_size), counted=False)
     _beside.add(beside)
     return beside
