@@ -43,7 +43,7 @@ def less_first(ids: Tensor, first: int) -> Tensor:
 def number_distinct(ids: Tensor, bound: int) -> tuple[Tensor, Tensor]:
     """The distinct IDs, ascending, and the position of each given one among them; int32.
 
-    Where they are many, by counting them, which is faster than sorting; `bound` is one more than the greatest.
+    If they are many, by counting them, which is faster than sorting; `bound` is one more than the greatest.
     """
     if len(ids) < bound // 16:
         distinct, places = ids.unique(return_inverse=True)
@@ -72,7 +72,7 @@ def distinct(ids: Tensor) -> Tensor:
 
 
 def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Where numbers stand among ascending ones, (N,), and whether they are there; one that is not stands anywhere."""
+    """The positions of numbers among ascending ones, (N,), and whether they are there; else any position."""
     place = torch.searchsorted(known, wanted)
     if not len(known):
         return place, torch.zeros_like(place, dtype=torch.bool)

@@ -39,7 +39,7 @@ def logging_setup(
 
 @contextmanager
 def told_on_stderr() -> Iterator[None]:
-    """Send what sar does inside, level INFO, to standard error, as commands do where that is no terminal."""
+    """Send the log of level INFO to standard error, as commands do if that is no terminal."""
     handler, level = logging.StreamHandler(), logger.level
     handler.setFormatter(_form())
     logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""What is in force while something runs, in the thread that runs it.
+"""Values that hold while something runs, in the thread that runs it.
 
 Workers of one process are threads that pass turns in distributed calls ([Note: workers of one process]). A global that
 is set around such a call, and set back after it, would be seen by the others meanwhile, and be set back in another

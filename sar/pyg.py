@@ -32,8 +32,8 @@ def load_partition(partition_json_file: StrPath, device: torch.device | str = "c
     Returns:
         Its nodes and the edges into them, each field under its name (`feat` as `x`, `label` as `y`), and `edge_index`,
         with which layers reach the nodes of all workers. Rows of nodes are this worker's only; `orig_id` are their IDs
-        in the graph that was partitioned, where the directory has them. `batch` is a batch vector of graphs across
-        workers, one graph where the directory has none, and `graph` the distributed graph, to sample from.
+        in the graph that was partitioned, if the directory has them. `batch` is a batch vector of graphs across
+        workers, one graph if the directory has none, and `graph` the distributed graph, to sample from.
 
     Raises:
         PartitionError, CommunicationError: as `sar.load_dgl_partition_data` and `sar.construct_full_graph`.

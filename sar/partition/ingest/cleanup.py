@@ -1,8 +1,8 @@
-"""What a graph may get before it is divided: edges without duplicates or both ways, self-loops, masks.
+"""Clean-up of a graph before it is divided: reverse edges, duplicates, self-loops, masks.
 
 [Note: sorting on disk] Edges are told apart by sorting. A range of sources with too many edges for memory is divided
 into narrower ones: its edges go to a file for each, and each is dealt with in turn, in order. A single source with too
-many edges is divided by destinations in the same way, and what is left then are copies of one edge. Features travel
+many edges is divided by destinations in the same way, until only copies of one edge are left. Features travel
 with their edges, as one record, so that every file is read and written from front to back. A reverse edge has `~dst` in
 place of its destination, so that copies in the input can be told from edges that only meet their reverses.
 """
@@ -35,7 +35,7 @@ from sar.partition.ingest.objects import from_object
 
 _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time
-_COPIES = 5  # of a record, at most, in memory at a time: as read, sorted, and what sorting needs
+_COPIES = 5  # of a record, at most, in memory at a time: as read, sorted, and for sorting
 _SRC, _DST = "src", "dst"  # fields of a record; features are numbered
 
 
@@ -68,7 +68,7 @@ def clean_up(
     Raises:
         ConfigError: self-loops are to be added to edges with features, which the loops would lack; or a relation has
             the name of a reversed one.
-        PartitionError: an edge ends at no node, or the disk is full. Where nothing is cleaned up, edges are not read,
+        PartitionError: an edge ends at no node, or the disk is full. If nothing is cleaned up, edges are not read,
             and `write_partitions` looks at their ends.
     """
     graph = from_object(graph)
@@ -127,7 +127,7 @@ class _Range(NamedTuple):
 
 @dataclass
 class _Relation:
-    """Edges of one type, and what is to be done with them."""
+    """Edges of one type, and the clean-up that they get."""
 
     name: str
     edges: EdgeSource
@@ -262,8 +262,8 @@ def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder:
 def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphSource:
     """Add masks that divide the labelled nodes of every type at random, in shares with a sum of at most 1.
 
-    A node is labelled where its `label` is a number from 0 on, or has several columns. In a graph without labels, and
-    with one node type, all nodes are divided. `ConfigError` where shares are no such numbers, there are masks already,
+    A node is labelled if its `label` is a number from 0 on, or has several columns. In a graph without labels, and
+    with one node type, all nodes are divided. `ConfigError` if shares are no such numbers, there are masks already,
     or there are several node types and no labels.
     """
     if len(shares) != len(SPLIT) or not min(shares) >= 0 or not 0 < sum(shares) < 1 + 1e-6:

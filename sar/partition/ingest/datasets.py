@@ -20,12 +20,12 @@ def load_dataset(name: str, folder: StrPath | None = None, split: int = 0) -> Gr
     """Load a graph with one class per node; only an `.npz` file may hold a heterogeneous one.
 
     Args:
-        name: an `.npz` file; or `cora` for `cora.npz` in `folder`; or, where there is no such file, a name known to
+        name: an `.npz` file; or `cora` for `cora.npz` in `folder`; or, if there is no such file, a name known to
             `dgl.data` (`cora`, `reddit`, ...) or to the Open Graph Benchmark (`ogbn-arxiv`, ...), which are downloaded
             at first use.
-        folder: where `.npz` files lie and downloads are kept; None for the packages' own defaults.
+        folder: folder of `.npz` files and of downloads; None for the packages' own defaults.
 
-    `ConfigError` where the name is unknown, the download failed, or the graph is of another kind.
+    `ConfigError` if the name is unknown, the download failed, or the graph is of another kind.
     """
     if name.endswith(".npz"):
         return read_any_npz(name, split)
@@ -58,8 +58,8 @@ def read_any_npz(path: StrPath, split: int = 0) -> GraphData | GraphSource:
 def typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
     """Check arrays named as in the `.npz` file of a heterogeneous graph, and bring them to the dtypes of `GraphData`.
 
-    They are `num_nodes/NTYPE`; `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; where known, `NAME/NTYPE` with the names
-    of `GraphData.from_arrays`, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the masks. `ConfigError` where
+    They are `num_nodes/NTYPE`; `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; if known, `NAME/NTYPE` with the names
+    of `GraphData.from_arrays`, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the masks. `ConfigError` if
     one is missing, has another length than its type, or names an unknown type.
     """
     num_nodes = {key.removeprefix("num_nodes/"): int(arrays[key]) for key in arrays if key.startswith("num_nodes/")}
@@ -92,7 +92,7 @@ def _of_type(arrays: Mapping[str, Array], ntype: str, num_nodes: int) -> dict[st
 
 
 def _through(package: str, name: str, load: Callable[[], Mapping[str, Array]], split: int) -> GraphData:
-    """Load through a package and turn its errors into one that says what to do."""
+    """Load through a package and turn its errors into one with a remedy."""
     try:
         return GraphData.from_arrays(load(), split)
     except ImportError as error:

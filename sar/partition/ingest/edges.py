@@ -1,4 +1,4 @@
-"""The edges of one type, from files of any format: binary files are read where they lie, others copied once."""
+"""The edges of one type, from files of any format: binary files are read in place, others copied once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ _ANY = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True)
 class EdgeFormat:
-    """What edge files look like."""
+    """The form of edge files."""
 
     name: str  # `text`, `parquet`, `npy` or `raw`; empty: found out from the files
     text: TextFormat = field(default_factory=TextFormat)
@@ -32,9 +32,9 @@ class EdgeFormat:
 class OpenedEdges:
     """Edges found in files."""
 
-    edges: EdgeSource  # all of them; checked against the numbers of nodes where these are known
+    edges: EdgeSource  # all of them; checked against the numbers of nodes if these are known
     counts: list[int]  # of each file, or pair of files
-    least_nodes: tuple[int, int] | None  # of source and destination type, that edges need; None where not looked for
+    least_nodes: tuple[int, int] | None  # of source and destination type, that edges need; None if not looked for
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CheckedEdges(EdgeSource):
         return sum(edges.num_edges for _, edges in self.parts)
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        """`PartitionError` where an ID is negative or too large."""
+        """`PartitionError` if an ID is negative or too large."""
         pieces, first = [(np.empty(0, np.int64), np.empty(0, np.int64))], 0
         for where, edges in self.parts:
             low, high = max(start - first, 0), min(stop - first, edges.num_edges)
@@ -123,8 +123,8 @@ class PairEdges(EdgeSource):
 def open_npy_edges(files: Sequence[Path], ambiguous_are_pairs: bool) -> list[tuple[str, EdgeSource]]:
     """Edges of `.npy` files, with their names: (E, 2) or (2, E) each, or two files of (E,), sources and destinations.
 
-    Of two files of (E,), those with `src` and `dst` in their names are what these say, else the first one has the
-    sources. `PartitionError` where the files are damaged, hold no integers or have other shapes.
+    Of two files of (E,), names with `src` and `dst` tell which is which, else the first one has the
+    sources. `PartitionError` if the files are damaged, hold no integers or have other shapes.
     """
     arrays = [open_npy(file) for file in files]
     for file, (array, _) in zip(files, arrays, strict=True):
@@ -160,7 +160,7 @@ def open_npy_edges(files: Sequence[Path], ambiguous_are_pairs: bool) -> list[tup
 
 def open_raw_edges(files: Sequence[Path], dtype: str | None) -> list[tuple[str, EdgeSource]]:
     """Edges of files of nothing but integers: pairs; or sources and destinations in two files with `src` and `dst` in
-    their names. The dtype is `>i4` or `>i8` where the most significant byte comes first.
+    their names. The dtype is `>i4` or `>i8` if the most significant byte comes first.
     """
     if dtype not in ("int32", "int64", ">i4", ">i8"):
         raise ConfigError(f"raw edges of dtype {dtype} were asked for; expected dtype='int32' or 'int64'.")

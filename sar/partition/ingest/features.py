@@ -1,4 +1,4 @@
-"""Features of nodes and edges, from files of any format: `.npy` and DGL's tensor files are read where they lie, others
+"""Features of nodes and edges, from files of any format: `.npy` and DGL's tensor files are read in place, others
 are copied once.
 """
 
@@ -40,7 +40,7 @@ class FeatureSource:
 
     @classmethod
     def named(cls, files: Files, text: TextFormat) -> "FeatureSource":
-        """From a file, directory, pattern or list; after `#` may stand what to take of it, separated by commas."""
+        """From a file, directory, pattern or list; `#` may precede the columns to take, separated by commas."""
         inside = None
         if isinstance(files, str | PathLike) and not Path(files).exists() and "#" in fspath(files):
             files, _, columns = fspath(files).rpartition("#")
@@ -79,10 +79,10 @@ class CheckedColumn:
         return self.column.dtype
 
     def __getitem__(self, rows: slice, /) -> Array:
-        """The rows of a slice without a step; `PartitionError` where a number among them is NaN."""
+        """The rows of a slice without a step; `PartitionError` if a number among them is NaN."""
         values = self.column[rows]
         with np.errstate(over="ignore", invalid="ignore"):
-            suspicious = values.size and np.isnan(values.sum())  # also where inf - inf is; the sum costs least
+            suspicious = values.size and np.isnan(values.sum())  # also for inf - inf; the sum costs least
         if suspicious and (found := np.isnan(values).reshape(len(values), -1).any(1)).any():
             row = rows.indices(self.shape[0])[0] + int(np.argmax(found))
             raise PartitionError(
@@ -93,7 +93,7 @@ class CheckedColumn:
 
 
 def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Column:
-    """The column, checked for NaN where it could have some and may not, as labels and masks never may."""
+    """The column, checked for NaN if it could have some and may not, as labels and masks never may."""
     if column.dtype.kind != "f" or (allow_nan and name not in _NEVER_NAN):
         return column
     return CheckedColumn(column, where)
@@ -176,10 +176,10 @@ def open_features(
     text: TextFormat | None = None,
     allow_nan: bool,
 ) -> dict[str, dict[str, Column]]:
-    """The columns, by type and name, of features that were named by `type/name`, or by `name` where there is one type.
+    """The columns, by type and name, of features that were named by `type/name`, or by `name` if there is one type.
 
     `rows` are nodes or edges by type; None: as many as the first of its features has. `scratch` is for copies in
-    binary. `ConfigError` where there is no such type, `PartitionError` where files are missing, damaged, or have
+    binary. `ConfigError` if there is no such type, `PartitionError` if files are missing, damaged, or have
     another number of rows.
     """
     found: dict[str, dict[str, Column]] = {kind: {} for kind in rows}
@@ -203,8 +203,8 @@ def open_features(
 def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path, *, allow_nan: bool) -> Column:
     """Find the feature with the key `type/name`; text and Parquet are parsed now, into raw files under `scratch`.
 
-    `rows` is the number expected; None: any. `PartitionError` where a file is missing or damaged, the files do not fit
-    together or have another number of rows; `ConfigError` where one has nothing of the name asked for.
+    `rows` is the number expected; None: any. `PartitionError` if a file is missing or damaged, the files do not fit
+    together or have another number of rows; `ConfigError` if one has nothing of the name asked for.
     """
     name = key.rpartition("/")[2]
     copy = scratch / quote(key, safe="")

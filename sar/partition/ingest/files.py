@@ -111,7 +111,7 @@ def _by_number(file: Path) -> list[tuple[int, str]]:
 
 
 def find_column(path: Path, names: Sequence[str], wanted: str | int) -> int:
-    """The number of a column, from its name or number, also in digits; `ConfigError` where there is not one such."""
+    """The number of a column, from its name or number, also in digits; `ConfigError` if there is not one such."""
     if isinstance(wanted, str) and names.count(wanted) == 1:
         return names.index(wanted)
     number = int(wanted) if isinstance(wanted, int) or wanted.isdecimal() else -1

@@ -1,6 +1,6 @@
 """Numbers for nodes that are named by strings, or by integers with gaps: `ids="map"` of `open_graph`.
 
-[Note: numbering by hash] An ID goes to one of 256 files, by a hash, so that what is in a file fits into memory, where
+[Note: numbering by hash] An ID goes to one of 256 files, by a hash, so that each file fits into memory, where
 its IDs are sorted; numbers go on from file to file, and depend on nothing but which IDs there are. A chunk sends each
 of its IDs once, in the order of the files, and keeps for every row the place of its ID among those sent. So the numbers
 come back with each file read once more, from front to back.
@@ -55,7 +55,7 @@ def map_ids(
 
     `tables` have, by node type, the IDs of its nodes, which are numbered in this order; other types' nodes get numbers
     as in [Note: numbering by hash]. `scratch` is for the results, which have to stay as long as these are used.
-    `PartitionError` where files are missing or damaged, an ID is empty, too long, twice in a table, or not in it.
+    `PartitionError` if files are missing or damaged, an ID is empty, too long, twice in a table, or not in it.
     """
     types = dict.fromkeys(itertools.chain(*(etype[::2] for etype in edges)), _INTEGERS)
     while True:
@@ -165,11 +165,11 @@ class _Numbering:
         self._ntype, self._kind, self._folder, self._result = ntype, kind, folder, result
         self._schema = pyarrow.schema([("id", kind)])
         self._width = 1  # bytes of the longest string
-        self._sent: list[tuple[str, int, Array]] = []  # of chunks: where to, rows, and how many IDs each file got
+        self._sent: list[tuple[str, int, Array]] = []  # of chunks: destination, rows, and how many IDs each file got
         folder.mkdir()
 
     def send(self, chunk: pyarrow.Array, name: str) -> None:
-        """Send the IDs of some rows to the files; `name` says where their numbers are to go."""
+        """Send the IDs of some rows to the files; `name` is the destination of their numbers."""
         encoded = self._converted(chunk).dictionary_encode()
         distinct = encoded.dictionary
         if self._kind != _INTEGERS:
@@ -214,7 +214,7 @@ class _Numbering:
         return self.ids.shape[0]
 
     def numbers(self) -> Iterator[tuple[str, Array]]:
-        """The numbers of the rows of all chunks, (n,) int64, and where they are to go."""
+        """The numbers of the rows of all chunks, (n,) int64, and their destination."""
         with ExitStack() as stack:
             numbers = {file: stack.enter_context(self._file(f"{file}.numbers").open("rb")) for file in self._files()}
             places = stack.enter_context(self._file("places").open("ab+"))
@@ -251,7 +251,7 @@ class _Numbering:
             self.ids = file.array()
 
     def _converted(self, chunk: pyarrow.Array) -> pyarrow.Array:
-        """As integers or as strings; text is an integer where this one is written so, which is not 007."""
+        """As integers or as strings; text is an integer if the integer is written like that, unlike 007."""
         try:
             found = chunk.cast(self._kind)
         except pyarrow.ArrowInvalid as error:
@@ -268,7 +268,7 @@ class _Numbering:
         return np.flatnonzero(sum(counts for _, _, counts in self._sent)).tolist()
 
     def _read(self, file: int) -> pyarrow.Array:
-        """What was sent to a file."""
+        """The IDs that were sent to a file."""
         found = [pyarrow.array([], self._kind)]
         with pyarrow.OSFile(str(self._file(file))) as opened:
             while opened.tell() < opened.size():

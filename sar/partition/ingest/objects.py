@@ -22,7 +22,7 @@ _NO_FIELDS = ("adj_t", "edge_index", "num_nodes")
 
 
 def from_object(graph: Any) -> GraphSource:
-    """A graph that some package has in memory as a `GraphSource`, without a copy where its tensors are on the CPU.
+    """A graph that some package has in memory as a `GraphSource`, without a copy if its tensors are on the CPU.
 
     Args:
         graph: a `DGLGraph`; a `Data` or `HeteroData` of PyTorch Geometric with `edge_index`, or else `adj_t`, whose
@@ -99,7 +99,7 @@ def _num_nodes(ntype: str, store: Any) -> int:
 
 
 def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> tuple[ArrayEdges, dict[str, Array]]:
-    """The edges of a type, and their weights where a matrix has them."""
+    """The edges of a type, and their weights if a matrix has them."""
     name = ":".join(etype)
     unknown = sorted({etype[0], etype[2]} - num_nodes.keys())
     if unknown:
@@ -168,7 +168,7 @@ def mask_of_ids(what: str, ids: Any, num_nodes: int) -> Array:
 
 
 def as_array(name: str, values: Any) -> Array:
-    """The values of a field, of a tensor on the CPU without a copy; `ConfigError` where numpy has nothing like it."""
+    """The values of a field, of a tensor on the CPU without a copy; `ConfigError` if numpy has nothing like it."""
     if not isinstance(values, torch.Tensor):
         return np.asarray(values)
     form = f"of layout {values.layout}"

@@ -49,12 +49,12 @@ def open_graph(
 ) -> GraphSource:
     """Open a graph that may be larger than memory.
 
-    Binary edges and features are streamed from where they lie, again in each pass; text and Parquet are parsed once,
+    Binary edges and features are streamed from their files, again in each pass; text and Parquet are parsed once,
     into raw files under `scratch`, which have to stay as long as the graph is used. A DGL graph file or an `.npz` file
     is read into memory, because its format has no other way.
 
     Args:
-        path: what to read:
+        path: the input:
             a DGL graph file (`dgl.save_graphs`) with one graph;
             an `.npz` file as `sar.partition.graph_data` describes it;
             DGL's chunked graph format: its directory or `metadata.json`;
@@ -64,7 +64,7 @@ def open_graph(
             or edges of several types: a mapping of `NTYPE:RELATION:NTYPE` to such files.
         scratch: directory for copies in binary; made if it is not there.
         format: `dgl`, `npz`, `chunked`, `text`, `parquet`, `npy` or `raw`; None: by the names of the files.
-        num_nodes: of edge lists: number of nodes, by type where there are several. None: as many as node features have
+        num_nodes: of edge lists: number of nodes, by type if there are several. None: as many as node features have
             rows, and without these one more than the greatest ID, which takes a pass over binary edges.
         node_features: more features: files (as above) by `name` or `ntype/name`: `.npy`, Parquet, DGL's tensor files,
             or text; of a table with several columns (Parquet or text) `file.csv#a` takes column a, by name or number,
@@ -89,7 +89,7 @@ def open_graph(
         allow_empty: whether there may be no edge in the files of an edge type.
 
     Returns:
-        The graph. Its `notes` say how many lines were passed over, and what else was not taken as it stands.
+        The graph. Its `notes` say how many lines were passed over, and other changes to the input.
 
     Raises:
         PartitionError: files are missing, truncated or damaged, do not fit together, or hold IDs that are no nodes;
@@ -162,7 +162,7 @@ def _with_types(
     allow_outside: bool,
     mask_column: int | None,
 ) -> GraphSource | None:
-    """The graph where the format tells types and counts; None where there are edges only."""
+    """The graph if the format tells types and counts; None if there are edges only."""
     if isinstance(path, str | PathLike) and (Path(path) / METADATA).is_file():
         path = Path(path) / METADATA
     files, format = with_format(path, format)
@@ -210,7 +210,7 @@ def _open_edge_lists(
 ) -> GraphSource:
     """A graph of edge lists and node features; with an empty name of their format it is found out from the files.
 
-    Where a number of nodes is not given, a type has as many as its features have rows, and without features one more
+    If a number of nodes is not given, a type has as many as its features have rows, and without features one more
     than the greatest ID, which is found in a first pass over the edges.
     """
     given = num_nodes if isinstance(num_nodes, Mapping) else {}

@@ -24,7 +24,7 @@ def parquet_edges(
 ) -> Iterator[tuple[Array, Array]]:
     """The edges of a file in chunks of int64.
 
-    Columns are those of the choice; sources and destinations are below the limits. `PartitionError` where the file is
+    Columns are those of the choice; sources and destinations are below the limits. `PartitionError` if the file is
     missing or damaged, or an ID is missing, no integer, negative or too large.
     """
     file = _open(path)
@@ -92,7 +92,7 @@ def _batches(
 
 
 def _numbers(path: Path, column: pyarrow.Array, name: str, first_row: int) -> Array:
-    """A column of a batch: (n,), or (n, F) where rows are lists."""
+    """A column of a batch: (n,), or (n, F) if rows are lists."""
     _check_values(path, column, name, first_row)
     count, kind = len(column), column.type
     row_shape: tuple[int, ...] = ()

@@ -281,7 +281,7 @@ class _TextTable:
         )
 
     def bad_block(self, block: _Block, error: Exception) -> PartitionError:
-        """The error where no single line is at fault."""
+        """The error if no single line is at fault."""
         last = block.line + _count_lines(block.text)
         return PartitionError(f"{self.path}, lines {block.line} to {last}: {error}. Correct the file.")
 
