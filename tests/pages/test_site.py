@@ -72,6 +72,12 @@ def test_the_comparison_by_size_is_that_of_the_benchmarks() -> None:
             assert ratio == (found[1] if found else "")
 
 
+def test_the_pages_stay_short() -> None:
+    """A page that grows says something twice, or another page can lose as much."""
+    words = sum(len(page.read_text().split()) for page in PAGES if page.name != "CONTRIBUTING.md")
+    assert words <= 32_000
+
+
 def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     measured = (REPOSITORY / "docs" / "benchmarks.md").read_text()
     [section] = re.findall(r"<!-- generated: rmat -->(.*?)<!-- end", measured, re.DOTALL)
