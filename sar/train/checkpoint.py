@@ -129,7 +129,9 @@ def save_checkpoint(
             raise ConfigError(f"step is {step} and keep {keep}; expected at least 0 and 1.")
         alike: dict[str, Any] = {
             "model": {} if model is None else model.state_dict(),
-            "optimizers": [_without_rows(optimizer) for optimizer in optimizers],
+            "optimizers": [
+                one.state_dict() | ({"state": {}} if isinstance(one, SparseOptimizer) else {}) for one in optimizers
+            ],  # state of rows is saved with the rows
             "schedulers": [one.state_dict() for one in _several(scheduler)],
         }
         differing = _differing_buffers(group, model, alike)
@@ -278,12 +280,6 @@ def _check_settings(optimizer: Optimizer, state: dict[str, Any]) -> None:
         unknown, lacking = saved.keys() - own.keys(), own.keys() - saved.keys()
         if unknown and lacking:  # another release of torch, or a scheduler, adds settings or lacks them
             raise ValueError(f"the saved optimizer has {sorted(unknown)}, {type(optimizer).__name__} {sorted(lacking)}")
-
-
-def _without_rows(optimizer: Optimizer) -> dict[str, Any]:
-    """An optimizer's state as far as all workers have it alike: of `SparseOptimizer`s the settings."""
-    state = optimizer.state_dict()
-    return state | {"state": {}} if isinstance(optimizer, SparseOptimizer) else state
 
 
 def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, Any]) -> list[str]:

@@ -255,10 +255,14 @@ def _read(spec: PartitionJson, nodes: Tensor, hops: int) -> _Neighborhood:
     known = new = nodes
     edges: list[tuple[int, Tensor]] = []  # by part
     for hop in range(hops + 1):
-        into = [(part, _edges_into(spec, part, some)) for part, some in _by_part(spec, new)]
-        edges += into
-        sources = distinct(torch.cat([new[:0], *(found[0] for _, found in into)]))
-        new = sources[~find_sorted(known, sources)[1]] if hop < hops else new[:0]
+        sources = [new[:0]]
+        for part, some in _by_part(spec, new):
+            into = _edges_of(spec, part)
+            into = into[:, find_sorted(some, into[1])[1]]
+            edges.append((part, into[:, into[2].argsort()]))
+            sources.append(into[0])
+        read = distinct(torch.cat(sources))
+        new = read[~find_sorted(known, read)[1]] if hop < hops else new[:0]
         known = torch.cat([known, new]).sort().values
     out_degrees = torch.zeros(len(known) * len(etypes), dtype=torch.int64)
     for part in range(spec.num_parts if len(known) else 0):
@@ -287,13 +291,6 @@ def _edges_of(spec: PartitionJson, part: int) -> Tensor:
     inner = graph.is_inner[graph.edges[DST].long()]
     ends = (graph.node_id[graph.edges[end][inner].long()] for end in (SRC, DST))
     return torch.stack([*ends, graph.edges[EID][inner]])
-
-
-def _edges_into(spec: PartitionJson, part: int, nodes: Tensor) -> Tensor:
-    """Those into some of them, ascending global IDs; sorted by edge ID."""
-    edges = _edges_of(spec, part)
-    edges = edges[:, find_sorted(nodes, edges[1])[1]]
-    return edges[:, edges[2].argsort()]
 
 
 def _features(

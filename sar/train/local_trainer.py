@@ -86,8 +86,17 @@ class LocalTrainer:
         with session.current_group().guard() as group:
             group.agree(f"a round of {epochs} epochs for each partition")
             begin = self._read()
+            mean, greatest = torch.zeros_like(begin[0]), begin[1]
             try:
-                mean, greatest = self._trained(begin, train_one, epochs)
+                for i, share in enumerate(self._shares):
+                    if share:
+                        self._write(*begin)
+                        part = self.parts[i]  # perhaps read from disk
+                        for _ in range(epochs):
+                            train_one(part, self.optimizers[i])
+                        floats, others = self._read()
+                        mean += share * floats
+                        greatest = torch.maximum(greatest, others)
                 if group.replicas is not None:
                     group.replicas.forget_steps()  # models are to differ until they are averaged
                 all_reduce(mean, move_to_comm_device=True)
@@ -96,22 +105,6 @@ class LocalTrainer:
                 self._write(*begin)  # else workers would go on, after `sar.recover`, with models of their own
                 raise
             self._write(mean, greatest)
-
-    def _trained(
-        self, begin: tuple[Tensor, Tensor], train_one: Callable[[Any, Optimizer], Any], epochs: int
-    ) -> tuple[Tensor, Tensor]:
-        """Train on this worker's partitions from `begin`; what is summed and maximised over all workers."""
-        mean, greatest = torch.zeros_like(begin[0]), begin[1]
-        for i, share in enumerate(self._shares):
-            if share:
-                self._write(*begin)
-                part = self.parts[i]
-                for _ in range(epochs):
-                    train_one(part, self.optimizers[i])
-                floats, others = self._read()
-                mean += share * floats
-                greatest = torch.maximum(greatest, others)
-        return mean, greatest
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizers' state; `save_checkpoint(..., model=model, loaders=trainer)` saves it on every worker."""
