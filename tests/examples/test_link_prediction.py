@@ -96,7 +96,7 @@ def test_losses_and_ranks_are_those_of_one_machine(pool, tmp_path: Path, graph, 
     data = graph().with_reverse_edges().with_self_loops()
     data = replace(data, node_data=data.node_data | {"feat": data.node_data["feat"].astype(np.float64)})
     json_file = divide(data, tmp_path, "graph", world_size).json_file
-    argv = ["--partition-json", str(json_file), "--epochs", "5", "--hidden", "16", "--negatives", "2", "--lr", "0.003"]
+    argv = ["--partition-json", str(json_file), "--epochs", "5", "--hidden", "32", "--negatives", "2", "--lr", "0.003"]
     results = pool.run(run_on_worker, argv, timeout=120)
     losses, (least, most) = train_alone(json_file, world_size, example("link_prediction").parser.parse_args(argv))
     for found, found_mrr in results:
