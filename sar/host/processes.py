@@ -43,7 +43,7 @@ def run_workers(
     on_progress: Callable[[Any], None] = lambda _: None,
     host: str = "127.0.0.1",
 ) -> list[Any]:
-    """Call `target(report, *args)` in spawned processes and return what each returned, by rank.
+    """Call `target(report, *args)` in spawned processes and return their results, by rank.
 
     The workers find each other as under `torchrun`: `sar.initialize_comms()` needs no arguments. The rendezvous store
     lives in this process, at a port chosen by the kernel, so that no other program can take the port in between.

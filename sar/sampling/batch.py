@@ -1,4 +1,4 @@
-"""A mini-batch in plain tensors: what all workers sample together, with features, before DGL or PyG has it."""
+"""A mini-batch in plain tensors, sampled by all workers together, with features, before DGL or PyG gets it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class FeatureCache(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingSource:
-    """What to sample from, and how."""
+    """The graph, features and settings to sample with."""
 
     graph: WorkerGraph
     method: SamplingMethod
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
     """A sampled mini-batch."""
 
     layers: list[SampledLayer]  # input layer first
-    pairs: Pairs | None  # where seeds are edges
+    pairs: Pairs | None  # if seeds are edges
     num_nodes: int  # of the whole graph
     inputs: Features  # of the first layer's sources
     outputs: Features  # of the last layer's destinations
@@ -82,7 +82,7 @@ def random_key() -> int:
 def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Batch:
     """Sample a batch, by all workers together; their sources have equal settings.
 
-    Seeds are distinct: what the method takes, such as global IDs, (S,) int64, or rows of seed edges, (S, 7), see
+    Seeds are distinct, as the method takes them: global IDs, (S,) int64, or rows of seed edges, (S, 7), see
     [Note: seed edges]. There may be none. `key` has 63 bits, which belong to this worker and batch.
     """
     with group.guard():
@@ -91,7 +91,7 @@ def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) 
 
 
 def start_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Callable[[], Batch]:
-    """As `sample_batch`, after the agreement, inside `group.guard()`; what it returns waits for remote features.
+    """As `sample_batch`, after the agreement, inside `group.guard()`; its result waits for remote features.
 
     Until then these travel, while the worker does something else. It may be called in the same generation only.
     """

@@ -18,7 +18,7 @@ ALL = 2**62  # a fan-out that no degree exceeds
 MOST_WEIGHT = 1e200  # so that sums of scaled weights are finite: see `loops.SCALE`
 
 _NONE = np.empty(0, np.int64)
-_NODE_WORK = 16  # what one drawn edge costs, in elements as `threads` counts them
+_NODE_WORK = 16  # cost of a drawn edge, in elements as `threads` counts them
 
 
 @cache
@@ -67,7 +67,7 @@ class Numbering:
         self._count = np.zeros(1, np.int64)
         bits = max(2 * len(self._nodes) - 1, 1).bit_length()
         self._slots = np.full(2**bits, -1, np.int32 if 2**bits < 2**31 else np.int64)
-        # Where every ID has a slot of its own there is nothing to hash.
+        # If every ID has a slot of its own there is nothing to hash.
         direct = num_nodes <= len(self._slots)
         self._hash = (np.uint64(1), np.uint64(0)) if direct else (STEP, np.uint64(64 - bits))
 
@@ -84,7 +84,7 @@ class Numbering:
         return numbers
 
     def find(self, nodes: Tensor) -> Tensor:
-        """The numbers of these nodes, (n,) int64; -1 where they have none."""
+        """The numbers of these nodes, (n,) int64; -1 if they have none."""
         numbers = torch.empty(len(nodes), dtype=torch.int64, device="cpu")
         _loops().find_numbers(nodes.numpy(), self._slots, *self._hash, self._nodes.numpy(), numbers.numpy())
         return numbers

@@ -37,7 +37,7 @@ class PairDraws:
     """
 
     neighbors: NeighborDraws  # draws the layers
-    exclude: bool  # leave the seeds, and their reverse edges where they have any, out of the layers
+    exclude: bool  # leave the seeds, and their reverse edges, if any, out of the layers
     negatives: list[float] | None  # for every edge type, pairs to draw for a seed; None for no second graph
     both_ends: bool
 
@@ -79,7 +79,7 @@ class PairDraws:
 class EdgePredictionSampler:
     """Samples the neighbourhoods of the nodes that seed edges join: for link prediction, and for values of edges.
 
-    What `dgl.dataloading.as_edge_prediction_sampler` makes on one machine. A batch is `(input_nodes, pair_graph,
+    The counterpart of `dgl.dataloading.as_edge_prediction_sampler`. A batch is `(input_nodes, pair_graph,
     blocks)`, or `(input_nodes, pair_graph, neg_graph, blocks)` with negative pairs:
 
     - `input_nodes`: global IDs of the sources of `blocks[0]`; with several node types by type.
@@ -168,7 +168,7 @@ class EdgePredictionSampler:
         return self.to_graphs(sample_batch(session.current_group(), source, seeds, random_key()))
 
     def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
-        """What batches are sampled from, as of the inner sampler."""
+        """The source of batches, that of the inner sampler."""
         with session.current_group().guard():
             source = self.sampler.prepare(graph, call)
             if self._source is None or self._source[0] is not source:
@@ -185,7 +185,7 @@ class EdgePredictionSampler:
     ) -> tuple[Tensor, dict[CanonicalEtype, int]]:
         """The edges as rows, see [Note: seed edges], and the shifts of their labels; by all workers together.
 
-        A shift is what is added to labels of a type in batches of PyTorch Geometric, so that 0 is left for negative
+        A shift is added to labels of a type in batches of PyTorch Geometric, so that 0 is left for negative
         pairs. The types are those of which any worker has seeds.
         """
         with session.current_group().guard() as group:

@@ -40,14 +40,16 @@ class _Ahead:
     wait: Callable[[], Batch]
 
     def arrived(self, group: Group) -> Batch | None:
-        """Wait for it; None where the connections it came over are closed."""
+        """Wait for it; None if the connections it came over are closed."""
         return self.wait() if group.generation == self.generation and group.stopped is None else None
 
 
 class DataLoader:
-    """Mini-batches of a worker's seeds as lists of DGL blocks; as many on every worker, which iterate together.
+    """A data loader that samples mini-batches from the distributed graph, as lists of DGL blocks.
 
-    With an `EdgePredictionSampler` seeds are edges, and batches are what it says.
+    All workers iterate together, and get the same number of batches.
+
+    With an `EdgePredictionSampler` seeds are edges, and batches are those of that sampler.
 
     With equal seeds, `seed` and number of workers the same batches come out, whatever `num_workers` is.
 
@@ -68,7 +70,7 @@ class DataLoader:
             change during an epoch that a thread prepares.
         seed: of shuffling and sampling; default: drawn from torch's random state.
         foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns, or edges into them.
-        format: "dgl" for what the sampler says; "pyg" for a `Data` or `HeteroData` of PyTorch Geometric with `n_id`
+        format: "dgl" for the graphs of the sampler; "pyg" for a `Data` or `HeteroData` of PyTorch Geometric with `n_id`
             and `e_id`, as its loaders make it: `NeighborLoader` with `batch_size`, `LinkNeighborLoader` from seeds that
             are edges, `ClusterLoader` and `GraphSAINTSampler` for samplers of subgraphs. Default "dgl".
 
@@ -124,7 +126,7 @@ class DataLoader:
             )
             source = graph_sampler.prepare(full_graph_manager)
             self._call = f"{source.graph.signature}: a batch"
-        if len(session.current_group().local_peers) == 1:  # else the allocator is that of what is left to a file
+        if len(session.current_group().local_peers) == 1:  # else the allocator is set up for spilling
             set_allocator(batches=True)
 
     def __len__(self) -> int:
@@ -147,18 +149,18 @@ class DataLoader:
         return self._counted(sampled, self._started)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, for `load_state_dict`: after the batch it gave last, also where a loop was left
+        """The position of the loader, for `load_state_dict`: after the last batch, also if a loop was left
         before the end of the epoch, or before an epoch.
         """
         graph = self._graph._structure.signature
         return {"seed": self._seed, "epoch": self._epoch, "batch": self._batch, "batches": len(self), "graph": graph}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` of a loader stood that was made alike, or begin its epoch again where workers have
+        """Go on from the `state_dict` of a loader that was made alike, or begin its epoch again if workers have
         other parts of the graph now; not a collective call.
 
         Raises:
-            ConfigError: where the state is of the middle of an epoch with another number of batches.
+            ConfigError: if the state is of the middle of an epoch with another number of batches.
         """
         batch = state["batch"] if state.get("graph") == self._graph._structure.signature else 0
         if batch and state["batches"] != len(self):

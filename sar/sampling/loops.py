@@ -1,13 +1,13 @@
 """The loops of neighbor sampling that Numba compiles: draws of in-edges, numbering of nodes, copies of rows.
 
 [Note: draws]
-Each (key, node) has a random sequence of its own, a counter that is hashed (`sar.splitmix`). What is drawn depends
+Each (key, node) has a random sequence of its own, a counter that is hashed (`sar.splitmix`). The draws depend
 neither on threads nor on who draws.
 
 Without replacement and weights: the first steps of a Fisher-Yates shuffle on a permutation that is put back afterwards,
-which costs what is drawn, not the degree. Without replacement, weighted: the smallest of exponential variates divided
-by the weights, which are distributed as successive draws (Efraimidis and Spirakis 2006, "Weighted random sampling with
-a reservoir"). With replacement, weighted: inversion of the cumulative weights.
+whose cost depends on the draws, not on the degree. Without replacement, weighted: the smallest of exponential variates
+divided by the weights, which are distributed as successive draws (Efraimidis and Spirakis 2006, "Weighted random
+sampling with a reservoir"). With replacement, weighted: inversion of the cumulative weights.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def draw_edges(
 ) -> None:  # fmt: skip
     """Draw in-edges of rows[begin:end], as `draw_in_edges` has them; `weights` may be empty. See [Note: draws].
 
-    offsets: (n + 1,) where the draws of each node go in `picked`; their number is from `count_draws`.
+    offsets: (n + 1,) bounds of the draws of each node in `picked`; their number is from `count_draws`.
     order, scratch: as long as the greatest degree; int64 0, 1, 2, ..., which is left as it was, and float64.
     """
     for i in range(u64(begin), u64(end)):
@@ -169,7 +169,7 @@ def draw_edges(
 
 @inline
 def _number(node: Index, slots: Array, factor: Index, shift: Index, nodes: Array) -> Index:
-    """The slot of the node's number in a table of 2**k slots with linear probing; -1 in it where it has none."""
+    """The slot of the node's number in a table of 2**k slots with linear probing; -1 in it if it has none."""
     mask = u64(slots.size) - ONE
     slot = ((node * factor) >> shift) & mask
     while slots[slot] >= 0 and u64(nodes[u64(slots[slot])]) != node:
@@ -183,7 +183,7 @@ def number_nodes(
 ) -> None:
     """Write to `numbers` the numbers of the `given` global IDs; those without one get the next.
 
-    slots: hash table of 2**k numbers, -1 where free, by a hash function with this factor and shift.
+    slots: hash table of 2**k numbers, -1 if free, by a hash function with this factor and shift.
     nodes, counts: the node of every number so far, and, (1,), how many there are.
     """
     count = u64(counts[0])

@@ -26,7 +26,7 @@ from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """What is drawn in one layer; `exclude` and `among` leave edges out after the draws, as DGL does."""
+    """The draws of one layer; `exclude` and `among` leave edges out after the draws, as DGL does."""
 
     fanouts: Sequence[int]  # edges to draw at each node, for every edge type
     replace: bool  # draw with replacement

@@ -19,7 +19,7 @@ class NodesByOwner:
     """Nodes sorted by owner; those of one owner keep their order."""
 
     nodes: Sequence[Tensor]  # by owner, global IDs, int64
-    positions: Sequence[Tensor]  # by owner, where each node was before sorting, int64
+    positions: Sequence[Tensor]  # by owner, the position of each node before sorting, int64
 
     @classmethod
     def sort(cls, nodes: Tensor, node_ranges: Sequence[tuple[int, int]]) -> "NodesByOwner":
@@ -89,7 +89,7 @@ def look_up(
     respond: Callable[[list[Tensor]], list[Tensor]],
     formats: Sequence[FieldFormat],
 ) -> list[Tensor]:
-    """What the owners of nodes respond to their part of `columns`, (n,) int64: a row for each node, in the given order.
+    """The owners' responses to their part of `columns`, (n,) int64: a row for each node, in the given order.
 
     The rest is as for `respond_to_requests`.
     """

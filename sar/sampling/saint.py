@@ -74,10 +74,10 @@ class OutEdges(NamedTuple):
 class RandomNodes:
     """Draws the nodes of subgraphs; see `SamplingMethod`. A batch with any seed is one subgraph.
 
-    Each draw chooses a worker by what it has, and that worker one of its own, so it is as one from the whole graph.
+    Each draw chooses a worker by its share, and that worker one of its own, as if drawn from the whole graph.
     """
 
-    mode: str  # what is drawn, with replacement: "node", "edge" or, for roots, "walk"
+    mode: str  # kind of draws, with replacement: "node", "edge" or, for roots, "walk"
     draws: int  # how many
     length: int  # of the walks along out-edges
     totals: Tensor  # (W,) float64, the sum of each worker's weights
@@ -148,7 +148,7 @@ class SAINTSampler(SubgraphSampler):
     losses, so weighted, is on average that over all nodes of the graph. Edge feature `aggregator_weight` is
     1 / alpha_uv, the probability of v over that of u and v together: the sum over in-edges, so weighted, is on average,
     if v is drawn, that over all of v's in-edges. Both are exact for "node" and "edge". For "walk" they are counted in
-    subgraphs drawn beforehand, the same for the same graph; what none of them has counts as once.
+    subgraphs drawn beforehand, the same for the same graph; nodes and edges of none of them count once.
 
     The seeds of a loader are any distinct numbers; each batch of them is one subgraph, as in DGL:
     `DataLoader(graph, torch.arange(100), sampler)` is 100 subgraphs on each worker. Batches and further arguments are

@@ -1,4 +1,4 @@
-"""Samplers of the whole graph: what all of them share, and the neighbor sampler."""
+"""Samplers of the whole graph: their common base, and the neighbor sampler."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ Fanout = int | Mapping[str | CanonicalEtype, int]
 
 
 class _Prepared(NamedTuple):
-    """What batches are sampled from, and what it was made of."""
+    """The source of batches, and the tensors it was made of."""
 
     made_of: Any  # identities and versions
     alive: Any  # the objects, so that no others get their identities
@@ -35,7 +35,7 @@ class _Prepared(NamedTuple):
 class GraphSampler:
     """A sampler of the whole graph, with arguments as of `DistNeighborSampler`.
 
-    Subclasses say in `_plan` what is drawn, and from what.
+    Subclasses define the draws, and their source, in `_plan`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GraphSampler:
         Args:
             full_graph_manager: the graph, from `construct_full_graph`, in any mode.
             seeds: this worker's nodes: global IDs, (S,) integer, or rows by type as `construct_mfgs` takes them; may be
-                empty. Samplers of subgraphs say what else they take.
+                empty. Samplers of subgraphs take other seeds, too.
 
         Returns:
             One `DGLBlock` a layer, input layer first; or a `DGLGraph`, from samplers of subgraphs. See `output_device`.
@@ -88,7 +88,7 @@ class GraphSampler:
                 graph.
             FieldError: for fields that are not there, or not fit.
             ConfigError: for fan-outs of unknown edge types.
-            CommunicationError: where another worker raised, or asks for something else.
+            CommunicationError: if another worker raised, or asks for something else.
         """
         with session.current_group().guard() as group:
             source = self.prepare(full_graph_manager)
@@ -100,9 +100,9 @@ class GraphSampler:
         return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign)
 
     def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
-        """What batches are sampled from; made by all workers together, anew if features have changed on any of them.
+        """The source of batches; made by all workers together, anew if features have changed on any of them.
 
-        `call` is what the workers agree on. Changes in place show in the version of a tensor, except those by numpy,
+        The workers agree on `call`. Changes in place show in the version of a tensor, except those by numpy,
         by `.data` and in inference mode.
         """
         with session.current_group().guard() as group:
@@ -152,7 +152,7 @@ class GraphSampler:
         self._misses += batch.misses
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, SamplingMethod]:
-        """What to sample from, and how; by all workers together."""
+        """The source and settings of sampling; by all workers together."""
         raise NotImplementedError
 
     def _worker_graph(self, graph: GraphShardManager, settings: str, prob: str | None = None) -> WorkerGraph:
@@ -198,7 +198,7 @@ class NeighborDraws:
 class DistNeighborSampler(GraphSampler):
     """Samples, for each node of a batch, some of its in-neighbours, and of these again: layers of blocks to train on.
 
-    Each layer draws `fanout` in-edges of a node of each edge type, or all where there are no more, as
+    Each layer draws `fanout` in-edges of a node of each edge type, or all if there are no more, as
     `dgl.dataloading.NeighborSampler` does on one machine (Hamilton et al. 2017, "Inductive Representation Learning on
     Large Graphs"). Nodes may be on any worker.
 
@@ -215,7 +215,7 @@ class DistNeighborSampler(GraphSampler):
         input_node_features: features of this worker's nodes by name, (N_i, ...) each, to set on the first block's
             sources. With several node types by `type/name`, (N_type, ...), as in `PartitionData.node_features`.
         output_node_features: likewise for the destinations of the last block, such as labels.
-        output_device: where the blocks go; default the CPU. On GPUs they are graphs of sar's, for the same layers, and
+        output_device: device of the blocks; default the CPU. On GPUs they are graphs of sar's, for the same layers, and
             not DGL's, of which most builds are for the CPU only.
         feature_cache_bytes: memory for input features of remote nodes that this worker's edges read most, which are
             then not fetched again. For features that do not change. Default: none.

@@ -47,13 +47,13 @@ class SeedBatches:
         shuffle: another order in every epoch.
         seed: of the shuffling; with the number of the epoch and the rank it determines the order.
         optimized: the graph whose edges bring seeds that share neighbours into one batch; None takes them as they come.
-        node_ranges: `graph.node_ranges`, by which seeds of other partitions are refused; None where that has been done.
+        node_ranges: `graph.node_ranges`, by which seeds of other partitions are refused; None if that has been done.
         foreign: allow seeds of other partitions, such as `split_seeds` returns, as long as each is on one worker only.
 
     Raises:
         GraphError: for seeds that are no nodes, given twice, or of another partition.
         ConfigError: for a batch size below 1.
-        CommunicationError: where another worker raised, or passes other settings.
+        CommunicationError: if another worker raised, or passes other settings.
     """
 
     def __init__(
@@ -155,8 +155,8 @@ def group_neighbors(graph: GraphShardManager, seeds: Tensor, sizes: Sequence[int
 def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Tensor | None:
     """The part of every node, (N,) int64: few edges between parts, and about as many seeds in each.
 
-    Edges are (E,) int64 each, `is_seed` (N,) bool, and there are two parts at least. None where no edge joins two
-    nodes. Raises `PartitionError` where METIS finds no such parts.
+    Edges are (E,) int64 each, `is_seed` (N,) bool, and there are two parts at least. None if no edge joins two
+    nodes. Raises `PartitionError` if METIS finds no such parts.
     """
     # METIS takes edges in both directions, without loops and parallel ones.
     num_nodes, low, high = len(is_seed), torch.minimum(src, dst), torch.maximum(src, dst)

@@ -1,7 +1,7 @@
 """Seeds, nodes or edges: as users give them, as IDs that are known to be sound, and in equal shares for all workers.
 
 [Note: seed edges]
-An edge is on the owner of its destination, but its ID does not say who that is. So what batches need to know of their
+An edge is on the owner of its destination, but its ID does not say who that is. So the data that batches need of their
 seeds is looked up once, when a loader is made. A seed is then a row of a table, (S, 7) int64, with the columns below.
 """
 
@@ -70,7 +70,7 @@ def _ids_of_rows(given: Mapping[Any, Tensor], ids: Mapping[Any, Tensor]) -> Tens
 def check_seeds(seeds: Tensor, node_ranges: Sequence[tuple[int, int]] | None, *, foreign: bool = False) -> Tensor:
     """This worker's seeds as int64 on the CPU; `GraphError` for those that are no nodes, given twice, or of others.
 
-    `node_ranges` are those of the graph, None where the seeds are known to be nodes that this worker may use. `foreign`
+    `node_ranges` are those of the graph, None if the seeds are known to be nodes that this worker may use. `foreign`
     allows nodes of other partitions that no other worker has too, and makes this a collective call. Inside
     `group.guard()`.
     """
@@ -103,7 +103,7 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
 
     The first level of the split in "DistDGL: Distributed Graph Neural Network Training for Billion-Scale Graphs" (Zheng
     et al., 2020), which cuts the seeds into equal ranges of IDs; the second, among the trainers of one partition, has
-    nothing to do here, where a partition has one worker. A worker keeps as many of its own seeds as its share allows,
+    nothing to do here, if a partition has one worker. A worker keeps as many of its own seeds as its share allows,
     so that no other split into equal shares has fewer foreign seeds; only the surplus moves, the highest IDs first.
 
     Args:
@@ -133,7 +133,7 @@ def _equal_share(seeds: Tensor) -> Tensor:
 
 
 def plan_moves(counts: Sequence[int]) -> list[list[int]]:
-    """How many of its `counts[p]` seeds each worker p gives to each worker q, [p][q]; what it keeps is [p][p].
+    """How many of its `counts[p]` seeds each worker p gives to each worker q, [p][q]; it keeps [p][p].
 
     A worker with c seeds and a share of q takes at least max(0, q - c) foreign ones. The sum of these is least when the
     shares that are one larger go to the workers with most seeds.
@@ -262,19 +262,19 @@ def reverse_edges(
 ) -> Tensor:
     """For each of this worker's edges (u, v) the ID of an edge (v, u); called by all workers together.
 
-    Of several edges between two nodes the k-th belongs to the k-th back, by original ID where the data has these, else
+    Of several edges between two nodes the k-th belongs to the k-th back, by original ID if the data has these, else
     by `dgl.EID`.
 
     Args:
         graph: the whole graph.
-        etype: edge type; may be left out where there is one.
+        etype: edge type; may be left out if there is one.
         reverse_etype: the type of the edges back; default `etype`.
 
     Returns:
-        (E_i,) int64 `dgl.EID`, in the order of `graph.edges[etype].data`; -1 where there is no edge back.
+        (E_i,) int64 `dgl.EID`, in the order of `graph.edges[etype].data`; -1 if there is no edge back.
 
     Raises:
-        GraphError: where `reverse_etype` does not lead back, or for a message flow graph.
+        GraphError: if `reverse_etype` does not lead back, or for a message flow graph.
         FieldError: for unknown types.
     """
     with session.current_group().guard() as group:

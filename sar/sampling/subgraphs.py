@@ -35,7 +35,7 @@ def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str)
 
 
 def check_homogeneous(graph: GraphShardManager, sampler: str) -> None:
-    """Raise `GraphError` where a graph has more types than the sampler is defined for."""
+    """Raise `GraphError` if a graph has more types than the sampler is defined for."""
     if len(graph._structure.dst.ids) > 1 or len(graph.canonical_etypes) > 1:
         raise GraphError(
             f"{sampler} is for graphs of one node and one edge type; this one is of {[*graph._structure.dst.ids]} and "

@@ -1,4 +1,4 @@
-"""What one worker needs to sample, in plain tensors: its in-edges, their features, and features of its nodes."""
+"""The data with which one worker samples, in plain tensors: its in-edges, their features, and features of its nodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class WorkerRelation:
     src: Tensor  # (E,) global IDs of the sources, int32 or int64
     ids: Tensor  # (E,) int64, `dgl.EID` of the edges
     weights: Tensor | None  # (E,) floating point, by which edges are drawn; None for equal ones
-    rows: Tensor  # (E,) int64, rows of the edges in `features`; empty where there are none
+    rows: Tensor  # (E,) int64, rows of the edges in `features`; empty if there are none
     features: dict[str, Tensor]  # further features to copy, (E, ...) each
 
     @property
     def formats(self) -> list[FieldFormat]:
-        """What travels of drawn edges: their number at each node, sources, IDs and further features."""
+        """The columns of drawn edges that travel: their number at each node, sources, IDs and further features."""
         columns = (self.src, self.ids, *self.features.values())
         return [ID_FORMAT, *map(FieldFormat.of, columns)]
 
@@ -78,7 +78,7 @@ class WorkerGraph:
     relations: list[WorkerRelation]  # one for every edge type
     inputs: Features  # of this worker's nodes, to set on the sources of the first layer
     outputs: Features  # and on the destinations of the last
-    signature: str  # what the workers agree on before each exchange
+    signature: str  # the workers agree on it before each exchange
 
     @property
     def num_nodes(self) -> int:
@@ -119,7 +119,7 @@ def make_worker_graph(
     inputs: Mapping[str, Tensor],
     outputs: Mapping[str, Tensor],
 ) -> WorkerGraph:
-    """What this worker needs to sample, agreed on with all workers; inside `group.guard()`.
+    """The data with which this worker samples, agreed on with all workers; inside `group.guard()`.
 
     `edges` are the graph's in-edges, `settings` the sampler in words; the rest is as of `DistNeighborSampler`. Raises
     `FieldError` for fields that are not there or not fit.
@@ -180,7 +180,7 @@ def _by_type(graph: GraphShardManager, given: Mapping[str, Tensor], what: str) -
         if ntype not in graph.ntypes:
             raise FieldError(
                 f"{what}_node_features has {key!r}, but the graph has the node types {graph.ntypes}; name them "
-                "'type/name', or just 'name' where there is one type."
+                "'type/name', or just 'name' if there is one type."
             )
         if value.dim() == 0 or len(value) != graph.num_nodes(ntype):
             raise FieldError(

@@ -1,4 +1,4 @@
-"""What a training script wants around the engine: tasks, early stopping, checkpoints, averaged models, plans."""
+"""Tools for training scripts: tasks, early stopping, checkpoints, averaged models, plans."""
 
 from sar.adapters.dgl.graphs import local_subgraphs
 from sar.train.local_trainer import LocalTrainer

@@ -1,4 +1,4 @@
-"""`sar.check_model`: whether several workers compute what one process computes, and if not, which module differs first.
+"""`sar.check_model`: compares several workers with one process, and names the first module that differs.
 
 [Note: two runs]
 Each worker reads the same sample and runs the model on it alone; then all run it together, each with its share. Both
@@ -39,7 +39,7 @@ Results = dict[tuple[str, str], Tensor]  # by module and "input" or "output": po
 
 
 def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes: int = 10_000) -> str:
-    """Compare outputs, loss and gradients of all workers with those of one process; returns what is equal, in words.
+    """Compare outputs, loss and gradients of all workers with those of one process; returns the result in words.
 
     Finds code that takes one worker's rows for all, such as `x.mean(0)`, `BatchNorm1d` or a loss divided by the local
     count. A single worker is compared to two workers of its process. Computes in float64 and without dropout, on copies
@@ -127,7 +127,7 @@ class _Check:
         return results
 
     def compare(self, rank: int) -> tuple[bool, str]:
-        """Run with all workers, and tell what is equal, or what differs and why; the same text on all workers."""
+        """Run with all workers, and report equality, or the difference and its cause; the same text on all workers."""
         workers, own = len(self.ranges), self.run(rank)
         wrong = [event for event in _differing(self.alone, own, workers, self.tolerance) if event[1] != "input"]
         results = ", ".join(dict.fromkeys(what for _, what in wrong or self.alone if what != "input"))
@@ -158,7 +158,7 @@ def _differing(one: Results, other: Results, workers: int, tolerance: float) -> 
     totals = [other.get(event, torch.zeros_like(x)) for event, x in one.items()]
     wrong, largest = [], max((float(x.norm()) for (_, what), x in one.items() if what == "gradient"), default=0.0)
     for ((_, what), x), total in zip(one.items(), all_sum(totals) if workers > 1 else totals, strict=True):
-        traced = what in ("input", "output")  # of all rows, or of what each worker has, such as a pooled graph
+        traced = what in ("input", "output")  # of all rows, or of one tensor on each worker, such as a pooled graph
         scale = x[1] + tolerance * (x[1, 0] + 1) if traced else x.norm() + tolerance * largest
         same = [((total - n * x).abs() < n * tolerance * scale).all() for n in ((1, workers) if traced else (1,))]
         wrong.append(not any(same))  # also if there are NaN

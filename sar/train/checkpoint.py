@@ -1,8 +1,8 @@
 """`save_checkpoint` and `load_checkpoint`: all that training has to go on from, whole at any moment. `save_model`.
 
 [Note: what is saved where]
-What all workers have alike, the model and the state of torch's optimizers and schedulers, worker 0 writes once, after
-all have compared it. Every worker writes what it alone has: random states, loaders, buffers that differ, and the rows
+Worker 0 writes the state that all workers have alike, the model and the state of torch's optimizers and schedulers,
+once all have compared it. Every worker writes its own state: random states, loaders, buffers that differ, and the rows
 of embeddings with their optimizers' state. Rows are found again by their nodes' original IDs, so on any partitioning.
 How versions come to be, and outlast a kill, is in [Note: versions].
 """
@@ -33,7 +33,7 @@ from sar.tensor_views import as_bytes
 
 
 class Loader(Protocol):
-    """A `sar.DataLoader`, or whatever else can say where it stands."""
+    """A `sar.DataLoader`, or another object with such a state."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -52,8 +52,8 @@ def save_model(path: StrPath, model: nn.Module) -> None:
         model: its parameters are alike on all workers; buffers, such as of batch normalisation, are worker 0's.
 
     Raises:
-        CheckpointError: where parameters differ between workers, or the file cannot be written.
-        CommunicationError: where another worker raised, or saves something else.
+        CheckpointError: if parameters differ between workers, or the file cannot be written.
+        CommunicationError: if another worker raised, or saves something else.
     """
     with session.current_group().guard() as group:
         _differing_buffers(group, model, {"model": dict(model.named_parameters())})
@@ -69,7 +69,7 @@ def copied_state(model: nn.Module) -> dict[str, Any]:
 
 
 def _plain_state(model: nn.Module) -> dict[str, Any]:
-    """A model's state on the CPU, by names without those of what wraps the model or modules in it."""
+    """A model's state on the CPU, by names without those of wrappers around the model or its modules."""
     # torch.distributed.checkpoint has this, but takes 47 MB and a second to import.
     wrappers = {
         name
@@ -118,10 +118,10 @@ def save_checkpoint(
         keep: how many checkpoints to keep, at least 1: the ones saved last.
 
     Raises:
-        CheckpointError: where a file cannot be written, or `extra` not read back; where parameters, or the
-            state of an optimizer or scheduler, differ between workers. What had been saved before is still there.
-        ConfigError: where `step` or `keep` is out of range.
-        CommunicationError: where another worker raised, or saves something else.
+        CheckpointError: if a file cannot be written, or `extra` not read back; where parameters, or the
+            state of an optimizer or scheduler, differ between workers. The checkpoints before are still there.
+        ConfigError: if `step` or `keep` is out of range.
+        CommunicationError: if another worker raised, or saves something else.
     """
     group, optimizers = session.current_group(), _several(optimizer)
     with group.guard():
@@ -171,14 +171,14 @@ def load_checkpoint(
             Without `optimizer`, `scheduler` and `loaders` the model alone is loaded, as to evaluate it; what was saved
             of them, and random states, are left.
         step: the checkpoint of this step; None for the newest.
-        missing_ok: go on without one where the folder has none, as when training starts.
+        missing_ok: go on without one if the folder has none, as when training starts.
 
     Returns:
-        `step` and `extra` as saved; 0 and None where there was none.
+        `step` and `extra` as saved; 0 and None if there was none.
 
     Raises:
-        CheckpointError: where there is no checkpoint, no whole one, or it is of something else.
-        CommunicationError: where another worker raised, or loads something else.
+        CheckpointError: if there is no checkpoint, no whole one, or it is of something else.
+        CommunicationError: if another worker raised, or loads something else.
     """
     group, optimizers = session.current_group(), _several(optimizer)
     with group.guard():
@@ -235,7 +235,7 @@ def _check_count(what: str, saved: Sequence[Any], given: Sequence[Any]) -> None:
 @contextmanager
 def _unchanged_by_errors(model: nn.Module | None, others: Sequence[Any]) -> Iterator[None]:
     """Give a model, optimizers and loaders their states back after an error, of this worker or of another one."""
-    # An optimizer puts other tensors in the place of those that it has; what loaders do nobody knows.
+    # An optimizer replaces the tensors that it has; loaders may do anything.
     before = [(one, one.state_dict() if isinstance(one, Optimizer) else deepcopy(one.state_dict())) for one in others]
     before += [] if model is None else [(model, copied_state(model))]
     try:
@@ -248,7 +248,7 @@ def _unchanged_by_errors(model: nn.Module | None, others: Sequence[Any]) -> Iter
 
 
 def _leave_training(version: Version, shared: dict[str, Any], part: dict[str, Any]) -> None:
-    """Take optimizers, schedulers and loaders out of what is to be loaded."""
+    """Take optimizers, schedulers and loaders out of the state to load."""
     if len(part["rows"]) > 1:  # they are in the order of the optimizers
         raise CheckpointError(f"{version.path} has several embeddings; load it with the optimizers that were saved.")
     logger.warning(
@@ -283,7 +283,7 @@ def _check_settings(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, Any]) -> list[str]:
-    """The model's buffers that workers have differently; raises where anything else differs."""
+    """The model's buffers that workers have differently; raises if anything else differs."""
     leaves = dict(_leaves(alike))
     names = hashlib.blake2b(repr(list(leaves)).encode(), digest_size=8).hexdigest()
     group.agree(f"saving {len(leaves)} values of model and optimizers, of the names {names}")
@@ -302,7 +302,7 @@ def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, A
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What is in a nest of dictionaries and lists, with the way to it."""
+    """The values in nested dictionaries and lists, each with its path."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     elif isinstance(value, (list, tuple)):
@@ -315,7 +315,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _digest(value: Any) -> int:
-    """64 bits that differ where values do."""
+    """64 bits that differ if values do."""
     kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
     found = hashlib.blake2b(kind.encode(), digest_size=8)
     if isinstance(value, Tensor):
@@ -325,7 +325,7 @@ def _digest(value: Any) -> int:
 
 def _random_state() -> dict[str, Any]:
     """Of every generator that training draws from by default."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  what user code may draw from
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  user code may draw from it
     state = {
         "torch": torch.get_rng_state(),
         "numpy": (kind, torch.from_numpy(np.asarray(keys, np.int64)), *rest),
@@ -336,7 +336,7 @@ def _random_state() -> dict[str, Any]:
 
 def _set_random_state(version: Version, rank: int) -> None:
     """Give a worker the random states that it saved. One that was not there draws otherwise than those that were, and
-    the same after every load; but with them what they all drew alike.
+    the same after every load; but with them the numbers that they all drew alike.
     """
     is_new = rank >= version.world_size
     states = [version.read(one)["random"] for one in (range(version.world_size) if is_new else [rank])]

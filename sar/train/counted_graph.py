@@ -1,6 +1,6 @@
-"""A graph that has sizes and no edges, and a group of which one worker is there: what plans are made with.
+"""For plans: a graph that has sizes and no edges, and a group of which only one worker exists.
 
-Tensors are on torch's device "meta", which holds no values. What the worker sends is counted, and goes nowhere.
+Tensors are on torch's device "meta", which holds no values. Messages are counted, and go nowhere.
 """
 
 import math
@@ -108,9 +108,9 @@ class CallTraffic:
 
 
 class CountingGroup(Group):
-    """A group in which everybody agrees with this worker and sends what it sends.
+    """A group in which everybody agrees with this worker and sends the same.
 
-    Only its transport is another one, so that everything is counted where a real worker counts it.
+    Only its transport is another one, so that everything is counted in the same place as by a real worker.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -127,7 +127,7 @@ class CountingGroup(Group):
         return everybodys
 
     def count_messages(self) -> None:
-        """Note what was sent since the last agreement, in its call."""
+        """Note the bytes sent since the last agreement, in its call."""
         if self.calls_made:
             self.calls_made[-1].messages = statistics().bytes_sent - self._agreed_at
 

@@ -19,7 +19,7 @@ _TYPE_BYTES = 4
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """What a function that makes a model for `sar plan` is told of the graph."""
+    """Facts on the graph for a function that makes a model for `sar plan`."""
 
     ntypes: list[str]
     canonical_etypes: list[CanonicalEtype]
@@ -34,7 +34,7 @@ class RelationCounts:
 
     etype: CanonicalEtype
     edges: list[list[int]]  # [r][p] is the number of edges from worker p into worker r
-    halo: list[list[int]]  # [r][p] is the number of distinct nodes of worker p that these come from; 0 where p is r
+    halo: list[list[int]]  # [r][p] is the number of distinct nodes of worker p that these come from; 0 if p is r
     features: dict[str, tuple[tuple[int, ...], torch.dtype]]  # trailing shape and dtype of each edge feature
 
 
@@ -44,7 +44,7 @@ class GraphCounts:
 
     info: GraphInfo
     nodes: list[dict[str, int]]  # of each type, by worker
-    train_nodes: list[int]  # that `train_mask` chooses on each worker; all nodes where there is no mask
+    train_nodes: list[int]  # that `train_mask` chooses on each worker; all nodes if there is no mask
     relations: list[RelationCounts]
     node_bytes: dict[str, int]  # bytes of a node's features and IDs, by type
     edge_bytes: list[int]  # bytes of an edge's features and IDs, by edge type in the order of `relations`
@@ -126,6 +126,6 @@ def _features(report: DirectoryReport, of: str, kind: str) -> dict[str, tuple[tu
 
 
 def _row_bytes(report: DirectoryReport, of: str, kind: str, original_ids: str | None) -> int:
-    """Bytes of a node's or an edge's features and IDs; `original_ids` says where these are, if anywhere."""
+    """Bytes of a node's or an edge's features and IDs; `original_ids` names their file, if any."""
     features = sum(prod(shape) * dtype.itemsize for shape, dtype in _features(report, of, kind).values())
     return features + (2 if original_ids else 1) * _ID_BYTES

@@ -168,7 +168,7 @@ class _Neighborhood(NamedTuple):
     types: Tensor  # (n,) int32
     edges: Tensor  # sources, destinations and IDs, all global, (3, E) int64
     etypes: list[CanonicalEtype]
-    node_features: dict[str, Tensor]  # what models start from, by `type/name`
+    node_features: dict[str, Tensor]  # inputs of models, by `type/name`
     edge_features: dict[str, Tensor]  # all, likewise
     out_degrees: Tensor  # in the whole graph, by edge type, (n, number of edge types) int64
 
@@ -296,7 +296,7 @@ def _edges_of(spec: PartitionJson, part: int) -> Tensor:
 def _features(
     spec: PartitionJson, what: Any, parts: Iterable[tuple[int, Tensor]], etypes: list[CanonicalEtype]
 ) -> dict[str, Tensor]:
-    """What models start from, or all of edges, by `type/name`: rows of ascending global IDs."""
+    """Inputs of models, or all features of edges, by `type/name`: rows of ascending global IDs."""
     ranges = spec.node_ranges if what == "nodes" else spec.edge_ranges
     names = spec.node_types if what == "nodes" else [":".join(etype) for etype in etypes]
     rows: dict[str, list[Tensor]] = {}
@@ -399,7 +399,7 @@ def _first_to_differ(traces: Iterable[list[list[Any]]]) -> str:
 
 
 def _trace(model: nn.Module, surrounded: _Surrounded, kind: int, node: Tensor) -> list[list[Any]]:
-    """The modules in the order in which they end, each with what it is given and returns of a node and its in-edges."""
+    """The modules in the order in which they end, each with its arguments and results for a node and its in-edges."""
     graph, ntype, trace = surrounded.graph, surrounded.near.spec.node_types[kind], []
     row = surrounded.rows(kind, node)
     rows = {graph.num_nodes(ntype): row}  # by the length of a tensor that has them

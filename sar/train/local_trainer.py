@@ -41,7 +41,7 @@ class LocalTrainer:
 
     Raises:
         ConfigError: for counts that do not fit or are all 0, or a model in `DistributedDataParallel`.
-        DisagreementError: where the workers' models differ in shapes or dtypes.
+        DisagreementError: if the workers' models differ in shapes or dtypes.
 
     Attributes:
         optimizers: one for each partition of this worker, for schedulers.
@@ -80,8 +80,8 @@ class LocalTrainer:
             epochs: on each partition before the models are averaged. Default 1.
 
         Raises:
-            CommunicationError: where another worker raised, or makes another call. The slowest may take
-                `Config.timeout` longer than the fastest. After an error the model is what it was before the round.
+            CommunicationError: if another worker raised, or makes another call. The slowest may take
+                `Config.timeout` longer than the fastest. After an error the model is as before the round.
         """
         with session.current_group().guard() as group:
             group.agree(f"a round of {epochs} epochs for each partition")
@@ -111,7 +111,7 @@ class LocalTrainer:
         return {"partitions": self._partitions(), "optimizers": [one.state_dict() for one in self.optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` returned; with other workers or partitions, optimizers begin anew."""
+        """Go on from the result of `state_dict`; with other workers or partitions, optimizers begin anew."""
         if state["partitions"] != self._partitions():
             logger.warning("the optimizers of other partitions were saved; those of this worker begin anew")
             return
@@ -125,19 +125,19 @@ class LocalTrainer:
         return [t for t in real if t.is_floating_point()], [t for t in real if not t.is_floating_point()]
 
     def _read(self) -> tuple[Tensor, Tensor]:
-        """The values of all of them, float64 and int64, where they can travel."""
+        """The values of all of them, float64 and int64, which can travel."""
         device = session.current_group().device
         floats, others = self._tensors()
         return _joined(floats, torch.float64, device), _joined(others, torch.int64, device)
 
     def _write(self, *values: Tensor) -> None:
-        """Put back what `_read` has returned, or what has become of it."""
+        """Write values as `_read` returns them."""
         for tensors, joined in zip(self._tensors(), values, strict=True):
             for tensor, own in zip(tensors, joined.split([t.numel() for t in tensors]), strict=True):
                 tensor.copy_(own.view_as(tensor))
 
     def _partitions(self) -> list[int]:
-        """What tells this worker's partitions from others."""
+        """A digest of this worker's partitions."""
         group = session.current_group()
         return [group.rank, group.world_size, *self.counts]
 

@@ -3,19 +3,19 @@
 Bytes sent are exact for a training loop with one `gather_grads` an epoch. Memory is within 15 % if a worker's tensors
 are most of it.
 
-[Note: what is assumed]
+[Note: assumptions of plans]
 Adam, cross-entropy on the nodes of `train_mask`, and `PartitionData` let go of after `construct_full_graph`. The
-allocator gives freed memory back, as `initialize_comms` sets it (`docs/memory.md`): then resident memory is what is
-live. What code takes before the first epoch differs between installations: `sar plan` measures it.
+allocator gives freed memory back, as `initialize_comms` sets it (`docs/memory.md`): then resident memory is live
+memory. The memory of code before the first epoch differs between installations: `sar plan` measures it.
 
 [Note: which epoch]
 The second one is counted. By then there is all that the first one makes for good: edges grouped by source, tiles, and
 the optimizer's state.
 
 [Note: sums of gradients]
-Where a tensor is read twice, autograd adds the second gradient to the first in place, but not while a dispatch mode is
+If a tensor is read twice, autograd adds the second gradient to the first in place, but not while a dispatch mode is
 active: then there are three tensors in place of two for a moment. So the peak is not looked for at a sum in a backward;
-what is still there at the next operation counts.
+memory that is still in use at the next operation counts.
 """
 
 import weakref
@@ -64,8 +64,8 @@ class MemoryPlan:
 
     code: int
     data: int  # features, labels, masks and IDs
-    structure: int  # the graph, and what it makes for the backward and for tiles
-    activations: int  # what layers keep and compute with, own nodes only
+    structure: int  # the graph, with its copies for the backward and for tiles
+    activations: int  # tensors that layers keep and compute with, own nodes only
     parameters: int  # with gradients and the optimizer's state
     buffers: int  # of messages, at that moment
 
@@ -87,7 +87,7 @@ class WorkerPlan:
     calls: list[CallPlan]
     parameters_sent: int  # gradients of the parameters in `gather_grads`
     memory: MemoryPlan
-    above_baseline: int  # the peak above the level just before the first epoch, which is what benchmarks measure
+    above_baseline: int  # the peak above the level just before the first epoch, as benchmarks measure it
 
 
 def plan_training(counts: GraphCounts, make_model: MakeModel, code: int) -> list[WorkerPlan]:
@@ -218,13 +218,13 @@ def _train(model: nn.Module, graph: GraphShardManager, x: Any, optimizer: Optimi
 class MetaMemory(TorchDispatchMode):
     """While active, counts the bytes of all tensors on "meta" that operations make, as long as they live.
 
-    Where code asks whether values have a property, such as "does any node have no in-edge?", the answer is no, and
-    yes if it asks whether all have it. What is copied to the CPU is 1.
+    If code asks whether values have a property, such as "does any node have no in-edge?", the answer is no, and
+    yes if it asks whether all have it. Values copied to the CPU are 1.
 
     live: bytes now.
     buffers: of which in message buffers.
     peak, peak_buffers: the most of `live`, and `buffers` at that moment.
-    in_buffers: whether what is made now is a message buffer.
+    in_buffers: whether new tensors are message buffers.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`sar.profile()`: where the time of training goes, by layer and direction, as a table.
+"""`sar.profile()`: time, bytes and waits of training by layer and direction, as a table.
 
 Operations in time are in the traces of `torch.profiler`, in which sar names tiles, waits and kernels (`sar.ranges`).
 
@@ -38,12 +38,12 @@ from sar.partition.inspect.text_tables import as_text
 
 ELSEWHERE = "everything else"
 _HOOKED = "sar.profile"
-_CALL_NAME = re.compile(r"[:;(]| of ")  # what the name of a call ends before, in the text that workers compare
+_CALL_NAME = re.compile(r"[:;(]| of ")  # the end of the name of a call, in the text that workers compare
 _LAYER_WIDTH = 16
 _LEAST_SECONDS = 1e-3  # below it, how workers differ is chance
 _NOTE = """Seconds; MB of a million bytes. By layer: means of the workers, but MB peak is
 the most of any, above the level before. max/mean: compute of the slowest one."""
-_TURNS = """Seconds are those of each worker's turns; what left memory is the most at any turn."""
+_TURNS = """Seconds are those of each worker's turns; MB that left memory are the most at any turn."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Spent:
 class Profile:
     """The measurements of `sar.profile`, complete when its context ends.
 
-    workers: what each worker spent, by rank.
-    spilled: what each worker spilled, by rank; empty unless workers leave memory.
+    workers: the costs of each worker, by rank.
+    spilled: spilled bytes of each worker, by rank; empty unless workers leave memory.
     """
 
     workers: list[list[Spent]] = field(default_factory=list)
@@ -117,7 +117,7 @@ def total(rows: Sequence[Spent]) -> Spent:
 
 
 def by_layer(workers: Sequence[Sequence[Spent]]) -> list[list[Spent]]:
-    """For each layer and direction, in the order of a worker's rows, what each worker spent; `ELSEWHERE` is last."""
+    """For each layer and direction, in the order of a worker's rows, the costs of each worker; `ELSEWHERE` is last."""
     keys = dict.fromkeys((row.layer, row.direction) for rows in workers for row in rows)
     keys[ELSEWHERE, ""] = keys.pop((ELSEWHERE, ""), None)
     spent = [{(row.layer, row.direction): row for row in rows} for rows in workers]
@@ -157,7 +157,7 @@ def profile() -> Iterator[Profile]:
         raise ConfigError("sar.profile is taken inside another one; end that one first.")
     recorder = _Recorder(group)
     try:
-        with group.guard():  # after what takes each worker its own time
+        with group.guard():  # after work that takes each worker its own time
             group.agree("the beginning of sar.profile")
         with recorder:
             yield profiled
@@ -223,7 +223,7 @@ class _Recorder:
         return sorted(rows.values(), key=lambda row: (order.index(row.layer), row.direction == "backward"))
 
     def spilled(self) -> Spilled | None:
-        """What left memory; None unless workers leave memory."""
+        """Spilled bytes; None unless workers leave memory."""
         before, now = self._spilled_before, self._spilled_so_far()
         if before is None or now is None:
             return None
@@ -263,14 +263,14 @@ class _Recorder:
         self._end_turn()
         for result in tree_leaves(results):
             node = result.grad_fn if isinstance(result, Tensor) else None
-            # A module that returns what an inner one has made leaves it to that.
+            # A module that returns the result of an inner one leaves it to that.
             metadata: Any = None if node is None else node.metadata
             if node is not None and _HOOKED not in metadata:
                 metadata[_HOOKED] = True
                 node.register_prehook(lambda grads, path=path: self._goes_back(path))
 
     def _goes_back(self, path: tuple[str, ...]) -> None:
-        """The gradient of what a module has returned is complete."""
+        """The gradient of a module's result is complete."""
         if self not in listeners:
             return
         if self._turns[-1].direction == "backward":
@@ -288,7 +288,7 @@ class _Recorder:
         self._turns.pop()
 
     def _charge(self) -> None:
-        """Add what has passed since the last event to the turn that was on."""
+        """Add the costs since the last event to the current turn."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now, counted = self._clock(), statistics()

@@ -1,4 +1,4 @@
-"""What a training script says and draws: `sar.print` on one worker, `sar.seed` for all."""
+"""`sar.print`, on one worker, and `sar.seed`, for all."""
 
 import builtins
 import random
@@ -34,5 +34,5 @@ def seed(n: int) -> None:
     rank = session.rank()
     own = n if rank == 0 else int(np.random.SeedSequence((n, rank)).generate_state(1)[0])
     torch.manual_seed(own)
-    np.random.seed(own)  # noqa: NPY002  what user code may draw from
+    np.random.seed(own)  # noqa: NPY002  user code may draw from it
     random.seed(own)

@@ -18,17 +18,17 @@ from sar.train.metrics import roc_auc
 
 
 class Task:
-    """Labels of this worker's nodes, and what has to be known of all workers'; made by all workers together.
+    """Labels and masks of this worker's nodes, with counts over all workers; made by all workers together.
 
-    A label is unknown where it is negative or NaN; such labels count nowhere.
+    A label is unknown if it is negative or NaN; such labels are ignored.
 
     Args:
-        labels: one class for each node, 0, 1, ..., (N_i,) or (N_i, 1); or, where nodes may have several of C classes
+        labels: one class for each node, 0, 1, ..., (N_i,) or (N_i, 1); or, if nodes may have several of C classes
             (multi-label), 0 and 1 in (N_i, C).
         masks: which nodes to train on, to validate on and so on, by name: (N_i,) each, bool or 0 and 1.
 
     Attributes:
-        labels: (N_i,) int64, -1 where unknown; or (N_i, C) as given.
+        labels: (N_i,) int64, -1 if unknown; or (N_i, C) as given.
         masks: (N_i,) bool each, without nodes of which no label is known.
         sizes: the number of nodes in each mask, over all workers.
         num_classes: C, or one more than the highest class on any worker.
@@ -42,7 +42,7 @@ class Task:
         with session.current_group().guard():
             labels = labels.squeeze(1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
             self.multi_label = labels.dim() == 2
-            self._known = labels >= 0  # not where NaN
+            self._known = labels >= 0  # not if NaN
             classes = labels > 0 if self.multi_label else labels.long()
             if labels.dim() not in (1, 2) or (self._known & (labels != classes)).any():
                 raise FieldError(
@@ -68,10 +68,10 @@ class Task:
 
         Args:
             data: as loaded, on any device; or PyTorch Geometric's `Data`, whose labels are `y`.
-            ntype: type of the nodes; may be left out where only one type has these fields.
+            ntype: type of the nodes; may be left out if only one type has these fields.
 
         Raises:
-            FieldError: where there are no labels, or several types have them.
+            FieldError: if there are no labels, or several types have them.
         """
         with session.current_group().guard():
             if not isinstance(data, PartitionData):
@@ -101,11 +101,11 @@ class Task:
             split: name of the mask.
 
         Returns:
-            A scalar, float32 where logits are of half precision; 0 with a gradient of 0 where this worker has no such
+            A scalar, float32 where logits are of half precision; 0 with a gradient of 0 if this worker has no such
             node.
 
         Raises:
-            FieldError: where no worker has such a node, or the logits have another shape.
+            FieldError: if no worker has such a node, or the logits have another shape.
         """
         self._check(logits, split)
         if not self._terms[split]:
@@ -129,10 +129,10 @@ class Task:
 
         Returns:
             By name of the mask: `accuracy`, the share of nodes of which all known labels are predicted, `f1_micro` and
-            `f1_macro`, as by default in scikit-learn; NaN where no worker has such a node.
+            `f1_macro`, as by default in scikit-learn; NaN if no worker has such a node.
 
         Raises:
-            FieldError: where the logits have another shape.
+            FieldError: if the logits have another shape.
         """
         return self._measure(logits, list(self.masks))
 
@@ -152,10 +152,10 @@ class Task:
             split: name of the mask.
 
         Returns:
-            From 0 to 1, by `sar.train.metrics.roc_auc`; NaN where no column has both labels.
+            From 0 to 1, by `sar.train.metrics.roc_auc`; NaN if no column has both labels.
 
         Raises:
-            FieldError: where each node has one of more than two classes, or the logits have another shape.
+            FieldError: if each node has one of more than two classes, or the logits have another shape.
         """
         with session.current_group().guard():
             self._check(logits, split)

@@ -22,7 +22,7 @@ from sar.errors import GraphError
 
 NODE_NAMES = {"feat": "x", "label": "y"}
 EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm"}
-"""What PyTorch Geometric calls DGL's usual fields."""
+"""The names in PyTorch Geometric of DGL's usual fields."""
 
 Fields = Mapping[str, Mapping[str, Tensor]]
 

@@ -158,7 +158,7 @@ def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = N
 
     Args:
         x: rows of this worker's nodes, (N_i, F).
-        batch: the graph of each node, (N_i,) integer; None where there is one.
+        batch: the graph of each node, (N_i,) integer; None if there is one.
         size: B, the number of graphs. Default: by the greatest in `batch` on any worker.
 
     Returns:
