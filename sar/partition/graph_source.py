@@ -3,9 +3,11 @@
 Readers of files make a `GraphSource`; methods and the writer take it. Nothing here loads a whole graph.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +19,7 @@ from sar.logging_setup import logger
 
 CHUNK_ROWS = 1 << 20
 """Edges in a chunk: 16 MB of IDs."""
+SAYING_SECONDS = 30.0
 
 Progress = Callable[[str, float], None]
 """Called now and then with the present stage and the share of it that is done, 0 to 1."""
@@ -33,6 +36,19 @@ def logged_stages() -> Progress:
             stage = doing
 
     return log
+
+
+class RowsRead:
+    """Tells the log every `SAYING_SECONDS` how many rows of a file have been read, as reading may take minutes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._said = path, time.monotonic()
+
+    def note(self, rows: int) -> None:
+        """Note the number of rows read so far."""
+        if time.monotonic() - self._said >= SAYING_SECONDS:
+            logger.info("read %s rows of %s", f"{rows:,}", self._path)
+            self._said = time.monotonic()
 
 
 def index_dtype(largest: int) -> np.dtype[Any]:

@@ -11,7 +11,7 @@ import pyarrow.types as kinds
 
 from sar.data.arrays import Array
 from sar.errors import PartitionError
-from sar.partition.graph_source import check_ends
+from sar.partition.graph_source import RowsRead, check_ends
 from sar.partition.ingest.files import ADVICE, ColumnChoice, NotNumbersError
 
 T = TypeVar("T")
@@ -82,11 +82,12 @@ def _batches(
     path: Path, file: pyarrow.parquet.ParquetFile, names: Sequence[str], convert: Callable[..., T]
 ) -> Iterator[list[T]]:
     """The values of some columns, batch by batch."""
-    row = 0
+    row, read = 0, RowsRead(path)
     try:
         for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
             yield [convert(path, batch.column(name), name, row) for name in names]
             row += batch.num_rows
+            read.note(row)
     except (OSError, pyarrow.ArrowException) as error:
         raise PartitionError(f"{path} is damaged: {error}. Copy or write it again.") from error
 

@@ -22,7 +22,7 @@ import pyarrow.csv
 
 from sar.data.arrays import Array, unreadable
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import check_ends
+from sar.partition.graph_source import RowsRead, check_ends
 from sar.partition.ingest.files import ADVICE, END_NAMES, MATRIX_MARKET, ColumnChoice, NotNumbersError
 
 Kind = Literal["int64", "float32", "float64", "bool"]
@@ -226,7 +226,7 @@ class _TextTable:
 
     def blocks(self) -> Iterator[_Block]:
         """The lines after the header."""
-        line, self._passed_over = self._skipped + 1, self._comments
+        line, self._passed_over, read = self._skipped + 1, self._comments, RowsRead(self.path)
         with self._open() as file:
             for _ in range(self._skipped):
                 file.readline(_BLOCK_BYTES)
@@ -241,6 +241,7 @@ class _TextTable:
                         )
                 yield _Block(text, line)
                 line += _count_lines(text)
+                read.note(line - self._skipped - text.endswith(b"\n"))
         if self._passed_over:
             self._how.note(f"{self.path}: lines passed over as comments: {self._passed_over}")
 

@@ -314,3 +314,15 @@ def test_no_room_for_the_copy():
         ArrayFile(full, np.dtype(np.int64)) as file,
     ):
         file.append(SRC)
+
+
+def test_long_reading_is_told(tmp_path: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("sar.partition.graph_source.SAYING_SECONDS", 0.0)
+    csv, parquet = write_csv(tmp_path / "edges.csv", first="src,dst\n"), tmp_path / "edges.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"src": SRC, "dst": DST}), parquet)
+    with caplog.at_level("INFO", "sar"):
+        for path in (csv, parquet):
+            open_graph(path, tmp_path / path.suffix[1:])
+    assert [record.message for record in caplog.records if record.message.startswith("read ")] == [
+        f"read {len(SRC)} rows of {path}" for path in (csv, parquet)
+    ]
