@@ -108,7 +108,10 @@ def connect_store(host: str, port: int, seconds: float) -> dist.Store:
     )
     futures.wait([connecting], seconds)
     if not connecting.done():
-        raise CommunicationTimeout(f"The job's store at {host}:{port} has not answered for {seconds:g} s{FROZEN}")
+        raise CommunicationTimeout(
+            f"The job's store at {host}:{port} has not answered for {seconds:g} s{FROZEN} If another program uses the "
+            "port, as worker 0 then says, choose another one."
+        )
     return connecting.result()
 
 
