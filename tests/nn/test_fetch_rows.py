@@ -143,15 +143,16 @@ def test_global_ids_of_a_type(pool, world_size, ntype, count):
     check_ids(pool.run(found_on_worker, ntype, count, per_rank=typed_parts(world_size).partitions), count)
 
 
-def ids_of_nobody(partition):
-    graph = sar.construct_full_graph(partition)
-    failure = catch_and_recover(sar.global_ids, graph, torch.tensor([3, 11]) if sar.rank() else torch.tensor([3]))
+def ids_of_nobody(partition, num_nodes):
+    graph, asked = sar.construct_full_graph(partition), [3, num_nodes] if sar.rank() else [3]
+    failure = catch_and_recover(sar.global_ids, graph, torch.tensor(asked))
     del partition.node_features["orig_id"]
     return failure, catch_and_recover(sar.global_ids, sar.construct_full_graph(partition), torch.tensor([3]))
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_original_ids_that_are_not_there(pool, world_size):
-    others, (outside, unknown) = pool.run(ids_of_nobody, per_rank=parts_of(COUNTS[world_size]).partitions)
-    assert "The original IDs are 3 to 11; expected some of 0 to 10" in outside.message
-    assert all("do not have the nodes' IDs in the input graph" in one.message for one in (others[1], unknown))
+    results = pool.run(ids_of_nobody, sum(COUNTS[world_size]), per_rank=parts_of(COUNTS[world_size]).partitions)
+    last = sum(COUNTS[world_size]) - 1
+    assert f"The original IDs are 3 to {last + 1}; expected some of 0 to {last}" in results[1][0].message
+    assert all("do not have the nodes' IDs in the input graph" in unknown.message for _, unknown in results)
