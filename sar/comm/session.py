@@ -255,6 +255,11 @@ def is_initialized() -> bool:
     return _current is not None
 
 
+def has_peers() -> bool:
+    """Whether this worker is connected to others."""
+    return _current is not None and _current.group.world_size > 1
+
+
 def rank() -> int:
     """This worker's rank, from 0."""
     return current().group.rank

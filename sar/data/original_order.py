@@ -46,7 +46,7 @@ def to_original_order(values: Rows | Sequence[Rows], ids: Rows | Sequence[Rows],
         CommunicationError: another worker failed.
     """
     several = isinstance(values, list | tuple)
-    if not several and session.is_initialized() and session.world_size() > 1:
+    if not several and session.has_peers():
         with session.current_group().guard():
             return _write_together(_as_array(values, "the values"), _as_array(ids, "the ids"), out)
     entries = list(values) if isinstance(values, list | tuple) else [values]

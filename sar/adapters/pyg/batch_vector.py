@@ -198,7 +198,7 @@ def _aggregate(
         for kind in type(self).__mro__:
             if kind.__name__ in REFUSED:
                 raise GraphError(f"{name} {REFUSED[kind.__name__]}, so it cannot pool graphs across workers.")
-    elif index is None and ptr is None and session.is_initialized() and session.world_size() > 1:
+    elif index is None and ptr is None and session.has_peers():
         raise GraphError(
             f"{name} was called without index, and would take this worker's rows for all. Pass data.batch of "
             "sar.pyg.load_partition, or sar.pyg.batch_vector; or zeros, to pool this worker's rows alone."

@@ -97,14 +97,10 @@ def refuse_unconverted(model: nn.Module, call: str, counts: Callable[[nn.Module]
 # -- forwards over the rows of all workers
 
 
-def _is_alone() -> bool:
-    return not session.is_initialized() or session.world_size() == 1
-
-
 @uncompiled
 def _by_graph(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
     """The layer's own forward, with all nodes of one graph if it is given no batch vector."""
-    if _is_alone():
+    if not session.has_peers():
         return type(module).forward(module, x, batch, batch_size)
     vector = whole_graph(len(x), x.device) if batch is None else batch_vector(batch, batch_size)
     return type(module).forward(module, x, vector, vector.count)
@@ -114,7 +110,7 @@ def _by_graph(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: i
 def _layer_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
     if module.mode == "node":
         return norm.LayerNorm.forward(module, x)
-    if batch is not None or _is_alone():
+    if batch is not None or not session.has_peers():
         return _by_graph(module, x, batch, batch_size)
     x = x - global_mean(x).mean()  # the original, too, has another formula for one graph
     out = x / (global_mean(x.square()).mean().sqrt() + module.eps)
@@ -130,14 +126,14 @@ def _instance_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_si
 
 @uncompiled
 def _by_type(module: Any, x: Tensor, type_vec: Tensor) -> Tensor:
-    types = type_vec if _is_alone() else batch_vector(type_vec, module.num_types)
+    types = type_vec if not session.has_peers() else batch_vector(type_vec, module.num_types)
     return norm.HeteroBatchNorm.forward(module, x, types)
 
 
 @uncompiled
 def _batch_norm(module: Any, x: Tensor) -> Tensor:
     """Counts the rows of all workers for `allow_single_element`."""
-    several = not _is_alone() and module.allow_single_element and all_sum(len(x)) > 1
+    several = session.has_peers() and module.allow_single_element and all_sum(len(x)) > 1
     return module.module(x) if several else norm.BatchNorm.forward(module, x)
 
 

@@ -112,7 +112,7 @@ def write_partitions(
 
 def by_worker_0(call: str, work: Callable[[], Array], shape: tuple[int, ...]) -> Array:
     """Let worker 0 do some work while the others wait; its result, of int64 and this shape, on all workers."""
-    if not session.is_initialized() or session.world_size() == 1:
+    if not session.has_peers():
         return work()
     group = session.current_group()
     with group.guard():
