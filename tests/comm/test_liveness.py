@@ -23,7 +23,7 @@ from tests.python_process import PythonProcess
 
 pytestmark = pytest.mark.processes("watches processes")
 
-BEAT, SILENCE = 0.2, 2.0
+BEAT, SILENCE = 0.2, 4.0
 LIMIT = 60.0
 """Seconds within which everybody has to know, with signs as quick as these."""
 

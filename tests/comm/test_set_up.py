@@ -235,8 +235,8 @@ WAITS = """
 import logging, sys
 import sar
 from sar.comm import liveness
-liveness.STALL_SECONDS = 0.2
-sar.Config.timeout = 2
+liveness.STALL_SECONDS = 0.5
+sar.Config.timeout = 3
 if "configured" in sys.argv:
     logging.basicConfig(filename="log")
 sar.initialize_comms()

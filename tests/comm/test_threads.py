@@ -8,6 +8,7 @@ import torch
 
 import sar
 from sar import comm
+from sar.comm.session import current_group
 from tests.core.attempts import Failure, catch, catch_and_recover, require
 from tests.parity.harness import assert_close, build, deal, merge, random_data
 from tests.parity.programs import weighted
@@ -30,10 +31,11 @@ def in_thread(function, *args):
 def overlapping():
     """Worker 0 waits in one thread for the others, and makes another call in a second one."""
     if sar.rank() != 0:
-        time.sleep(1)
+        time.sleep(2)
         return catch_and_recover(comm.all_reduce, torch.ones(5)), None
     first = in_thread(catch, comm.all_reduce, torch.ones(5))
-    time.sleep(0.3)
+    while current_group()._owner is None:  # until the thread has begun its call
+        time.sleep(0.01)
     second = catch(comm.exchange_tensors, [torch.ones(2)] * sar.world_size())
     failures = first(), second
     sar.recover()

@@ -155,9 +155,9 @@ def test_a_worker_that_leaves_its_loop_earlier(world_size, then, kind, text):
 def train_with_a_sleeper(mine, victim, timeout):
     partition, data = mine
     graph = build(partition, 1)
-    sar.Config.timeout = timeout
     x, w = data.leaf("x"), data.leaf("w")
     h = pairwise(graph, x, w)
+    sar.Config.timeout = timeout  # from here on, as a first call may take longer
     if sar.rank() == victim:
         time.sleep(4 * timeout)
     return catch(lambda: weighted(graph, h, w).sum().backward())

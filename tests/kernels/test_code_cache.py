@@ -83,16 +83,16 @@ def test_without_a_place_for_it(monkeypatch):
 
 def test_what_another_process_compiles_is_awaited_for_some_time(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(code_cache, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(code_cache, "WAIT_SECONDS", 1.0)
     with code_cache.compiling("loop"):
         began = time.monotonic()
         with code_cache.compiling("loop"):  # does without the lock
-            assert 0.2 <= time.monotonic() - began < 5
+            assert 1.0 <= time.monotonic() - began < 20
         with code_cache.compiling("another"):
             pass
     began = time.monotonic()
     with code_cache.compiling("loop"):
-        assert time.monotonic() - began < 0.2
+        assert time.monotonic() - began < 1.0
 
 
 EPOCHS = """

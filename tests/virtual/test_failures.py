@@ -1,6 +1,7 @@
 """Whatever goes wrong in one virtual worker ends all of them with a clear error, at once, and leaves nothing behind."""
 
 import os
+import re
 import resource
 import signal
 import threading
@@ -160,7 +161,8 @@ def keeps_a_lock_with_short_limits(limit):
 def test_a_lock_kept_across_a_call():
     """The one who waits for it is left to go on once the other has let go."""
     outcomes = outcomes_of(keeps_a_lock_with_short_limits, 2.0)
-    assert any("has not computed for 1 s; the others wait. Perhaps it waits for a lock" in o.message for o in outcomes)
+    stuck = r"has not computed for \d s; the others wait. Perhaps it waits for a lock"
+    assert any(re.search(stuck, outcome.message) for outcome in outcomes)
 
 
 @pytest.mark.parametrize("lets_go", [True, False])
@@ -168,7 +170,7 @@ def test_the_stacks_show_who_waits_for_a_lock(monkeypatch, capsys, lets_go):
     """One that never lets go is left behind."""
     for name, seconds in (("STALL_SECONDS", 0.3), ("GRACE", 0.3 if not lets_go else 10.0)):
         monkeypatch.setattr(workers, name, seconds)
-    monkeypatch.setattr(sar.Config, "timeout", 1.0)
+    monkeypatch.setattr(sar.Config, "timeout", 4.0)
     turns, lock = Turns(2, 4), threading.Lock()
 
     def wants_the_lock(place):
@@ -184,8 +186,8 @@ def test_the_stacks_show_who_waits_for_a_lock(monkeypatch, capsys, lets_go):
     assert watched.some_left != lets_go
     assert set(watched.failures) == {0, 1}
     told = capsys.readouterr().err
-    assert "Worker 5 has the turn, and has not computed for 0 s" in told
-    first, second = told.partition("sar-worker-4:\n")[2].split("sar-worker-5:\n")
+    assert re.search(r"Worker 5 has the turn, and has not computed for \d s", told)
+    first, second = told.rpartition("sar-worker-4:\n")[2].split("sar-worker-5:\n")
     assert "in wants_the_lock\n    turns.meet(" in first
     assert second.endswith("in wants_the_lock\n    lock.acquire()\n\n")
     if not lets_go:

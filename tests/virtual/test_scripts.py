@@ -119,7 +119,7 @@ def test_nothing_is_left(tmp_path, end):
     process.send_signal(end)
     status, _, told = finish(process)
     assert status == -end, told
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert not any(spill.iterdir())
     if end == signal.SIGINT:
         assert "KeyboardInterrupt" in told
@@ -150,7 +150,7 @@ def test_one_of_two_processes_is_ended(tmp_path, end, told, victim):
     assert status == 1, output
     assert re.search(told, output), output
     assert finish(processes[victim])[0] == -end
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert not any(spill.iterdir())
     assert not leftovers.abandoned_shared_memory(before)
     assert not leftovers.listens(port)

