@@ -34,15 +34,16 @@ def main(argv: Sequence[str]) -> None:
         print(f"\n{one.graph}\n{as_text(table(one))}")
         print(f"\nProcessor seconds of an epoch: dense layers + aggregation + the rest\n{as_text(cost_table(one))}")
         print(f"\nConstruction, the slowest worker and the highest memory\n{as_text(construction_table(one))}")
-        publish(one, arguments.docs)
+        allocator = command.allocator(arguments)
+        publish(one, arguments.docs, "" if allocator == "least" else f", {allocator}")
 
 
-def publish(results: Results, docs: Path) -> None:
-    """Write the section and the picture of one graph."""
+def publish(results: Results, docs: Path, suffix: str = "") -> None:
+    """Write the section and the picture of one graph; another allocator's section has a suffix."""
     docs.mkdir(parents=True, exist_ok=True)
-    picture = f"benchmarks-{results.graph}.png"
+    picture = f"benchmarks-{results.graph}{suffix.replace(', ', '-')}.png"
     draw_results(results, docs / picture)
-    write_section(docs / "benchmarks.md", results.graph, main_section(results, picture))
+    write_section(docs / "benchmarks.md", results.graph + suffix, main_section(results, picture))
 
 
 def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Results]:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
 import tempfile
@@ -85,9 +86,14 @@ def size_of(arguments: argparse.Namespace) -> GeneratedSize:
 
 def setting_of(module: str, argv: Sequence[str], arguments: argparse.Namespace) -> dict[str, str]:
     """What the numbers of time and memory depend on."""
-    threads = f"{arguments.threads} together, allocator {arguments.allocator}"
+    threads = f"{arguments.threads} together, allocator {allocator(arguments)}, huge pages for all"
     repeats = f"{arguments.repeats} of {arguments.epochs} epochs after {arguments.warm_up} to warm up"
     return setting(shown(module, argv), {"threads": threads, "repeats": repeats})
+
+
+def allocator(arguments: argparse.Namespace) -> str:
+    """The name of the allocator that all processes have."""
+    return "mimalloc" if "mimalloc" in os.environ.get("LD_PRELOAD", "") else str(arguments.allocator)
 
 
 def shown(module: str, argv: Sequence[str]) -> str:

@@ -1,5 +1,9 @@
-"""The generated parts of docs/benchmarks.md: tables, and the settings under which they were measured."""
+"""The generated parts of the pages: tables, and the settings under which they were measured.
 
+They are also in docs/figures.json, from which tests take the figures that sentences, README and pictures repeat.
+"""
+
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -152,3 +156,15 @@ def write_section(page: Path, name: str, text: str) -> None:
     after = rest.partition(end)[2] if found else "\n"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(f"{before if found else content.rstrip() + chr(10) * 2}{begin}\n\n{text}\n\n{end}{after}")
+    figures = page.with_name("figures.json")
+    sections = json.loads(figures.read_text()) if figures.exists() else {}
+    sections[name] = {"page": page.name, **figures_of(text)}
+    figures.write_text(json.dumps(dict(sorted(sections.items())), indent=1, ensure_ascii=False) + "\n")
+
+
+def figures_of(text: str) -> dict[str, Any]:
+    """The settings of a generated section, and the rows of its table by column."""
+    lines = text.splitlines()  # with one table, if any
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    rows = [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]  # behind the rule
+    return {"settings": [line.removeprefix("- ") for line in lines if line.startswith(("- ", "**"))], "rows": rows}

@@ -1,13 +1,13 @@
 """Sums of rows over in-edges beside DGL's, in one process: `python -m benchmarks.sums`.
 
 `update_all` with `copy_u` and with `u_mul_e` (one and four weights an edge), on one worker, with the allocator and the
-huge pages of both equal. Prints the time over DGL's, as medians of calls in turn.
+huge pages of both equal. Writes the time over DGL's, as medians of calls in turn.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,23 +15,27 @@ from typing import Any
 import torch
 
 import sar
+from benchmarks import command
 from benchmarks.graphs import GeneratedSize, prepare
+from benchmarks.report import describe_setting, write_section
+from benchmarks.results import setting
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
-from sar.partition.inspect.text_tables import as_text
+from sar.partition.inspect.text_tables import as_markdown, as_text
 
 SIZES = GeneratedSize(20_000, 400_000, 1), GeneratedSize(100_000, 2_000_000, 1)
 WIDTHS = 16, 32, 64, 128, 256
 
 
-def main() -> None:
-    """Print a table of ratios, and the milliseconds of sar."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str]) -> None:
+    """Print a table of ratios and of sar's milliseconds, and write it to the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sums", description=__doc__)
+    parser.add_argument("--docs", type=Path, default=command.DOCS, metavar="DIR", help="gets benchmarks.md")
     parser.add_argument("--repeats", type=int, default=15, metavar="N", help="of each call (%(default)s)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="(1 2)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     sar.initialize_comms()
-    rows = [("graph", "threads", "call", *(f"width {width}" for width in WIDTHS))]
+    rows = [("edges, threads", "call", *(f"width {width}" for width in WIDTHS))]
     for size in SIZES:
         with tempfile.TemporaryDirectory() as folder:
             prepared = prepare("rmat", size, Path(folder), Path(folder), 0)
@@ -43,9 +47,11 @@ def main() -> None:
             for weights in (0, 1, 4):
                 cells = [_compare(ours, theirs, width, weights, arguments.repeats) for width in WIDTHS]
                 call = f"u_mul_e, {weights}" if weights else "copy_u"
-                rows.append((f"{data.num_nodes:,} / {len(data.src):,}", str(threads), call, *cells))
+                rows.append((f"{len(data.src):,}, {threads}", call, *cells))
                 print(as_text([rows[0], rows[-1]]), flush=True)
-    print(as_text(rows, 3))
+    words = "allocator and huge pages of both processes equal; times of sar in brackets"
+    conditions = setting(command.shown("benchmarks.sums", argv), {"repeats": f"{arguments.repeats}, medians; {words}"})
+    write_section(arguments.docs / "benchmarks.md", "sums", f"{describe_setting(conditions)}\n\n{as_markdown(rows)}")
 
 
 def _compare(ours: Any, theirs: Any, width: int, weights: int, repeats: int) -> str:
@@ -71,4 +77,4 @@ def _compare(ours: Any, theirs: Any, width: int, weights: int, repeats: int) -> 
 
 
 if __name__ == "__main__":
-    main()
+    command.run_main(main)

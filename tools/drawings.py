@@ -1,9 +1,10 @@
 """Drawings of how sar works, for docs/pictures.md: `python -m tools.drawings` writes them to docs/pictures/ as SVG.
 
 Each is computed, not sketched: halos from the edges, schedules from the rule by which workers exchange, the curves of
-memory from the tables of docs/benchmarks.md. They are narrow, so that they can be read on a phone.
+memory from docs/figures.json. They are narrow, so that they can be read on a phone.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -143,7 +144,7 @@ def _wire(picture: Drawing, x: float, y: float, width: float, source: int, words
 
 def memory() -> str:
     """Peak memory against the number of workers, as measured."""
-    measured = _measured((DOCS / "benchmarks.md").read_text())
+    measured = _measured()
     picture = Drawing(330, "Peak memory against the number of workers")
     picture.text(20, 22, "MB at the peak of the worker that needs most")
     counts = sorted({count for points in measured.values() for count in points})
@@ -173,16 +174,13 @@ def memory() -> str:
     return picture.svg()
 
 
-def _measured(page: str) -> dict[str, dict[int, float]]:
-    """MB at peak by model and number of workers, 1 for DGL's process, from the table of the graph rmat."""
-    [section] = re.findall(r"<!-- generated: rmat -->(.*?)<!-- end: rmat -->", page, re.DOTALL)
-    header, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line]
-    peak = header.index("MB at peak")
+def _measured() -> dict[str, dict[int, float]]:
+    """MB at peak by model and number of workers, 1 for DGL's process, of the graph rmat."""
     found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        workers = re.fullmatch(r"(\d+) workers, sar|1 process, DGL", row[1]) if len(row) == len(header) else None
-        if workers and row[2] in ("", "1") and row[0] != "GIN":  # whose line is close to that of SAGE
-            found.setdefault(row[0], {})[int(workers[1] or 1)] = float(row[peak])
+    for row in json.loads((DOCS / "figures.json").read_text())["rmat"]["rows"]:
+        workers = re.fullmatch(r"(\d+) workers, sar|1 process, DGL", row["trained by"])
+        if workers and row["mode"] in ("", "1") and row["model"] != "GIN":  # whose line is close to that of SAGE
+            found.setdefault(row["model"], {})[int(workers[1] or 1)] = float(row["MB at peak"])
     return found
 
 

@@ -59,43 +59,10 @@ def test_links_elsewhere_have_the_form_of_links(page: Path) -> None:
         assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc), link
 
 
-def test_the_comparison_by_size_is_that_of_the_benchmarks() -> None:
-    measured = (REPOSITORY / "docs" / "benchmarks.md").read_text()
-    [table] = re.findall(r"<!-- from benchmarks.md -->\n((?:\|.*\n)+)", (REPOSITORY / "docs" / "faq.md").read_text())
-    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
-    for graph, edges, features, *ratios in rows:
-        [section] = re.findall(rf"<!-- generated: {graph} -->(.*?)<!-- end", measured, re.DOTALL)
-        assert f"{edges} edges" in section
-        assert f"{features} features" in section
-        for model, ratio in zip(header[3:], ratios, strict=True):
-            found = re.search(rf"^\| {model} +\| 2 workers, sar \| +1 \| +[\d.]+ \| +([\d.]+)", section, re.MULTILINE)
-            assert ratio == (found[1] if found else "")
-
-
 def test_the_pages_stay_short() -> None:
     """A page that grows says something twice, or another page can lose as much."""
     words = sum(len(page.read_text().split()) for page in PAGES if page.name != "CONTRIBUTING.md")
     assert words <= 32_000
-
-
-def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
-    measured = (REPOSITORY / "docs" / "benchmarks.md").read_text()
-    [section] = re.findall(r"<!-- generated: rmat -->(.*?)<!-- end", measured, re.DOTALL)
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
-    header, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    ratio, megabytes = header.index("/ DGL"), header.index("MB at peak")
-    found = {(row[0], row[1].partition(",")[0]): (row[ratio], int(row[megabytes])) for row in rows}
-    readme = (REPOSITORY / "README.md").read_text()
-    shares = []
-    for name, model in (("GraphSAGE", "SAGE"), ("GCN", "GCN"), ("GAT", "GAT")):
-        whole = found[model, "1 process"][1]
-        cells = []
-        for workers in ("1 worker", "2 workers", "4 workers"):
-            time, memory = found[model, workers]
-            cells.append(f"{time}, {memory / whole:.2f}")
-        assert f"| {name} | {' | '.join(cells)} |" in readme
-        shares.append(found[model, "4 workers"][1] / whole)
-    assert f"Each of four workers needs {min(shares):.2f} to {max(shares):.2f} of the memory of DGL's" in readme
 
 
 def test_commands_in_sentences_and_tables_are_there() -> None:
