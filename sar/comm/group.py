@@ -39,6 +39,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -262,7 +263,7 @@ class Group:
             with self.guard():
                 raise DisagreementError(
                     "The workers are not in the same distributed call, or not on the same graph:\n"
-                    f"{self._transport.whereabouts(self, call)}\n"
+                    f"{self._transport.whereabouts(self, call + _running_module())}\n"
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
                     f"and its loss must reach every one of them (times 0 if need be). {LEFT_EARLY}"
                 )
@@ -409,3 +410,17 @@ class Guard:
             group._followed.pop().end()
         if group._owner is not None and group._owner[0] == threading.get_ident():
             group._owner = self._owner
+
+
+def _running_module() -> str:
+    """The innermost module whose forward is running, by its name in the outermost one; empty outside of modules."""
+    frame: FrameType | None = sys._getframe()
+    running: list[torch.nn.Module] = []
+    while frame is not None:
+        if frame.f_code is torch.nn.Module._call_impl.__code__:
+            running.append(frame.f_locals["self"])
+        frame = frame.f_back
+    if not running:
+        return ""
+    names = {module: name for name, module in running[-1].named_modules()}
+    return f", in {names.get(running[0]) or 'the model'} ({type(running[0]).__name__})"

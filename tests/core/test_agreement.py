@@ -3,6 +3,7 @@
 import time
 
 import dgl.function as fn
+import dgl.nn
 import pytest
 import torch
 
@@ -93,6 +94,27 @@ def test_calls_in_another_order(pool, program, mode):
         calls = {line.strip().partition(": ")[::2] for line in failure.message.splitlines() if "worker " in line[:9]}
         calls = dict(call for call in calls if call[0] in ("worker 0", "worker 1", "worker 2"))
         assert calls["worker 0"] == calls["worker 2"] != calls["worker 1"], failure.message
+
+
+class SkipsALayer(torch.nn.Module):
+    """On the odd rank the first layer does not run."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(dgl.nn.SAGEConv(*widths, "mean").double() for widths in ((6, 6), (6, 3)))
+
+    def forward(self, graph, x):
+        return self.layers[1](graph, x if odd() else self.layers[0](graph, x))
+
+
+def runs_a_model(graph, data):
+    SkipsALayer()(graph, data.nodes["x"])
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_the_layers_are_named(pool):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), runs_a_model)
+    assert_disagreement(failures, "worker 0: ", ", in layers.0 (SAGEConv)", "worker 1: ", ", in layers.1 (SAGEConv)")
 
 
 def aggregate(graph, data, width=6, dtype=torch.float64, message="u_mul_e", reducer="sum"):
