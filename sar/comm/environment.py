@@ -18,23 +18,22 @@ from typing import NamedTuple
 
 from sar.errors import ConfigError
 
-_LAUNCHERS = (  # variables for a process's rank, the number of processes, both on its own host, and the job's ID
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "", "TORCHELASTIC_RUN_ID"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID", "SLURM_STEP_ID"),
-    (
-        "Open MPI",
+_LAUNCHERS = {  # variables for a process's rank, the number of processes, both on its own host, and the job's ID
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+    "Open MPI": (
         *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
         "PMIX_NAMESPACE",
     ),
-    ("MVAPICH", *(f"MV2_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
-    ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
+    "MVAPICH": tuple(f"MV2_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "MPICH or Intel MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
 
 
 class Place(NamedTuple):
     """This process's place in the launcher's job; None for everything that the launcher does not set."""
 
-    launcher: str | None = None
+    launcher: str | None = None  # "incomplete" if only some of a launcher's variables are set
     rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None  # among the processes of this host
@@ -52,27 +51,23 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
         except ValueError as error:
             raise ConfigError(f"The environment variable {key} is {environ[key]!r}; expected an integer.") from error
 
-    local_rank = next((integer(local) for _, _, _, local, *_ in _LAUNCHERS if local in environ), None)
-    for launcher, rank_key, size_key, _, local_size_key, *job_keys in _LAUNCHERS:
-        if rank_key not in environ or size_key not in environ:
-            continue
-        master, job = environ.get("MASTER_ADDR"), None
-        if master is None and launcher == "Slurm":
-            names = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
-            nodes = next((environ[name] for name in names if environ.get(name)), None)
-            master = None if nodes is None else first_host(nodes)
-        elif master is None and environ.get(local_size_key) == environ[size_key]:
-            master = "127.0.0.1"
-        if job_keys and environ.get(job_keys[0], "none") != "none":  # which is torchrun's default
-            job = f"{launcher} {'.'.join(environ.get(key, '') for key in job_keys)}"
-        return Place(launcher, integer(rank_key), integer(size_key), local_rank, master, integer("MASTER_PORT"), job)
-    return Place(local_rank=local_rank)
-
-
-def launcher_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Names of the variables for rank, size and master that are set, by any launcher."""
-    names = [name for _, rank, size, *_ in _LAUNCHERS for name in (rank, size)]
-    return [name for name in (*names, "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name in environ]
+    local_rank = next((integer(local) for _, _, local, *_ in _LAUNCHERS.values() if local in environ), None)
+    for launcher, (rank_key, size_key, _, local_size_key, *job_keys) in _LAUNCHERS.items():
+        if rank_key in environ and size_key in environ:
+            master, job = environ.get("MASTER_ADDR"), None
+            if master is None and launcher == "Slurm":
+                nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+                master = None if nodes is None else first_host(nodes)
+            elif master is None and environ.get(local_size_key) == environ[size_key]:
+                master = "127.0.0.1"
+            if job_keys and environ.get(job_keys[0], "none") != "none":  # which is torchrun's default
+                job = f"{launcher} {'.'.join(environ.get(key, '') for key in job_keys)}"
+            return Place(
+                launcher, integer(rank_key), integer(size_key), local_rank, master, integer("MASTER_PORT"), job
+            )
+    names = {name for rank_key, size_key, *_ in _LAUNCHERS.values() for name in (rank_key, size_key)}
+    some = not environ.keys().isdisjoint(names | {"LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
+    return Place("incomplete" if some else None, local_rank=local_rank)
 
 
 def first_host(nodelist: str) -> str:
@@ -92,35 +87,37 @@ def choose_interface(master: str | None) -> None:
 
     This is the user's choice, else loopback if all workers are on this host, else the interface that leads to worker 0.
     """
-    name = os.environ.get("SAR_SOCKET_NAME")
-    if name is not None:
+    if name := os.environ.get("SAR_SOCKET_NAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
-    if name is not None or master is None or "GLOO_SOCKET_IFNAME" in os.environ:
-        return
+    elif master is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
+        if one_host or master.startswith("127.") or master in ("localhost", "::1"):
+            address: str | None = "127.0.0.1"
+        elif (address := _local_end(master)) is not None and address.startswith("127."):
+            address = own_address()  # worker 0 is here, but others need not be
+        if address in (names := _interfaces()):
+            os.environ["GLOO_SOCKET_IFNAME"] = names[address]
+
+
+def own_address() -> str:
+    """The address of SAR_SOCKET_NAME's interface, else of the default route, else of any interface but loopback."""
+    name = os.environ.get("SAR_SOCKET_NAME")
+    try:
+        if name:
+            return _address_of(name)
+    except OSError as error:
+        raise ConfigError(f"SAR_SOCKET_NAME is {name!r}, but there is no such IPv4 interface.") from error
+    other = min(_interfaces(), key=lambda address: address.startswith("127."), default="127.0.0.1")
+    return _local_end(_ELSEWHERE) or other
+
+
+def _interfaces() -> dict[str, str]:
+    """Names of this host's network interfaces by their IPv4 addresses."""
     interfaces: dict[str, str] = {}
     for _, name in socket.if_nameindex():
         with suppress(OSError):  # the interface has no IPv4 address
             interfaces.setdefault(_address_of(name), name)
-    local_size = os.environ.get("LOCAL_WORLD_SIZE")
-    torchrun_is_local = local_size is not None and local_size == os.environ.get("WORLD_SIZE")
-    if torchrun_is_local or master.startswith("127.") or master in ("localhost", "::1"):
-        address: str | None = "127.0.0.1"
-    else:
-        address = _local_end(master)
-        if address is not None and address.startswith("127."):  # worker 0 is here, but others need not be
-            outside = (own for own in interfaces if not own.startswith("127."))
-            address = _local_end(_ELSEWHERE) or next(outside, None)
-    if address in interfaces:
-        os.environ["GLOO_SOCKET_IFNAME"] = interfaces[address]
-
-
-def own_address() -> str:
-    """The address of SAR_SOCKET_NAME's interface, else of the one that leads to other hosts, else loopback."""
-    name = os.environ.get("SAR_SOCKET_NAME")
-    try:
-        return _address_of(name) if name is not None else _local_end(_ELSEWHERE) or "127.0.0.1"
-    except OSError as error:
-        raise ConfigError(f"SAR_SOCKET_NAME is {name!r}, but there is no such IPv4 interface.") from error
+    return interfaces
 
 
 def _local_end(host: str) -> str | None:

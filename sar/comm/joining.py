@@ -1,4 +1,4 @@
-"""Rendezvous of the workers: a shared file for worker 0's address, the job's store, and the sign-in.
+"""How workers come together: a shared file for worker 0's address, the job's store, and the sign-in.
 
 [Note: stale files]
 A file left by an earlier run must be detected. So worker 0 starts the job's store, puts a fresh nonce into it, and
@@ -10,14 +10,13 @@ give each its own.
 [Note: one job]
 Any process that reaches the port reaches the store, and workers of two jobs on one port would exchange data. So each
 worker signs with its rank, world size, job and versions. A worker whose job is not that of worker 0 raises, and leaves
-the others alone. A second worker of one rank, or another world size, ends the sign-in for all: the first worker that
-sees all signatures, or a clash, writes the verdict, and all follow it. The job is SAR_JOB_ID, else the nonce of
+the others alone. A second worker of one rank, or another world size, ends the sign-in for all: whoever completes the
+job, or sees a clash, writes the verdict, and the first verdict holds. The job is SAR_JOB_ID, else the nonce of
 `nfs_ip_init`, else the launcher's ID; SECURITY.md says which jobs cannot be told apart. Keys begin with "sar", because
 other programs use torch's default port, and contain torchrun's restart count, because its agent may keep the store.
 """
 
 import errno
-import ipaddress
 import json
 import os
 import secrets
@@ -38,103 +37,98 @@ from sar.comm.environment import own_address
 from sar.comm.store_notes import BoundedStore, SilentStoreError, in_background
 from sar.config import Config
 from sar.durable import written_whole
-from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, SarError
+from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from sar.logging_setup import logger
 
 T = TypeVar("T")
 
 POLL_SECONDS: Final = 0.05
 CONNECT_SECONDS: Final = 2.0
-HEARD_SECONDS: Final = 3.0  # delay of an error in worker 0, which usually hosts the store, so that others can read it
+RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
 COMPARED: Final = ("sar", "torch", "dgl")
-FROZEN: Final = ": the process that hosts it, usually worker 0, is frozen, or its host has vanished."
 COMPLETE: Final = "complete"
 _NONCE: Final = "sar/nonce"
 
 
-class Signature(NamedTuple):
-    """A worker's entry in the sign-in."""
-
-    rank: int
-    world_size: int
-    job: str | None
-    where: str
-    versions: dict[str, str]  # versions of the packages of `COMPARED` that are imported
-    nonce: str  # tells it from the signature of any other worker
-
-    def __str__(self) -> str:
-        job = "a job without SAR_JOB_ID" if self.job is None else f"job {self.job}"
-        return f"Worker {self.rank} of {self.world_size} of {job} ({self.where})"
-
-
-def wait_for(look: Callable[[], T | None], who: str, what: Callable[[], str], hint: str, seconds: float) -> T:
+def wait_for(look: Callable[[], T | None], rank: int, what: Callable[[], str], seconds: float) -> T:
     """Call `look` until it returns anything but None and raises no OSError. Warns of long waits.
 
-    Raises CommunicationTimeout after `seconds`, or if the store does not answer for `liveness.SILENCE_SECONDS`.
+    Raises CommunicationTimeout after `seconds`. `look` itself has to return soon.
     """
-    began, silence, found, report_at = time.monotonic(), 0.0, "", liveness.STALL_SECONDS
+    began, report_at, found = time.monotonic(), liveness.STALL_SECONDS, ""
     while True:
         try:
             if (result := look()) is not None:
                 return result
-            silence, found = 0.0, ""
-        except SarError:  # some of which are OSErrors
-            raise
-        except SilentStoreError:
-            silence += POLL_SECONDS  # counts rounds, not time, because this process may have been stopped itself
-            if silence > liveness.SILENCE_SECONDS:
-                raise CommunicationTimeout(
-                    f"{who} has not heard of the job's store for {silence:.0f} s{FROZEN}"
-                ) from None
+            found = ""
         except OSError as error:
             found = f" ({error.strerror or error})"
         waited = time.monotonic() - began
         if waited > seconds:
             raise CommunicationTimeout(
-                f"{who} waited {seconds:g} s (at most Config.timeout) for {what()}{found}. {hint}"
+                f"Worker {rank} waited {seconds:g} s (at most Config.timeout) for {what()}{found}. Check that all "
+                "workers run, with the same address, port and number of workers."
             )
         if waited >= report_at:
             report_at = 2 * waited
-            logger.warning("%s has waited %.0f s for %s%s", who, waited, what(), found)
+            logger.warning("Worker %d has waited %.0f s for %s%s", rank, waited, what(), found)
         time.sleep(POLL_SECONDS)
 
 
-def connect_store(host: str, port: int, seconds: float) -> dist.Store:
-    """Connect to another process's store. Raises OSError if nobody listens, CommunicationTimeout if it is frozen."""
-    socket.create_connection((host, port), CONNECT_SECONDS).close()  # torch would try again, with a warning each time
-    limit = timedelta(seconds=Config.timeout)
-    connecting = in_background(
-        lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+def open_store(host: str, port: int, rank: int, *, hosted: bool) -> dist.TCPStore:
+    """Host the job's store in this process if `hosted`, else connect to it."""
+    wait_for(
+        lambda: socket.getaddrinfo(host, None),  # torch would try for minutes, with a warning each time
+        rank,
+        lambda: f"the address of worker 0's host, {host!r}, which may be set by MASTER_ADDR or in /etc/hosts,",
+        min(RESOLVE_SECONDS, Config.timeout),
     )
-    futures.wait([connecting], seconds)
-    if not connecting.done():
-        raise CommunicationTimeout(
-            f"The job's store at {host}:{port} has not answered for {seconds:g} s{FROZEN} If another program uses the "
-            "port, as worker 0 then says, choose another one."
-        )
-    return connecting.result()
+    if hosted:
+        return host_store(host, port)
+    silence, where = liveness.SILENCE_SECONDS, f"the job's store at {host}:{port}, where worker 0 runs,"
+    return wait_for(lambda: connect_store(host, port, silence), rank, lambda: where, Config.timeout)
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:
     """Start the job's store in this process. Port 0 selects a free port.
 
-    If `host` is an address or "localhost", the store listens on that address only. Otherwise it listens on all, because
-    other hosts may resolve a name to another address.
+    If `host` is an address of this host or "localhost", the store listens on that address only. Otherwise it listens on
+    all, because other hosts may resolve a name to another address.
     """
     try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-        listener = socket.create_server((str(address), port), family=family)
-    except (ValueError, OSError) as error:
-        if isinstance(error, OSError):
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            logger.warning("%s is no address of this host; listening on all", host)
+        numeric = "127.0.0.1" if host == "localhost" else host
+        [(family, *_, address), *_] = socket.getaddrinfo(numeric, port, flags=socket.AI_NUMERICHOST)
+        listener = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        if error.errno not in (socket.EAI_NONAME, errno.EADDRNOTAVAIL):
+            raise
+        logger.info("listening on all interfaces, because %s is no address of this host", host)
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
     limit, port, descriptor = timedelta(seconds=Config.timeout), listener.getsockname()[1], listener.detach()
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=descriptor)
+
+
+def connect_store(host: str, port: int, seconds: float) -> dist.TCPStore:
+    """Connect to the job's store. Raises OSError if nobody listens, SilentStoreError if it does not answer in time."""
+    socket.create_connection((host, port), CONNECT_SECONDS).close()  # torch would try again, with a warning each time
+    limit = timedelta(seconds=Config.timeout)
+    connecting = in_background(lambda: dist.TCPStore(host, port, wait_for_workers=False, timeout=limit))
+    futures.wait([connecting], seconds)
+    if not connecting.done():
+        raise SilentStoreError
+    return connecting.result()
+
+
+class Signature(NamedTuple):
+    """A worker's entry in the sign-in."""
+
+    who: str
+    world_size: int
+    job: str | None
+    versions: dict[str, str]  # versions of the packages of `COMPARED` that are imported
+    nonce: str  # tells it from the signature of any other worker
 
 
 def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> dist.Store:
@@ -143,62 +137,46 @@ def sign_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> d
     `job` is the ID of the job, None if it has none. Returns the job's part of the store.
     """
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    table = BoundedStore(dist.PrefixStore(f"sar/joining/{restart}", store))
-    where = f"{socket.gethostname()}, process {os.getpid()}"
-    own = Signature(rank, world_size, job, where, imported_versions(), secrets.token_hex(8))
+    table = BoundedStore(dist.PrefixStore(f"sar/joining/{restart}", store), liveness.SILENCE_SECONDS)
     keys = [str(k) for k in range(world_size)]
+    named = "a job without SAR_JOB_ID" if job is None else f"job {job}"
+    who = f"Worker {rank} of {world_size} of {named} ({socket.gethostname()}, process {os.getpid()})"
+    own = json.dumps(Signature(who, world_size, job, imported_versions(), secrets.token_hex(8)))
 
-    def meet() -> list[Signature] | None:
-        """The signatures of all workers; None if some are missing. Each step may be repeated."""
-        if rank == 0:
-            table.write_once("0", json.dumps(own))
-        first, verdict = table.read(["0", "verdict"])
-        if first is None:
-            return None
-        worker_0, clash = Signature(*json.loads(first)), None
-        if worker_0.job != job:
-            raise CommunicationError(
-                f"{own} has reached the store of {worker_0}. Two jobs share the port: use another port for each. If "
-                "these are one job, set SAR_JOB_ID to the same on all of its workers."
-            )
-        if worker_0.world_size != world_size:
-            clash = f"{worker_0} and {own} name different world sizes; name the same."
-        elif (before := Signature(*json.loads(table.write_once(keys[rank], json.dumps(own))))) != own:
-            clash = (
-                f"{own} comes after {before}. Two workers have one rank, or two jobs share the port: set another port, "
-                "or another SAR_JOB_ID, for each."
-            )
-        if clash is not None:
-            table.write_once("verdict", clash)  # does nothing if the job is complete: whoever comes late raises alone
-            raise CommunicationError(clash)
-        if verdict is None and table.ask(lambda store: store.check(keys)):
-            verdict = table.write_once("verdict", COMPLETE)
-        if verdict is None:
-            return None
-        if verdict != COMPLETE:
-            raise CommunicationError(verdict)
-        return [Signature(*json.loads(text)) for text in table.read(keys) if text is not None]
+    if rank == 0:
+        table.write_once("0", own)
+    signed = wait_for(lambda: table.read(["0"])[0], rank, lambda: "worker 0 to join", Config.timeout)
+    first = Signature(*json.loads(signed))
+    if first.job != job:
+        raise CommunicationError(
+            f"{who} has reached the store of {first.who}. Two jobs share the port: use another port for each. If these "
+            "are one job, set SAR_JOB_ID to the same on all of its workers."
+        )
+    present = table.write_once(keys[rank], own) if first.world_size == world_size else signed
+    if present != own:
+        clash = (
+            f"{who} does not go with {Signature(*json.loads(present)).who}: the workers of a job have different ranks, "
+            "and name one world size. If two jobs share the port, set another port, or another SAR_JOB_ID, for each."
+        )
+        table.write_once("verdict", clash)  # does nothing if the job is complete: whoever comes late raises alone
+        raise CommunicationError(clash)
+    if table.ask(lambda store: store.add("signed", 1)) == world_size:
+        table.write_once("verdict", COMPLETE)
 
     def missing() -> str:
-        with suppress(SilentStoreError):
-            return f"{', '.join(f'worker {k}' for k in table.absent(keys))} to join"
-        return "the other workers to join"
+        return f"{', '.join(f'worker {k}' for k in table.absent(keys))} to join"
 
-    try:
-        workers = wait_for(
-            meet, str(own), missing, "Check that all run, with the same address and port.", Config.timeout
-        )
-        for name in COMPARED:
-            importers = [worker for worker in workers if name in worker.versions]
-            if len({worker.versions[name] for worker in importers}) > 1:
-                lines = "\n".join(f"  worker {each.rank} ({each.where}): {each.versions[name]}" for each in importers)
-                raise ConfigError(
-                    f"The workers have different versions of {name}:\n{lines}\nInstall the same version on all hosts."
-                )
-    except SarError:
-        if rank == 0:
-            time.sleep(HEARD_SECONDS)
-        raise
+    verdict = wait_for(lambda: table.read(["verdict"])[0], rank, missing, Config.timeout)
+    if verdict != COMPLETE:
+        raise CommunicationError(verdict)
+    workers = [Signature(*json.loads(str(text))) for text in table.read(keys)]
+    for name in COMPARED:
+        importers = [worker for worker in workers if name in worker.versions]
+        if len({worker.versions[name] for worker in importers}) > 1:
+            lines = "\n".join(f"  {worker.who}: {worker.versions[name]}" for worker in importers)
+            raise ConfigError(
+                f"The workers have different versions of {name}:\n{lines}\nInstall the same version on all hosts."
+            )
     return dist.PrefixStore(f"sar/{restart}/{job}", store)
 
 
@@ -212,9 +190,8 @@ class Meeting(NamedTuple):
     """The job's store, found by `nfs_ip_init` for `initialize_comms`."""
 
     address: str
-    port: int
     nonce: str
-    store: dist.Store
+    store: dist.TCPStore
     file: Path | None  # announces it; None on workers other than 0
 
 
@@ -236,7 +213,7 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         ConfigError: if worker 0 cannot write the file.
         CommunicationTimeout: if no living worker 0 shows up within `Config.timeout`.
     """
-    path, found = Path(ip_file), ""
+    path = Path(ip_file)
     if _rank == 0:
         stop_announcing()
         address, nonce = own_address(), secrets.token_hex(8)
@@ -248,26 +225,19 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
                 os.chmod(file.fileno(), 0o644)
         except OSError as error:
             raise ConfigError(f"Worker 0 cannot write its address to {path}: {error}") from error
-        meetings.append(Meeting(address, store.port, nonce, store, path))
+        meetings.append(Meeting(address, nonce, store, path))
         return address
 
     def confirmed() -> Meeting | None:
-        nonlocal found
-        with suppress(OSError, RuntimeError, OverflowError, ValueError):  # no file, a service of another kind, ...
-            found = "no file"
-            text = path.read_text()
-            found = f"an old file: no worker 0 at {text[:60].strip()!r} confirms it"
-            address, port, nonce = text.split()
+        with suppress(RuntimeError, OverflowError, ValueError):  # an incomplete file, a service of another kind, ...
+            address, port, nonce = path.read_text().split()
             store = connect_store(address, int(port), CONNECT_SECONDS)
             if BoundedStore(store).read([_NONCE]) == [nonce]:
-                return Meeting(address, int(port), nonce, store, None)
+                return Meeting(address, nonce, store, None)
         return None
 
-    def what() -> str:
-        return f"worker 0 to announce its address in {path}; found {found}"
-
-    hint = "Check that worker 0 runs and that all workers see the same file."
-    meetings.append(wait_for(confirmed, f"Worker {_rank}", what, hint, Config.timeout))
+    what = f"worker 0 to announce its address in {path}, where an old file does not count"
+    meetings.append(wait_for(confirmed, _rank, lambda: what, Config.timeout))
     return meetings[-1].address
 
 

@@ -96,31 +96,23 @@ class Liveness:
             self._thread.join(BEAT_SECONDS)
 
     def _run(self) -> None:
-        number, round_seconds, began, name = 0, 0.0, time.monotonic(), self._notes.name
-        while True:
-            group = self._group()
-            if group is None or group.final:
-                return
-            reason = None
+        round_seconds, began, name = 0.0, time.monotonic(), self._notes.name
+        while (group := self._group()) is not None and not group.final:
             try:
-                self._exchange(group, f"{number} {group.whereabouts}", round_seconds)
-                if self._silence >= SILENCE_SECONDS:
-                    reason = (
-                        f"{name(self._neighbour).capitalize()} has shown no sign of life for {SILENCE_SECONDS:g} s: "
-                        "its process is frozen or dead, or its host has vanished. When last heard of, it was "
-                        f"{(self._sign or '').partition(' ')[2]}"
-                    )
-            except SilentStoreError:
-                if self._silence >= SILENCE_SECONDS:
-                    reason = (
-                        f"The job's store has not answered {name(self._notes.rank)} for {SILENCE_SECONDS:g} s: the "
-                        "process that hosts it, usually worker 0, is frozen, or its host has vanished."
-                    )
+                self._exchange(group, f"{began} {group.whereabouts}", round_seconds)
+                reason = (
+                    f"{name(self._neighbour).capitalize()} has shown no sign of life for {SILENCE_SECONDS:g} s: its "
+                    "process is frozen or dead, or its host has vanished. When last heard of, it was "
+                    f"{(self._sign or '').partition(' ')[2]}"
+                )
+            except SilentStoreError as error:
+                reason = str(error)
             except RuntimeError:
                 if self._end.wait(2 * BEAT_SECONDS):  # let an error of a lost connection, which says more, be first
                     return
                 reason = "The job's store is gone: the process that hosts it, usually worker 0, has ended."
-            if reason is not None:
+                self._silence = SILENCE_SECONDS
+            if self._silence >= SILENCE_SECONDS:
                 group.stop(group.generation, reason, final=True)
                 return
             del group  # do not keep an unused group alive
@@ -128,7 +120,7 @@ class Liveness:
                 with contextlib.suppress(RuntimeError):
                     self._notes.show_last()
                 return
-            number, round_seconds = number + 1, time.monotonic() - began
+            round_seconds = time.monotonic() - began
             self._silence += min(round_seconds, 2 * BEAT_SECONDS)
             began += round_seconds
 

@@ -26,14 +26,6 @@ from sar.tensor_views import as_bytes, described, materialize
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1  # `Config.check_replicas` is off
 SHARED: Final = 2**62  # flag of a checksum of parameters that were passed to `sync_params` or `gather_grads`
-CAUSES: Final = {
-    "sync_params": "sync_params(model), which gives all workers the model of worker 0, has not been called. ",
-    "gather_grads": "The optimizer has stepped without gather_grads(model), which sums the gradients once per step, "
-    "before optimizer.step() (or ddp_sum_hook is not registered). ",
-    "": "Something has changed a parameter on some workers only, after sync_params and gather_grads. Or a learning "
-    "rate differs, as when a scheduler is stepped by a worker's own loss: sar.all_sum makes it that of all. Or the "
-    "model is on the CPU of some workers and on a device of others, where bits cannot be compared. ",
-}
 
 
 class Replicas:
@@ -41,22 +33,24 @@ class Replicas:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()  # workers of one process are threads
-        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> calls that it was passed to
+        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> passed to `gather_grads`, too
+        self._gathered = False  # any parameter of the latest checksum
         self._stepped: dict[int, Tensor] = {}  # by `id`, in the order of the steps
-        self._seen: set[str] = set()  # calls that the parameters of the latest checksum were passed to
         self.close = register_optimizer_step_post_hook(self._note).remove  # stops observing optimizers
 
     def _note(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        """Hook that records the parameters that an optimizer of this thread has stepped."""
+        """Hook that records the parameters that an optimizer of this thread has stepped, if their bits can be read."""
         if threading.get_ident() == self._thread and not torch.compiler.is_compiling():
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            self._stepped.update((id(p), p) for p in parameters if _counts(p))
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                plain = isinstance(p, Parameter) and type(p.data) is Tensor
+                if plain and p.layout is torch.strided and not p.is_meta:
+                    self._stepped[id(p)] = p
 
     def share(self, model: Module, call: str) -> bool:
         """Record that a model's parameters should be equal on all workers; return whether any of them is new."""
         before = len(self._shared)
-        for parameter in model.parameters():
-            self._shared.setdefault(parameter, set()).add(call)
+        for p in model.parameters():
+            self._shared[p] = call == "gather_grads" or self._shared.get(p, False)
         return len(self._shared) > before
 
     def forget_steps(self) -> None:
@@ -71,7 +65,7 @@ class Replicas:
         if not stepped:
             return NOT_STEPPED
         shared = [p for p in stepped if p in self._shared]
-        self._seen = set().union(*(self._shared[p] for p in shared))
+        self._gathered = any(self._shared[p] for p in shared)
         counted, sums, values = shared or stepped, [], 0
         for p in counted:
             if p.device.type == "cpu":
@@ -99,17 +93,13 @@ class Replicas:
                 "optimizer.step() on all, or on none."
             )
         other = next(rank for rank, checksum in enumerate(checksums) if checksum != checksums[0])
-        forgotten = [cause for call, cause in CAUSES.items() if call and call not in self._seen]
+        forgotten = "The optimizer has stepped without gather_grads(model), which sums gradients (or ddp_sum_hook). "
         raise DisagreementError(
             f"The workers' models are not the same after optimizer.step(): worker 0 and worker {other} differ. "
-            f"{''.join(forgotten) or CAUSES['']}\n"
-            "If a parameter is meant to differ, such as a mask with a row for each of a worker's own nodes, as an "
-            "Explainer's: set Config.check_replicas = False on all workers, or make it a tensor that requires a "
-            "gradient, not a torch.nn.Parameter."
+            f"{'' if self._gathered else forgotten}Perhaps sync_params(model), which gives all workers the model of "
+            "worker 0, has not been called. Or something has changed a parameter on some workers only, the model is on "
+            "the CPU of some and on a device of others, or a learning rate differs, as when a scheduler is stepped by "
+            "a worker's own loss: sar.all_sum makes it that of all. If a parameter is meant to differ, such as a mask "
+            "with a row for each of a worker's own nodes: set Config.check_replicas = False on all workers, or make it "
+            "a tensor that requires a gradient, not a torch.nn.Parameter."
         )
-
-
-def _counts(parameter: Tensor) -> bool:
-    """Whether a parameter may be a replica whose bits can be read."""
-    plain = isinstance(parameter, Parameter) and type(parameter.data) is Tensor
-    return plain and parameter.layout is torch.strided and not parameter.is_meta

@@ -4,7 +4,6 @@ import atexit
 import ctypes
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +14,10 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from sar.comm import liveness
 from sar.comm.allocator import set_allocator
-from sar.comm.environment import choose_interface, find_place, launcher_variables
+from sar.comm.environment import Place, choose_interface, find_place
 from sar.comm.group import Group
-from sar.comm.joining import HEARD_SECONDS, connect_store, host_store, meetings, sign_in, stop_announcing, wait_for
+from sar.comm.joining import Meeting, meetings, open_store, sign_in, stop_announcing
 from sar.comm.process_transport import GlooTransport, NcclTransport
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
@@ -29,7 +27,7 @@ from sar.logging_setup import logger, print_errors_briefly
 
 DEFAULT_PORT = 12345
 BACKENDS = ("gloo", "nccl", "mpi", "ccl")
-RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
+HEARD_SECONDS: Final = 3.0  # delay of an error in worker 0, which usually hosts the store, so that others can read it
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
@@ -48,12 +46,12 @@ _beside: Final[WeakSet[Group]] = WeakSet()  # groups of other threads
 
 
 def connect(
-    given_rank: int | None,
-    given_size: int | None,
-    given_master: str | None,
+    rank: int | None,
+    world_size: int | None,
+    master: str | None,
     backend: str | None,
-    given_device: torch.device | str | None,
-    given_port: int,
+    device: torch.device | str | None,
+    port: int,
     *,
     shares_process: bool,
 ) -> None:
@@ -63,153 +61,135 @@ def connect(
     """
     global _current
     print_errors_briefly()  # before torch.distributed starts, which puts the rank before each line
-    if backend is not None and backend not in BACKENDS:
-        raise ConfigError(f"Unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}.")
-    if backend is not None and not dist.is_backend_available(backend):
-        raise ConfigError(
-            f"This torch has no backend {backend!r}; import the package that brings it first (for ccl "
-            "oneccl_bindings_for_pytorch), or take gloo."
-        )
     Config.validate()
-    wanted = {"rank": given_rank, "world size": given_size, "backend": backend}
+    if backend is not None and (backend not in BACKENDS or not dist.is_backend_available(backend)):
+        raise ConfigError(
+            f"This torch has no backend {backend!r}; expected one of {', '.join(BACKENDS)}. For ccl, import its "
+            "package first, oneccl_bindings_for_pytorch."
+        )
+    existing = dist.is_initialized()
+    present: tuple[int | str, ...] = ()
     if _current is not None:
-        _check_same(wanted, rank(), world_size(), _current.backend)
+        present = _current.group.rank, _current.group.world_size, _current.backend
+    elif existing:
+        present = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+    named = ("rank", "world size", "backend")
+    for what, asked, there in zip(named, (rank, world_size, backend), present, strict=False):
+        if asked not in (None, there):
+            raise ConfigError(f"initialize_comms asks for {what} {asked}, but the existing process group has {there}.")
+    if _current is not None:
         return
     set_allocator(spilled=shares_process)
     if os.environ.get("SAR_LAUNCHER") == str(os.getppid()):  # if it is killed, it cannot end its workers
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    master: tuple[str | None, int | None] = (None, None)
-    existing = dist.is_initialized()
+
+    # 1. The place in the job: arguments, else the results of `nfs_ip_init`, else the launcher's variables.
+    place, backend = find_place(), dist.get_backend() if existing else backend or "gloo"
+    tensors_on = _choose_device(device, backend, place.local_rank)
+    met = next((meeting for meeting in reversed(meetings) if meeting.address == master), None)
+    job = os.environ.get("SAR_JOB_ID") or (None if met is None else met.nonce)
+    if job is None and (rank is None or place.launcher == "torchrun" or existing):
+        job = place.job
+    torchrun_hosts = master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if existing:
-        choose_interface(given_master)
+        own_rank, size = dist.get_rank(), dist.get_world_size()
     else:
-        master = _start(given_rank, given_size, given_master, backend or "gloo", given_port)
-    own_rank, size, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
-    store = dist.distributed_c10d._get_default_store()
-    _check_same(wanted, own_rank, size, backend)
-    place = find_place()
-    if existing and size > 1:
-        with _joining(own_rank, size, "torch.distributed's store"):
-            sign_in(store, own_rank, size, os.environ.get("SAR_JOB_ID") or place.job)
-    device = torch.device(given_device or ("cuda" if backend == "nccl" else "cpu"))
-    if (device.type == "cuda") != (backend == "nccl"):
-        raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
-    if device.type == "cuda":
-        device = _take_cuda_device(device, None if given_device else place.local_rank)
-    group = group_of_processes(store, own_rank, size, device, backend)
+        own_rank, size, master, port = _complete(place, rank, world_size, master, port, met)
+    choose_interface(master)
+
+    # 2. The store, and 3. the sign-in of all workers there.
+    try:
+        if existing:
+            store = dist.distributed_c10d._get_default_store()
+        elif met is not None and met.store.port == port:
+            store = met.store
+        else:
+            store = open_store(str(master), port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
+            port = store.port
+        if size > 1:
+            store = sign_in(store, own_rank, size, job)
+        if not existing:
+            limit = timedelta(seconds=Config.timeout)
+            dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
+    except SarError:
+        if own_rank == 0:
+            time.sleep(HEARD_SECONDS)  # this process usually hosts the store, where the others look for the error
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        why = str(error).rstrip(". ")
+        where = "torch.distributed's store" if existing else f"the job's store at {master}:{port}"
+        raise CommunicationError(
+            f"Worker {own_rank} of {size} could not join the process group over {where}: {why}. Check that worker 0 "
+            "runs there, that the port is free, that all workers name the same size, and on several hosts that "
+            "SAR_SOCKET_NAME names the interface by which they reach each other."
+        ) from error
+
+    # 4. The group, which connects in its first call.
+    group = group_of_processes(store, own_rank, size, tensors_on, backend)
     if size > 1 and not shares_process:
         group.replicas = Replicas()
     atexit.register(_shut_down, group, started=not existing)
     with group.guard():
         group.agree("initialize_comms")
     stop_announcing()
-    _current = Communication(group, BufferPool(device), backend, *master)
+    address = (None, None) if existing else (master, port)
+    _current = Communication(group, BufferPool(tensors_on), backend, *address)
     logger.info("worker %d of %d is connected over %s", own_rank, size, backend)
 
 
-def _start(rank: int | None, size: int | None, given_master: str | None, backend: str, port: int) -> tuple[str, int]:
-    """Start torch's process group from the arguments or the launcher; return worker 0's address and port."""
-    place, variables = find_place(), launcher_variables()
-    met = meetings[-1] if meetings else None
-    store, master, job = None, given_master or place.master, os.environ.get("SAR_JOB_ID")
-    of_launcher = place.job if rank is None or place.launcher == "torchrun" else None
-    if met is None and not variables and (rank, size, master) == (None, None, None):
+def _complete(
+    place: Place, rank: int | None, world_size: int | None, master: str | None, port: int, met: Meeting | None
+) -> tuple[int, int, str, int]:
+    """Rank, number of workers, and worker 0's address and port, if they are not all passed."""
+    if (rank, world_size, master, place.launcher) == (None, None, None, None) and not meetings:
         logger.info(
             "no launcher and no arguments: a group of one worker (threads: %d); `sar launch --workers W` starts more",
             torch.get_num_threads(),
         )
-        rank, size = 0, 1
-    rank, size = place.rank if rank is None else rank, place.world_size if size is None else size
-    if met is not None and met.address == given_master:
-        job = job or met.nonce
-        if port == DEFAULT_PORT:
-            port, store = met.port, met.store
-    elif port == DEFAULT_PORT and given_master is None:
-        if place.port is not None:
-            port = place.port
-        elif size == 1:
-            master, port = "127.0.0.1", 0  # nobody else needs the port, so jobs of one host need not share the default
-    job = job or of_launcher
-    if rank is None or size is None or master is None:
-        named = {"_rank": rank, "_world_size": size, "master_ip_address": master}
-        missing = [name for name, value in named.items() if value is None]
-        where = f", of which only {', '.join(variables)} is set" if variables else ""
+        rank, world_size = 0, 1
+    rank = place.rank if rank is None else rank
+    world_size = place.world_size if world_size is None else world_size
+    if port == DEFAULT_PORT and met is not None:
+        port = met.store.port
+    elif port == DEFAULT_PORT and master is None and place.port is not None:
+        port = place.port
+    elif port == DEFAULT_PORT and master is None and world_size == 1:
+        master, port = "127.0.0.1", 0  # nobody else needs the port, so jobs of one host need not share the default
+    master = master or place.master
+    if rank is None or world_size is None or master is None:
+        named = {"_rank": rank, "_world_size": world_size, "master_ip_address": master}
         raise ConfigError(
-            f"initialize_comms needs {', '.join(missing)}: not given, and not found in the environment of torchrun, "
-            f"Slurm or MPI{where}. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun."
+            f"initialize_comms needs {', '.join(name for name, value in named.items() if value is None)}: not given, "
+            "and not complete in the environment of torchrun, Slurm or MPI. Pass them (sar.nfs_ip_init finds the "
+            "address over a shared file), or use torchrun."
         )
-    if not 0 <= rank < size:
-        raise ConfigError(f"Rank {rank} is not below the world size {size}; ranks count from 0.")
-    choose_interface(master)
-    torchrun_hosts = given_master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    host, who = master, f"Worker {rank}"
-    with _joining(rank, size, f"the job's store at {master}:{port}"):
-        if store is None:
-            wait_for(
-                lambda: socket.getaddrinfo(host, None),  # torch would try for minutes, with a warning each time
-                who,
-                lambda: f"the address of worker 0's host, {host!r},",
-                "Name an address (MASTER_ADDR, or master_ip_address), or add the name to DNS or /etc/hosts.",
-                min(RESOLVE_SECONDS, Config.timeout),
-            )
-            if rank == 0 and not torchrun_hosts:
-                store = host_store(host, port)
-                port = store.port
-            else:
-                store = wait_for(
-                    lambda: connect_store(host, port, liveness.SILENCE_SECONDS),
-                    who,
-                    lambda: f"the job's store at {host}:{port}",
-                    "Check that worker 0 runs there.",
-                    Config.timeout,
-                )
-        store = sign_in(store, rank, size, job)
-        limit = timedelta(seconds=Config.timeout)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-    return master, port
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"Rank {rank} is not below the world size {world_size}; ranks count from 0.")
+    return rank, world_size, master, port
 
 
-@contextmanager
-def _joining(rank: int, size: int, store: str) -> Iterator[None]:
-    """Context that turns errors of a store into errors that name it and suggest checks."""
-    try:
-        yield
-    except SarError:
-        raise
-    except (RuntimeError, ValueError, OSError) as error:
-        why = str(error).rstrip(". ")
-        raise CommunicationError(
-            f"Worker {rank} of {size} could not join the process group over {store}: {why}. "
-            "Check that worker 0 runs there, that the port is free, that all workers name the same size, and on "
-            "several hosts that SAR_SOCKET_NAME names the interface by which they reach each other."
-        ) from error
+def _choose_device(device: torch.device | str | None, backend: str, local_rank: int | None) -> torch.device:
+    """The device of tensors that travel. A CUDA device becomes the current one.
 
-
-def _check_same(asked: dict[str, int | str | None], *existing: int | str) -> None:
-    for (what, wanted), present in zip(asked.items(), existing, strict=True):
-        if wanted is not None and wanted != present:
-            raise ConfigError(
-                f"initialize_comms asks for {what} {wanted}, but the existing process group has {present}."
-            )
-
-
-def _take_cuda_device(asked: torch.device, local_rank: int | None) -> torch.device:
-    """Make a CUDA device current: the index asked for, else the local rank, else the current device.
-
-    Under Slurm each process may see one device only, which has index 0 in all of them.
+    This is the device asked for, else for nccl the one with the local rank, else the current one. Under Slurm each
+    process may see one device only, which has index 0 in all of them.
     """
-    count = torch.cuda.device_count()
-    number = asked.index if asked.index is not None else local_rank
-    if number is not None and asked.index is None and count == 1:
-        number = 0
+    asked = torch.device(device or ("cuda" if backend == "nccl" else "cpu"))
+    if (asked.type == "cuda") != (backend == "nccl"):
+        raise ConfigError(f"Tensors cannot travel on {asked} with backend {backend}; leave _comm_device out.")
+    if asked.type != "cuda":
+        return asked
+    count, number = torch.cuda.device_count(), asked.index
+    if number is None and device is None and local_rank is not None:
+        number = 0 if count == 1 else local_rank
     if count == 0 or (number is not None and number >= count):
         raise ConfigError(
             f"nccl needs a CUDA device for each worker, but this process sees {count} of them and is to take number "
             f"{number or 0}. Start as many workers on a host as it has GPUs, or take gloo: there workers may share one."
         )
-    device = torch.device("cuda", torch.cuda.current_device() if number is None else number)
-    torch.cuda.set_device(device)
-    return device
+    chosen = torch.device("cuda", torch.cuda.current_device() if number is None else number)
+    torch.cuda.set_device(chosen)
+    return chosen
 
 
 def group_of_processes(

@@ -37,6 +37,10 @@ LEFT: Final = "has left"
 class SilentStoreError(RuntimeError):
     """The store does not answer, though it can be reached."""
 
+    def __init__(self) -> None:
+        why = "the process that hosts it, usually worker 0, is frozen, or its host has vanished."
+        super().__init__(f"The job's store does not answer: {why}")
+
 
 _threads: Final[WeakSet[threading.Thread]] = WeakSet()
 
@@ -70,17 +74,18 @@ class BoundedStore:
     """A store whose requests are bounded, as all go through `ask`: see [Note: a store that does not answer]."""
 
     _store: dist.Store
+    _seconds: float | None = None  # for an answer; None for `STORE_SECONDS`
     _unanswered: Future[Any] | None = None  # the latest request, if it has had no answer in time
 
     def ask(self, question: Callable[[dist.Store], T]) -> T:
-        """The store's answer; raises SilentStoreError if it takes longer than `STORE_SECONDS`."""
+        """The store's answer; raises SilentStoreError if it does not come in time."""
         if self._unanswered is not None and not self._unanswered.done():
-            raise SilentStoreError("The store does not answer.")
+            raise SilentStoreError
         asking = in_background(lambda: question(self._store))
-        futures.wait([asking], STORE_SECONDS)
+        futures.wait([asking], self._seconds or STORE_SECONDS)
         if not asking.done():
             self._unanswered = asking
-            raise SilentStoreError(f"The store has not answered for {STORE_SECONDS:g} s.")
+            raise SilentStoreError
         return asking.result()
 
     def write(self, key: str, text: str) -> None:
@@ -112,7 +117,6 @@ class BoundedStore:
 class Note(NamedTuple):
     """The reason why a worker gave up. The group cannot recover from a `final` note."""
 
-    rank: int
     reason: str
     final: bool
 
@@ -131,7 +135,7 @@ class StoreNotes(BoundedStore):
     def leave_note(self, generation: int, reason: str, *, final: bool) -> None:
         """Write the reason why this worker gives up, unless the generation already has a note."""
         try:
-            self.write_once(f"{generation}/note", json.dumps(Note(self.rank, reason, final)))
+            self.write_once(f"{generation}/note", json.dumps(Note(reason, final)))
         except RuntimeError:
             logger.warning("the store is gone; other workers will see only closed connections")
 

@@ -107,13 +107,14 @@ CASES = {
     "an unknown backend": Case(
         start(0, 1, "127.0.0.1", "carrier pigeon"),
         "ConfigError",
-        "Unknown backend 'carrier pigeon'; expected one of gloo, nccl, mpi, ccl.",
+        "This torch has no backend 'carrier pigeon'; expected one of gloo, nccl, mpi, ccl. For ccl, import its package "
+        "first, oneccl_bindings_for_pytorch.",
     ),
     "a backend without its package": Case(
         start(0, 1, "127.0.0.1", "ccl"),
         "ConfigError",
-        "This torch has no backend 'ccl'; import the package that brings it first (for ccl "
-        "oneccl_bindings_for_pytorch), or take gloo.",
+        "This torch has no backend 'ccl'; expected one of gloo, nccl, mpi, ccl. For ccl, import its package first, "
+        "oneccl_bindings_for_pytorch.",
     ),
     "a rank beyond the workers": Case(
         start(2, 2, "127.0.0.1"),
@@ -128,15 +129,20 @@ CASES = {
     "no address": Case(
         start(0, 2),
         "ConfigError",
-        "initialize_comms needs master_ip_address: not given, and not found in the environment of torchrun, Slurm"
+        "initialize_comms needs master_ip_address: not given, and not complete in the environment of torchrun, Slurm"
         " or MPI. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun.",
+    ),
+    "the number of workers alone": Case(
+        start(None, 2),
+        "ConfigError",
+        "initialize_comms needs _rank, master_ip_address: not given, and not complete in the environment of torchrun, "
+        "Slurm or MPI. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun.",
     ),
     "a launcher's environment without the number of workers": Case(
         start_under(RANK="0", MASTER_ADDR="127.0.0.1"),
         "ConfigError",
-        "initialize_comms needs _rank, _world_size, master_ip_address: not given, and not found in the environment of "
-        "torchrun, Slurm or MPI, of which only RANK, MASTER_ADDR is set. Pass them (sar.nfs_ip_init finds the address "
-        "over a shared file), or use torchrun.",
+        "initialize_comms needs _rank, _world_size, master_ip_address: not given, and not complete in the environment "
+        "of torchrun, Slurm or MPI. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun.",
     ),
     "virtual workers in a thread of a trainer": Case(
         start_in_a_thread(SAR_RESIDENT="1", SAR_PARTS="1"),

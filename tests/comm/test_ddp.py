@@ -37,7 +37,7 @@ class Model(nn.Module):
             return graph.ndata["out"].tanh()
 
 
-def trained_with_ddp(graph, data, mode_of_unused, bucket_mb, summed_again=False, hook=True):
+def trained_with_ddp(graph, data, mode_of_unused, bucket_mb):
     """Three steps of gradient descent from the parameters of worker 0."""
     torch.manual_seed(sar.rank() if dist.is_initialized() else 0)
     model = Model().to(data.nodes["x"].dtype)
@@ -49,8 +49,7 @@ def trained_with_ddp(graph, data, mode_of_unused, bucket_mb, summed_again=False,
         trained = DistributedDataParallel(
             model, find_unused_parameters=mode_of_unused == "found", bucket_cap_mb=bucket_mb
         )
-        if hook:
-            trained.register_comm_hook(None, sar.ddp_sum_hook)
+        trained.register_comm_hook(None, sar.ddp_sum_hook)
         sar.sync_params(trained)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(3):
@@ -58,8 +57,6 @@ def trained_with_ddp(graph, data, mode_of_unused, bucket_mb, summed_again=False,
         optimizer.zero_grad()
         out = trained(graph, x, w)
         weighted_sum(out, data.nodes["cotangent"]).backward()
-        if summed_again:
-            sar.gather_grads(trained)
         optimizer.step()
     results = {"node output": out, "node x.grad": x.grad, "edge w.grad": w.grad}
     results |= {f"same {name}": value for name, value in model.state_dict().items() if "num_batches" not in name}
@@ -73,20 +70,6 @@ def test_gradients_are_those_of_the_whole_graph(pool, world_size, scenario, mode
     parts = SCENARIOS[scenario](world_size)
     assert len(set(parts.node_counts)) > 1, "an average over workers would be something else"
     check(pool, parts, random_data(parts, torch.float64), [(trained_with_ddp, (mode_of_unused, bucket_mb))])
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [({"hook": False}, ("averages", "register_comm_hook")), ({"summed_again": True}, ("gather_grads", "Leave"))],
-    ids=["average", "summed twice"],
-)
-@pytest.mark.parametrize("world_size", [2])
-def test_wrong_sums_are_refused(pool, options, words):
-    arguments = {"mode_of_unused": "absent", "bucket_mb": 25, "summed_again": False, "hook": True} | options
-    for failure in fail_on_all_ranks(pool, SCENARIOS["random"](2), trained_with_ddp, *arguments.values()):
-        assert failure.kind == "ConfigError", failure
-        for word in words:
-            assert word in failure.message, failure.message
 
 
 class InParts(nn.Module):
@@ -165,6 +148,7 @@ def test_parts_of_a_model(pool, world_size, wrapped, hook, summed, context):
         (["last"], default_hooks.allreduce_hook, ["first", "conv"], False, "averages"),
         (["last"], None, ["first"], True, "averages"),
         (["last"], sar.ddp_sum_hook, ALL, False, "Leave"),
+        (ALL, sar.ddp_sum_hook, ALL, False, "Leave"),
     ],
 )
 @pytest.mark.parametrize("world_size", [2])

@@ -55,6 +55,7 @@ def test_without_a_way_to_elsewhere_any_interface_is_better_than_loopback(
     monkeypatch.setattr(environment, "_local_end", {"node1": "127.0.1.1"}.get)
     environment.choose_interface("node1")
     assert host["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert environment.own_address() == "10.0.0.1"
 
 
 def test_workers_that_torchrun_starts_on_one_host_keep_to_it(host: dict[str, str]) -> None:
@@ -75,13 +76,14 @@ def test_what_the_user_names_goes_before(host: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("asked", "local_rank", "there", "taken"),
     [
-        ("cuda", None, 4, 2),  # no launcher, and the script has chosen
-        ("cuda", 3, 4, 3),
-        ("cuda", 3, 1, 0),  # Slurm shows each task its own
-        ("cuda:1", None, 4, 1),
-        ("cuda", 4, 4, None),
-        ("cuda", 1, 0, None),
-        ("cuda:1", None, 1, None),
+        ("cuda", 3, 4, 2),  # the script has chosen
+        (None, None, 4, 2),  # no launcher
+        (None, 3, 4, 3),
+        (None, 3, 1, 0),  # Slurm shows each task its own
+        ("cuda:1", 3, 4, 1),
+        (None, 4, 4, None),
+        (None, 1, 0, None),
+        ("cuda:1", 3, 1, None),
     ],
 )
 def test_each_process_takes_its_own_gpu(monkeypatch, asked, local_rank, there, taken) -> None:
@@ -90,9 +92,11 @@ def test_each_process_takes_its_own_gpu(monkeypatch, asked, local_rank, there, t
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     if taken is None:
-        with pytest.raises(ConfigError, match=f"sees {there} of them and is to take number {local_rank or 1}"):
-            session._take_cuda_device(torch.device(asked), local_rank)
+        with pytest.raises(
+            ConfigError, match=f"sees {there} of them and is to take number {1 if asked else local_rank}"
+        ):
+            session._choose_device(asked, "nccl", local_rank)
         assert len(current) == 1
     else:
-        device = session._take_cuda_device(torch.device(asked), local_rank)
+        device = session._choose_device(asked, "nccl", local_rank)
         assert device == current[-1] == torch.device("cuda", taken)

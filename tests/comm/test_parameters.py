@@ -233,25 +233,6 @@ def test_no_gradients_at_all(pool):
     assert pool.run(nothing_to_gather) == [[None, None]] * 2
 
 
-def one_training_step(rows):
-    """Loss = local sum / global count, then the sum over workers: the gradient of the mean over all rows."""
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    (model(rows).square().sum() / 9).backward()
-    sar.gather_grads(model)
-    return model.weight.grad
-
-
-@pytest.mark.parametrize("world_size", [3])
-def test_the_loss_convention(pool):
-    rows = torch.randn(9, 3, generator=torch.Generator().manual_seed(1))
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    model(rows).square().mean().backward()
-    for grad in pool.run(one_training_step, per_rank=list(rows.split([0, 5, 4]))):
-        assert torch.allclose(grad, model.weight.grad, atol=1e-6)
-
-
 def refused(kind):
     """Only worker 0 has what is refused; all workers raise."""
     if kind == "lazy":

@@ -18,7 +18,7 @@ from tests.comm.launch import free_port, launch
 
 @pytest.fixture(autouse=True)
 def short_and_tidy(monkeypatch):
-    monkeypatch.setattr(sar.Config, "timeout", 10.0)
+    monkeypatch.setattr(sar.Config, "timeout", 40.0)
     yield
     stop_announcing()
 
@@ -36,7 +36,7 @@ def test_the_others_get_worker_0s_address(tmp_path):
     early = waiting_worker(path)
     address = sar.nfs_ip_init(0, str(path))
     assert socket.inet_aton(address)
-    assert early.result(10) == address
+    assert early.result(40) == address
     assert sar.nfs_ip_init(2, str(path)) == address
 
 
@@ -53,7 +53,7 @@ def test_a_stale_file_is_not_believed(tmp_path, content):
     time.sleep(1)
     assert not early.done(), "took what the old file says"
     address = sar.nfs_ip_init(0, str(path))
-    assert early.result(10) == address
+    assert early.result(40) == address
 
 
 def test_a_service_that_took_over_the_port_is_not_believed(tmp_path):
@@ -76,7 +76,7 @@ def test_a_service_that_took_over_the_port_is_not_believed(tmp_path):
         time.sleep(1)
         assert not early.done()
         address = sar.nfs_ip_init(0, str(path))
-        assert early.result(10) == address
+        assert early.result(40) == address
         server.shutdown(socket.SHUT_RDWR)
 
 
@@ -84,26 +84,22 @@ def test_nobody_announces(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(sar.Config, "timeout", 2.0)
     monkeypatch.setattr(liveness, "STALL_SECONDS", 0.3)
     path = tmp_path / "ip"
-    with pytest.raises(CommunicationTimeout, match="no file") as error:
+    with pytest.raises(CommunicationTimeout, match=r"\(No such file or directory\)") as error:
         sar.nfs_ip_init(1, str(path))
     assert str(path) in str(error.value)
     assert "waited 2 s" in str(error.value)
     path.write_text(closed_port())
     assert any(re.match(r"Worker 1 has waited \d s for worker 0 to announce", line) for line in caplog.messages)
-    with pytest.raises(CommunicationTimeout, match=r"old file: no worker 0 at .* confirms it"):
+    with pytest.raises(CommunicationTimeout, match=r"an old file does not count \(Connection refused\)"):
         sar.nfs_ip_init(1, str(path))
 
 
-def test_a_folder_in_the_place_of_the_file(tmp_path):
+@pytest.mark.parametrize("name", ["ip", "missing/ip"], ids=["a folder", "in a folder that is not there"])
+def test_a_file_that_cannot_be_written(tmp_path, name):
     (tmp_path / "ip").mkdir()
     with pytest.raises(ConfigError, match="cannot write its address"):
-        sar.nfs_ip_init(0, str(tmp_path / "ip"))
+        sar.nfs_ip_init(0, str(tmp_path / name))
     assert [path.name for path in tmp_path.iterdir()] == ["ip"]
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match="cannot write its address"):
-        sar.nfs_ip_init(0, str(tmp_path / "missing" / "ip"))
 
 
 @pytest.mark.parametrize("ports", [(0, 0), (free_port(), free_port())], ids=["announced ports", "given ports"])
@@ -129,24 +125,3 @@ sar.initialize_comms(me, 2, sar.nfs_ip_init(me, os.environ["IP_FILE"]), **port)
     assert used[::2] == list(ports) or ports == (0, 0)
     assert [report["sum"] for report in reports] == [3.0] * 4
     assert os.listdir(tmp_path) == [], "the files are gone once everybody is connected"
-
-
-def test_a_worker_0_that_announces_long_before_it_joins(tmp_path):
-    """Its port is known and there is no store yet: that is not a frozen one."""
-    code = """
-import os, time, sar
-from sar.comm import liveness
-me = int(os.environ["MINE"])
-sar.Config.timeout, liveness.SILENCE_SECONDS = 60, 1.0
-address = sar.nfs_ip_init(me, os.environ["IP_FILE"])
-if me == 0:
-    while not os.path.exists(os.environ["IP_FILE"] + ".waits"):
-        time.sleep(0.05)
-    time.sleep(3)
-else:
-    open(os.environ["IP_FILE"] + ".waits", "w").close()
-sar.initialize_comms(me, 2, address)
-liveness.SILENCE_SECONDS = 120.0
-"""
-    reports = launch(code, [{"MINE": str(rank), "IP_FILE": str(tmp_path / "ip")} for rank in range(2)])
-    assert [report["sum"] for report in reports] == [3.0] * 2
