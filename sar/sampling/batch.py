@@ -1,8 +1,8 @@
 """A mini-batch in plain tensors, sampled by all workers together, with features, before DGL or PyG gets it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from sar.comm.rows import FieldFormat, RowFormat
 from sar.common_tuples import CanonicalEtype
 from sar.sampling.draws import Numbering, copy_rows
 from sar.sampling.neighbors import SampledLayer
-from sar.sampling.owner_requests import NodesByOwner, columns_of, message_bytes, respond_to_requests
+from sar.sampling.owner_requests import NodesByOwner, Rows, send_requests
 from sar.sampling.worker_graph import Features, WorkerGraph
 
 
@@ -34,16 +34,9 @@ class Pairs(NamedTuple):
     numbers: list[Tensor]  # by type, (S,) int64: `SeedColumn.NUMBER` of the seeds
 
 
-class SamplingMethod(Protocol):
-    """How the layers of a batch are drawn."""
-
-    def draw(
-        self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int
-    ) -> tuple[list[SampledLayer], Pairs | None]:
-        """The layers, input layer first, and the pairs of seeds that are edges; `seeds` and `key` as of `sample_batch`.
-
-        Called by all workers together, which have agreed on the batch, inside `group.guard()`.
-        """
+# Draws the layers of a batch, input layer first, and the pairs of seeds that are edges. Seeds and key are those of
+# `start_batch`. All workers call it together, once they have agreed on the batch.
+Draw = Callable[[Group, WorkerGraph, Tensor, int], tuple[list[SampledLayer], Pairs | None]]
 
 
 class FeatureCache(NamedTuple):
@@ -58,7 +51,7 @@ class SamplingSource:
     """The graph, features and settings to sample with."""
 
     graph: WorkerGraph
-    method: SamplingMethod
+    draw: Draw
     cache: FeatureCache | None  # of input features
 
 
@@ -74,29 +67,22 @@ class Batch(NamedTuple):
     misses: int  # and those whose features were fetched
 
 
-def random_key() -> int:
-    """A key drawn from torch's random state."""
-    return int(torch.randint(2**63 - 1, (), device="cpu"))
-
-
-def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Batch:
-    """Sample a batch, by all workers together; their sources have equal settings.
-
-    Seeds are distinct, as the method takes them: global IDs, (S,) int64, or rows of seed edges, (S, 7), see
-    [Note: seed edges]. There may be none. `key` has 63 bits, which belong to this worker and batch.
-    """
-    with group.guard():
-        group.agree(f"{source.graph.signature}: a batch")
-        return start_batch(group, source, seeds, key)()
-
-
 def start_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Callable[[], Batch]:
-    """As `sample_batch`, after the agreement, inside `group.guard()`; its result waits for remote features.
+    """Draw a batch and send for its remote features; the function that is returned waits for them.
 
-    Until then these travel, while the worker does something else. It may be called in the same generation only.
+    Until then these travel, while the worker does something else. It may be called in the same generation only. All
+    workers start the batch together, once they have agreed on it, inside `group.guard()`; their sources have equal
+    settings.
+
+    Args:
+        group: the workers.
+        source: the graph, features and settings.
+        seeds: distinct, as the sampler takes them: global IDs, (S,) int64, or rows of seed edges, (S, 7), see
+            [Note: seed edges]; may be empty.
+        key: 63 bits, which belong to this worker and batch.
     """
     graph = source.graph
-    layers, pairs = source.method.draw(group, graph, seeds, key)
+    layers, pairs = source.draw(group, graph, seeds, key)
     outputs = {ntype: nodes[: layers[-1].num_dst[ntype]] for ntype, nodes in layers[-1].nodes.items()}
     features = _start_fetching(group, graph, layers[0].nodes, outputs, source.cache)
     return lambda: Batch(layers, pairs, graph.num_nodes, *features())
@@ -144,28 +130,19 @@ def _start_fetching(
     inputs = wanted[: len(graph.inputs)]
     hits = sum(len(rows) for request in inputs for rows, _ in request.cached)
     misses = sum(len(request.nodes[p]) for request in inputs for p in workers if p != own_rank)
-    formats = [FieldFormat.of(table) for request in wanted for table in request.tables.values()]
 
-    def lengths(nodes: Sequence[Tensor]) -> list[int]:
-        """Rows of every table in the message about these nodes of every type."""
-        return [len(ids) for request, ids in zip(wanted, nodes, strict=True) for _ in request.tables]
-
-    def respond(nodes: list[Tensor]) -> Tensor:
-        sizes = lengths(nodes)
-        message = torch.empty(message_bytes(formats, sizes), dtype=torch.uint8, device="cpu")
-        columns = iter(columns_of(message, formats, sizes))
+    def respond(nodes: list[Tensor]) -> list[Rows]:
+        columns = []
         for request, ids in zip(wanted, nodes, strict=True):
             rows = graph.rows(request.ntype, ids)
-            for table in request.tables.values():
-                copy_rows(table, rows, next(columns), None)
-        return message
+            columns += [Rows(table, rows) for table in request.tables.values()]
+        return columns
 
-    call = f"{graph.signature}: features"
-    requests = [[request.nodes[p] for request in wanted] for p in workers]
-    responses = respond_to_requests(group, call, requests, respond)
-    sizes = [0 if p == own_rank else message_bytes(formats, lengths(requests[p])) for p in workers]
-    into = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
-    arrive = group.start_exchange(f"{call}: responses", responses, into)
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    requests = [[none if p == own_rank else request.nodes[p] for request in wanted] for p in workers]
+    formats = [FieldFormat.of(table) for request in wanted for table in request.tables.values()]
+    lengths = [[len(request.nodes[p]) for request in wanted for _ in request.tables] for p in workers]
+    arrive = send_requests(group, f"{graph.signature}: features", requests, respond, formats, lengths)
 
     def finish() -> tuple[Features, Features, int, int]:
         batch: list[tuple[str, dict[str, Tensor]]] = []
@@ -178,9 +155,9 @@ def _start_fetching(
                     assert cache is not None
                     copy_rows(cache.features[request.ntype][name], rows, out, positions)
             batch.append((request.ntype, features))
-        for p, message in enumerate(arrive()):
+        for p, response in enumerate(arrive()):
             if p != own_rank:
-                columns = iter(columns_of(message, formats, lengths(requests[p])))
+                columns = iter(response)
                 for request, (_, features) in zip(wanted, batch, strict=True):
                     for out in features.values():
                         copy_rows(next(columns), None, out, request.positions[p])
@@ -190,24 +167,14 @@ def _start_fetching(
 
 
 def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
-    """A cache of `nbytes` bytes for this worker's most read remote nodes; called by all workers together."""
-    nodes = _most_read_nodes(graph, nbytes)
-    no_outputs = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64, device="cpu"))
-    group.agree(f"{graph.signature}: filling the cache")
-    cache = FeatureCache({}, _start_fetching(group, graph, nodes, no_outputs, None)()[0])
-    for ntype, known in nodes.items():
-        cache.rows[ntype] = Numbering(len(known), graph.num_nodes)
-        cache.rows[ntype].add(known)
-    return cache
+    """A cache of `nbytes` bytes for this worker's most read remote nodes; called by all workers together.
 
-
-def _most_read_nodes(graph: WorkerGraph, nbytes: int) -> dict[str, Tensor]:
-    """The remote nodes with input features that have the most edges into this worker, as many as fit; global IDs.
-
-    A node with more out-edges here is drawn more often. Nodes are taken by edges per byte of their features.
+    They are those with input features that have the most edges into this worker, because a node with more of them is
+    drawn more often. As many as fit are taken, by edges per byte of their features.
     """
+    cache = FeatureCache({}, {})
     if not graph.inputs:
-        return {}
+        return cache
     start, end = graph.node_ranges[graph.part]
     columns = []
     for number, (ntype, tables) in enumerate(graph.inputs.items()):
@@ -221,4 +188,11 @@ def _most_read_nodes(graph: WorkerGraph, nbytes: int) -> dict[str, Tensor]:
     order = edges_per_byte.argsort(descending=True, stable=True)
     order = order[sizes[order].cumsum(0) <= nbytes]
     nodes, numbers = nodes[order], numbers[order]
-    return {ntype: nodes[numbers == number].sort().values for number, ntype in enumerate(graph.inputs)}
+    known = {ntype: nodes[numbers == number].sort().values for number, ntype in enumerate(graph.inputs)}
+    for ntype, of_type in known.items():
+        cache.rows[ntype] = Numbering(len(of_type), graph.num_nodes)
+        cache.rows[ntype].add(of_type)
+    group.agree(f"{graph.signature}: filling the cache")
+    no_outputs = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64, device="cpu"))
+    features, *_ = _start_fetching(group, graph, known, no_outputs, None)()
+    return cache._replace(features=features)

@@ -124,3 +124,8 @@ def derive_key(key: int, *numbers: int) -> int:
         [mixed] = mix(np.array([(key + int(STEP) * (number + 1)) % 2**64], np.uint64))
         key = int(mixed)
     return key >> 1
+
+
+def random_key() -> int:
+    """A key, 63 bits, drawn from torch's random state."""
+    return int(torch.randint(2**63 - 1, (), device="cpu"))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, GraphError
-from sar.sampling.batch import Batch, Pairs, PairsOfType, SamplingSource, random_key, sample_batch
+from sar.sampling.batch import Batch, Pairs, PairsOfType, SamplingSource
 from sar.sampling.draws import Numbering, derive_key
-from sar.sampling.neighbors import SampledLayer
-from sar.sampling.owner_requests import NodesByOwner, request_columns
-from sar.sampling.sampler import DistNeighborSampler, NeighborDraws
+from sar.sampling.neighbors import SampledLayer, sample_layers
+from sar.sampling.owner_requests import NodesByOwner, Rows, send_requests
+from sar.sampling.sampler import DistNeighborSampler, LabelShifts, by_etype, sample_batch
 from sar.sampling.seeds import SeedColumn, SeedEdges, edge_ids, look_up_edges, reverse_edges
 from sar.sampling.worker_graph import WorkerGraph
 
@@ -28,52 +28,46 @@ LABEL = "edge_label"  # the edge feature that PyTorch Geometric calls the labels
 PAIRS = 2**32  # the number of the pairs' key among those of a batch; layers have those from 0 on
 
 
-@dataclass(frozen=True)
-class PairDraws:
-    """Draws negative pairs, and the neighborhoods of the nodes that all pairs join; see `SamplingMethod`.
+def draw_pairs(
+    group: Group, graph: WorkerGraph, seeds: Tensor, key: int, negatives: Sequence[float] | None, both_ends: bool
+) -> Pairs:
+    """The seeds and negative pairs, as positions among the nodes that they join.
 
-    The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely. With `both_ends` negative pairs
-    (u', v') have any two nodes of the types; there are `negatives` for a seed on average, rounded up in a batch.
+    The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely.
+
+    Args:
+        group: the workers, which have agreed on the batch, inside `group.guard()`.
+        graph: this worker's part of the graph.
+        seeds: rows, see [Note: seed edges].
+        key: 63 bits that belong to this worker and batch.
+        negatives: for every edge type, pairs to draw for a seed; None for no second graph.
+        both_ends: negative pairs (u', v') have any two nodes of the types. There are `negatives` for a seed on average,
+            rounded up in a batch.
     """
-
-    neighbors: NeighborDraws  # draws the layers
-    exclude: bool  # leave the seeds, and their reverse edges, if any, out of the layers
-    negatives: list[float] | None  # for every edge type, pairs to draw for a seed; None for no second graph
-    both_ends: bool
-
-    def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], Pairs]:
-        """The layers of the nodes that the pairs of these seeds join; seeds are rows, see [Note: seed edges]."""
-        pairs = self.pairs(group, graph, seeds, derive_key(key, PAIRS))
-        exclude = seeds[:, [SeedColumn.ID, SeedColumn.REVERSE]].flatten() if self.exclude else None
-        return self.neighbors.layers(group, graph, pairs.nodes, key, exclude), pairs
-
-    def pairs(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> Pairs:
-        """The seeds, and negative pairs, as positions among the nodes that they join."""
-        generator = torch.Generator().manual_seed(key)
-        by_type = [seeds[seeds[:, SeedColumn.TYPE] == number] for number in range(len(graph.relations))]
-        features = _edge_features(group, graph, by_type)
-        pairs = [
-            PairsOfType(
-                relation.etype, of_type[:, SeedColumn.SRC].contiguous(), of_type[:, SeedColumn.DST].contiguous(), named
-            )
-            for relation, of_type, named in zip(graph.relations, by_type, features, strict=True)
-        ]
-        num_types = len(pairs)
-        for (etype, src, dst, _), count in zip(pairs[:num_types], self.negatives or [], strict=False):
-            total = math.ceil(len(src) * count)
-            dst = _any_nodes(graph, etype[2], total, generator)
-            src = _any_nodes(graph, etype[0], total, generator) if self.both_ends else src.repeat_interleave(int(count))
-            pairs.append(PairsOfType(etype, src, dst, {}))
-        numbering = {}
-        for ntype in graph.node_types:
-            most = sum(len(of_type.src) for of_type in pairs for end in (0, 2) if of_type.etype[end] == ntype)
-            numbering[ntype] = Numbering(most, graph.num_nodes)
-        for number, (etype, src, dst, _) in enumerate(pairs):
-            pairs[number] = pairs[number]._replace(src=numbering[etype[0]].add(src), dst=numbering[etype[2]].add(dst))
-        nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
-        negative = pairs[num_types:] if self.negatives is not None else None
-        numbers = [of_type[:, SeedColumn.NUMBER].contiguous() for of_type in by_type]
-        return Pairs(nodes, pairs[:num_types], negative, numbers)
+    generator = torch.Generator().manual_seed(key)
+    by_type = [seeds[seeds[:, SeedColumn.TYPE] == number] for number in range(len(graph.relations))]
+    pairs = []
+    for relation, of_type, features in zip(
+        graph.relations, by_type, _edge_features(group, graph, by_type), strict=True
+    ):
+        src, dst = of_type[:, SeedColumn.SRC].contiguous(), of_type[:, SeedColumn.DST].contiguous()
+        pairs.append(PairsOfType(relation.etype, src, dst, features))
+    num_types = len(pairs)
+    for (etype, src, dst, _), count in zip(pairs[:num_types], negatives or [], strict=False):
+        total = math.ceil(len(src) * count)
+        dst = _any_nodes(graph, etype[2], total, generator)
+        src = _any_nodes(graph, etype[0], total, generator) if both_ends else src.repeat_interleave(int(count))
+        pairs.append(PairsOfType(etype, src, dst, {}))
+    numbering = {}
+    for ntype in graph.node_types:
+        most = sum(len(of_type.src) for of_type in pairs for end in (0, 2) if of_type.etype[end] == ntype)
+        numbering[ntype] = Numbering(most, graph.num_nodes)
+    for number, (etype, src, dst, _) in enumerate(pairs):
+        pairs[number] = pairs[number]._replace(src=numbering[etype[0]].add(src), dst=numbering[etype[2]].add(dst))
+    nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
+    negative = pairs[num_types:] if negatives is not None else None
+    numbers = [of_type[:, SeedColumn.NUMBER].contiguous() for of_type in by_type]
+    return Pairs(nodes, pairs[:num_types], negative, numbers)
 
 
 class EdgePredictionSampler:
@@ -163,83 +157,80 @@ class EdgePredictionSampler:
         Raises:
             GraphError, FieldError, ConfigError, CommunicationError: as `DistNeighborSampler.sample`.
         """
-        seeds, _ = self.find_seeds(full_graph_manager, edges, foreign=False)
-        source = self.prepare(full_graph_manager)
-        return self.to_graphs(sample_batch(session.current_group(), source, seeds, random_key()))
+        return self.to_graphs(sample_batch(self, full_graph_manager, edges))
 
     def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
-        """The source of batches, that of the inner sampler."""
+        """The source of batches, that of the inner sampler with draws of pairs."""
         with session.current_group().guard():
             source = self.sampler.prepare(graph, call)
             if self._source is None or self._source[0] is not source:
-                assert isinstance(source.method, NeighborDraws)
-                excluded, counts, both_ends = self.exclude is not None, self._counts(graph), self.mode == "binary"
-                method = PairDraws(source.method, excluded, counts, both_ends)
-                settings = f"seed edges, excluded {excluded}, negative pairs {counts}, both ends {both_ends}"
+                fanouts, replace_drawn = self.sampler.fanouts_by_type(graph), self.sampler.replace
+                excludes, both_ends = self.exclude is not None, self.mode == "binary"
+                given = None if self.negatives is None else by_etype(graph, self.negatives)
+                negatives = None if given is None else [given.get(etype, 0) for etype in graph.canonical_etypes]
+
+                def draw(group: Group, local: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], Pairs]:
+                    pairs = draw_pairs(group, local, seeds, derive_key(key, PAIRS), negatives, both_ends)
+                    exclude = seeds[:, [SeedColumn.ID, SeedColumn.REVERSE]].flatten() if excludes else None
+                    return sample_layers(group, local, pairs.nodes, key, fanouts, replace_drawn, exclude), pairs
+
+                settings = f"seed edges, excluded {excludes}, negative pairs {negatives}, both ends {both_ends}"
                 local = replace(source.graph, signature=f"{source.graph.signature}, {settings}")
-                self._source = source, replace(source, graph=local, method=method)
+                self._source = source, replace(source, graph=local, draw=draw)
             return self._source[1]
 
     def find_seeds(
-        self, graph: GraphShardManager, edges: SeedEdges, *, foreign: bool
-    ) -> tuple[Tensor, dict[CanonicalEtype, int]]:
-        """The edges as rows, see [Note: seed edges], and the shifts of their labels; by all workers together.
+        self, graph: GraphShardManager, local: WorkerGraph, seeds: SeedEdges, *, foreign: bool
+    ) -> tuple[Tensor, LabelShifts]:
+        """The edges as rows, see [Note: seed edges], and the shifts of their labels; otherwise as of `GraphSampler`.
 
         A shift is added to labels of a type in batches of PyTorch Geometric, so that 0 is left for negative
         pairs. The types are those of which any worker has seeds.
         """
         with session.current_group().guard() as group:
-            source = self.prepare(graph)
             backs = {graph.to_canonical_etype(t): graph.to_canonical_etype(b) for t, b in self.reverse_etypes.items()}
             group.agree(f"seed edges, exclude {self.exclude}, reverse types {backs}, foreign {foreign}")
-            reverse: list[Tensor | None] = [None] * len(source.graph.relations)
+            reverse: list[Tensor | None] = [None] * len(local.relations)
             for number, found in enumerate(self.sampler.in_edges(graph)):
                 if self.exclude == "reverse_id":
                     reverse[number] = self._reverse_ids(graph, found.etype)[found.edges]
                 elif self.exclude == "reverse_types" and found.etype in backs:
                     reverse[number] = reverse_edges(graph, found.etype, backs[found.etype])[found.edges]
-            seeds = look_up_edges(graph, source.graph, edge_ids(graph, edges), reverse, foreign=foreign)
+            rows = look_up_edges(graph, local, edge_ids(graph, seeds), reverse, foreign=foreign)
+            seen = torch.zeros(len(graph.canonical_etypes), 2, dtype=torch.int64, device="cpu")
             for number, etype in enumerate(graph.canonical_etypes):
-                alone = int(((seeds[:, SeedColumn.TYPE] == number) & (seeds[:, SeedColumn.REVERSE] < 0)).sum())
+                of_type, labels = rows[:, SeedColumn.TYPE] == number, graph.edges[etype].data.get(LABEL)
+                alone = int((of_type & (rows[:, SeedColumn.REVERSE] < 0)).sum())
                 if self.exclude == "reverse_types" and etype in backs and alone:
                     raise GraphError(
                         f"{alone} seeds of type {etype} have no edge back of type {backs[etype]}, their reverse type."
                     )
-            return seeds, self._shifts(graph, seeds)
-
-    def _shifts(self, graph: GraphShardManager, seeds: Tensor) -> dict[CanonicalEtype, int]:
-        """As of `find_seeds`. Labels of the graph's edges count, as those of classes."""
-        found = torch.zeros(len(graph.canonical_etypes), 2, dtype=torch.int64, device="cpu")
-        for number, etype in enumerate(graph.canonical_etypes):
-            labels = graph.edges[etype].data.get(LABEL)
-            found[number, 0] = (seeds[:, SeedColumn.TYPE] == number).any()
-            found[number, 1] = self.mode != "triplet" and labels is not None and bool((labels == 0).any())
-        gathered = session.current_group().all_gather(found, "types and labels of seed edges")
-        seen = torch.stack(gathered).amax(0) * torch.tensor([1, self.negatives is not None], device="cpu")
-        types = zip(graph.canonical_etypes, seen.tolist(), strict=True)
-        shifts = {etype: shift for etype, (there, shift) in types if there}
-        if self.mode == "triplet" and len(shifts) > 1:
-            raise GraphError(f"Seeds are of the types {list(shifts)}; expected one type for triplets.")
-        return shifts
+                seen[number, 0] = of_type.any()
+                # Labels of the graph's edges count, as those of classes.
+                seen[number, 1] = self.mode != "triplet" and labels is not None and bool((labels == 0).any())
+            seen = torch.stack(group.all_gather(seen, "types and labels of seed edges")).amax(0)
+            seen[:, 1] *= self.negatives is not None
+            by_type = zip(graph.canonical_etypes, seen.tolist(), strict=True)
+            shifts = {etype: shift for etype, (there, shift) in by_type if there}
+            if self.mode == "triplet" and len(shifts) > 1:
+                raise GraphError(f"Seeds are of the types {list(shifts)}; expected one type for triplets.")
+            return rows, shifts
 
     def to_graphs(self, batch: Batch) -> tuple[Any, ...]:
         """A sampled batch as graphs, on the output device."""
-        pairs, blocks, device = (
-            batch.pairs,
-            self.sampler.to_graphs(batch),
-            torch.device(self.sampler.output_device or "cpu"),
-        )
+        pairs, blocks = batch.pairs, self.sampler.to_graphs(batch)
+        device = torch.device(self.sampler.output_device or "cpu")
         assert pairs is not None
         kinds = [pairs.positive] if pairs.negative is None else [pairs.positive, pairs.negative]
         edges = [{etype: (src, dst, features) for etype, src, dst, features in of_types} for of_types in kinds]
         graphs = [make_pair_graph(pairs.nodes, of_types, device) for of_types in edges]
         return blocks[0].srcdata[NID], *graphs, blocks
 
-    def to_data(self, batch: Batch, shifts: Mapping[CanonicalEtype, int]) -> Any:
+    def to_data(self, batch: Batch, shifts: LabelShifts) -> Any:
         """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
         from sar.adapters.pyg.graph import SeedPairs, add_seed_pairs
 
-        pairs, data, device = batch.pairs, self.sampler.to_data(batch), self.sampler.output_device
+        pairs, data, device = batch.pairs, self.sampler.to_data(batch, shifts), self.sampler.output_device
         assert pairs is not None
         found: dict[CanonicalEtype, SeedPairs] = {}
         for number, positive in enumerate(pairs.positive):
@@ -251,20 +242,11 @@ class EdgePredictionSampler:
         add_seed_pairs(data, found, triplets=self.negatives if self.mode == "triplet" else 0)
         return data if device is None else data.to(device)
 
-    def _counts(self, graph: GraphShardManager) -> list[float] | None:
-        """Negative pairs for a seed of each edge type, in the graph's order."""
-        if self.negatives is None:
-            return None
-        if not isinstance(self.negatives, Mapping):
-            return [self.negatives] * len(graph.canonical_etypes)
-        given = {graph.to_canonical_etype(etype): count for etype, count in self.negatives.items()}
-        return [given.get(etype, 0) for etype in graph.canonical_etypes]
-
     def _reverse_ids(self, graph: GraphShardManager, etype: CanonicalEtype) -> Tensor:
         """`reverse_eids` of an edge type, checked."""
         given, count = self.reverse_eids, graph.num_edges(etype)
         if isinstance(given, Mapping):
-            given = {graph.to_canonical_etype(key): ids for key, ids in given.items()}.get(etype)
+            given = by_etype(graph, given).get(etype)
         elif len(graph.canonical_etypes) > 1:
             raise ConfigError("The graph has several edge types; give reverse_eids as a dictionary by edge type.")
         if given is None:
@@ -289,27 +271,25 @@ def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Gene
 def _edge_features(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:
     """The seeds' IDs and features, which their owners have; for every edge type (S, ...) each."""
     features = [{EID: of_type[:, SeedColumn.ID].contiguous()} for of_type in by_type]
-    numbers = [number for number, relation in enumerate(graph.relations) if relation.features]
-    if not numbers:
+    formats = [FieldFormat.of(feature) for relation in graph.relations for feature in relation.features.values()]
+    if not formats:
         return features
-    asked = [
-        NodesByOwner.sort(by_type[number][:, SeedColumn.DST].contiguous(), graph.node_ranges) for number in numbers
-    ]
-
-    def features_at(places: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            feature[graph.relations[number].rows[of_type]]
-            for number, of_type in zip(numbers, places, strict=True)
-            for feature in graph.relations[number].features.values()
-        ]
-
+    asked = [NodesByOwner.sort(of_type[:, SeedColumn.DST].contiguous(), graph.node_ranges) for of_type in by_type]
     requests = [
-        [by_type[number][nodes.positions[p], SeedColumn.PLACE] for number, nodes in zip(numbers, asked, strict=True)]
+        [of_type[nodes.positions[p], SeedColumn.PLACE] for of_type, nodes in zip(by_type, asked, strict=True)]
         for p in range(group.world_size)
     ]
-    formats = [FieldFormat.of(table) for number in numbers for table in graph.relations[number].features.values()]
-    by_owner = request_columns(group, f"{graph.signature}: seed edges", requests, features_at, formats)
+
+    def respond(places: list[Tensor]) -> list[Rows]:
+        columns = []
+        for relation, of_type in zip(graph.relations, places, strict=True):
+            if relation.features:
+                rows = relation.rows[of_type]
+                columns += [Rows(feature, rows) for feature in relation.features.values()]
+        return columns
+
+    by_owner = send_requests(group, f"{graph.signature}: seed edges", requests, respond, formats)()
     columns = map(torch.cat, zip(*by_owner, strict=True))
-    for number, nodes in zip(numbers, asked, strict=True):
-        features[number] |= {name: nodes.restore(next(columns)) for name in graph.relations[number].features}
+    for relation, nodes, of_type in zip(graph.relations, asked, features, strict=True):
+        of_type |= {name: nodes.restore(next(columns)) for name in relation.features}
     return features

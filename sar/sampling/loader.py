@@ -1,19 +1,31 @@
-"""The loader: batches of a worker's seeds, in step with all other workers.
+"""The loader: batches of a worker's seeds, in step with all other workers, in the loop itself or by a thread.
 
 [Note: one batch ahead]
 Before a batch is given out, the next one is drawn and its remote features are sent for: they travel while the worker
 computes, without a thread. If the loop changes features, which torch notes, the workers sample the batch once more,
 with the same draws, and no further ones ahead in this epoch. Messages that nobody will look at, because a loop was
 left, are waited for all the same: their memory has to live as long.
+
+[Note: a thread ahead]
+Sampling a batch takes several exchanges among all workers. So the threads of all workers form a second group, with
+connections of its own: its messages cannot meet those of training. Before each batch the threads agree on it, and each
+says whether its worker has left the loop. If any has, none of them samples that batch, so that no thread waits for one
+that has stopped; a worker that goes on regardless gets an error. An error in a thread stops the second group, so that
+all threads hear of it, and each raises it in the loop of its own worker.
+
+Kernels and waits release Python's lock, so a thread is enough to use another core.
 """
 
+import atexit
 import os
+import queue
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -21,27 +33,17 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.allocator import set_allocator
 from sar.comm.group import Group
+from sar.comm.transport import LEFT_EARLY
 from sar.core.graph.graph import GraphShardManager
-from sar.errors import CommunicationError, ConfigError
-from sar.sampling.batch import Batch, SamplingSource, random_key, start_batch
-from sar.sampling.draws import derive_key
+from sar.errors import CommunicationError, ConfigError, DisagreementError
+from sar.sampling.batch import Batch, SamplingSource, start_batch
+from sar.sampling.draws import derive_key, random_key
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.sampler import DistNeighborSampler, GraphSampler
-from sar.sampling.sampling_thread import SamplingThread
 from sar.sampling.seed_batches import SeedBatches
 
-
-@dataclass(frozen=True)
-class _Ahead:
-    """A batch whose remote features are on their way."""
-
-    source: SamplingSource
-    generation: int  # of the group when it was started
-    wait: Callable[[], Batch]
-
-    def arrived(self, group: Group) -> Batch | None:
-        """Wait for it; None if the connections it came over are closed."""
-        return self.wait() if group.generation == self.generation and group.stopped is None else None
+POLL_SECONDS: Final = 1.0
+EXIT_SECONDS: Final = 5.0  # how long the interpreter waits for a thread when it exits
 
 
 class DataLoader:
@@ -107,25 +109,25 @@ class DataLoader:
                 raise ConfigError(f"num_workers is {num_workers}; expected at least 0.")
             if format not in ("dgl", "pyg"):
                 raise ConfigError(f"format is {format!r}; expected 'dgl' or 'pyg'.")
-            optimized, self._edges = None, None
-            self._make: Callable[[Batch], Any] = graph_sampler.to_graphs
-            if isinstance(graph_sampler, EdgePredictionSampler):
-                self._edges, shifts = graph_sampler.find_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
-                seeds = torch.arange(len(self._edges), device="cpu")
-                if format == "pyg":
-                    self._make = partial(graph_sampler.to_data, shifts=shifts)
-            else:
-                if format == "pyg":
-                    self._make = graph_sampler.to_data
-                seeds = graph_sampler.checked_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
-                asked = precompute_optimized_batches or optimized_batches_cache is not None
-                if asked and isinstance(graph_sampler, DistNeighborSampler):
-                    optimized = full_graph_manager
-            self._batches = SeedBatches(
-                seeds, batch_size, drop_last=drop_last, shuffle=shuffle, seed=self._seed, optimized=optimized
-            )
             source = graph_sampler.prepare(full_graph_manager)
             self._call = f"{source.graph.signature}: a batch"
+            seeds, shifts = graph_sampler.find_seeds(
+                full_graph_manager, source.graph, seed_nodes, foreign=foreign_seeds
+            )
+            self._make: Callable[[Batch], Any] = graph_sampler.to_graphs
+            if format == "pyg":
+                self._make = partial(graph_sampler.to_data, shifts=shifts)
+            # Seed edges are rows, of which batches have the numbers.
+            self._edges = seeds if isinstance(graph_sampler, EdgePredictionSampler) else None
+            optimized = precompute_optimized_batches or optimized_batches_cache is not None
+            self._batches = SeedBatches(
+                seeds if self._edges is None else torch.arange(len(seeds), device="cpu"),
+                batch_size,
+                drop_last=drop_last,
+                shuffle=shuffle,
+                seed=self._seed,
+                optimized=full_graph_manager if optimized and isinstance(graph_sampler, DistNeighborSampler) else None,
+            )
         if len(session.current_group().local_peers) == 1:  # else the allocator is set up for spilling
             set_allocator(batches=True)
 
@@ -185,24 +187,24 @@ class DataLoader:
 
     def _sample(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         """Sample batches one ahead: see [Note: one batch ahead]."""
-        group, ahead, changed = session.current_group(), None, False
+        group, changed = session.current_group(), False
+        ahead: tuple[SamplingSource, int, Callable[[], Batch]] | None = None  # its source, generation, and the wait
         try:
             for number, (seeds, key) in enumerate(batches):
                 with group.guard():
                     source = self._sampler.prepare(self._graph, self._call)
-                    batch = None if ahead is None else ahead.arrived(group)
-                    changed |= ahead is not None and (batch is None or ahead.source is not source)
+                    batch = None if ahead is None else arrive(group, *ahead[1:])
+                    changed |= ahead is not None and (batch is None or ahead[0] is not source)
                     if batch is None or changed:
                         batch = start_batch(group, source, seeds, key)()
                     ahead = None
                     if number + 1 < len(batches) and not changed:
-                        following = start_batch(group, source, *batches[number + 1])
-                        ahead = _Ahead(source, group.generation, following)
+                        ahead = source, group.generation, start_batch(group, source, *batches[number + 1])
                 yield batch
         finally:
             if ahead is not None:
                 with suppress(CommunicationError):  # which the next call raises
-                    ahead.arrived(group)
+                    arrive(group, *ahead[1:])
 
     def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         """Let a thread sample: see [Note: a thread ahead]. It stays for the next epoch."""
@@ -217,3 +219,106 @@ class DataLoader:
             yield from thread.sample(source, batches)
         finally:
             self._thread = thread
+
+
+def arrive(group: Group, generation: int, wait: Callable[[], Batch]) -> Batch | None:
+    """Wait for a batch that was started in a generation of the group; None if its connections are closed by now."""
+    return wait() if group.generation == generation and group.stopped is None else None
+
+
+class SamplingThread(threading.Thread):
+    """Samples one epoch after the other, up to `ahead` batches ahead: see [Note: a thread ahead].
+
+    Made by all workers together, inside `group.guard()`; ends after `end`, or an error.
+    """
+
+    def __init__(self, ahead: int) -> None:
+        super().__init__(name="sar-sampling", daemon=True)
+        group, call = session.current_group(), f"starting a thread that samples {ahead} batches ahead"
+        if len(group.local_peers) > 1:
+            raise ConfigError(
+                "Workers that share a process (SAR_RESIDENT) cannot sample batches ahead; leave num_workers at 0."
+            )
+        group.agree(call)
+        name = group.new_name(call)
+        self.number = int(name, 16)  # equal on all workers
+        self.group = session.group_beside(f"sampling/{name}")
+        self._ahead = ahead
+        self._epochs: queue.SimpleQueue[_Epoch | None] = queue.SimpleQueue()
+        self._sampling: _Epoch | None = None
+        self.start()
+
+    def run(self) -> None:
+        while self.group.stopped is None and (epoch := self._epochs.get()) is not None:
+            epoch.make(self.group)
+            del epoch  # with its batches
+        self.group.close()
+
+    def sample(self, source: SamplingSource, batches: Sequence[tuple[Tensor, int]]) -> Iterator[Batch]:
+        """Sample an epoch, batches of these seeds and keys; errors of this thread and of others are raised here."""
+        epoch = self._sampling = _Epoch(source, batches, threading.Semaphore(self._ahead))
+        self._epochs.put(epoch)
+        try:
+            for _ in batches:
+                with session.current_group().guard() as group:
+                    batch = None
+                    while batch is None:  # the thread's own waits are bounded
+                        group.check()
+                        with suppress(queue.Empty):
+                            batch = epoch.made.get(timeout=POLL_SECONDS)
+                    epoch.allowed.release()
+                    if isinstance(batch, BaseException):
+                        group.abort(batch, final=epoch.final)
+                        raise batch
+                yield batch
+        finally:
+            epoch.leave()
+            self._sampling = None
+
+    def end(self) -> None:
+        """Let the thread end: at once, or if an epoch is not finished, as soon as the other workers know."""
+        self._epochs.put(None)
+        if self._sampling is not None:
+            self._sampling.leave()
+
+
+@dataclass(eq=False)
+class _Epoch:
+    """The batches of an epoch on their way from the thread to the loop."""
+
+    source: SamplingSource
+    batches: Sequence[tuple[Tensor, int]]  # seeds and key of each
+    allowed: threading.Semaphore  # batches that the thread may still make
+    made: "queue.SimpleQueue[Batch | BaseException]" = field(default_factory=queue.SimpleQueue)
+    left: bool = False  # whether the loop has been left
+    final: bool = False  # whether an error is final, as a death is
+
+    def make(self, group: Group) -> None:
+        """Sample the batches, in the thread; an error takes the place of a batch."""
+        try:
+            for seeds, key in self.batches:
+                self.allowed.acquire()
+                with group.guard():
+                    left = group.agree(f"{self.source.graph.signature}: a batch ahead", self.left)
+                    if any(left):
+                        workers = [rank for rank, has_left in enumerate(left) if has_left]
+                        self.made.put(DisagreementError(f"Workers {workers} have left the loop. {LEFT_EARLY}"))
+                        return
+                    self.made.put(start_batch(group, self.source, seeds, key)())
+        except BaseException as error:
+            self.final = group.final
+            self.made.put(error)
+
+    def leave(self) -> None:
+        """Let the thread tell the others that no more batches are wanted."""
+        self.left = True
+        self.allowed.release()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all threads before the interpreter does, which would interrupt them anywhere."""
+    for thread in threading.enumerate():
+        if isinstance(thread, SamplingThread):
+            thread.end()
+            thread.join(EXIT_SECONDS)

@@ -1,4 +1,4 @@
-"""One layer of neighbor sampling, by all workers together.
+"""Neighbor sampling, layer after layer, by all workers together.
 
 [Note: in step]
 A node's in-edges are on its owner. So each layer takes two exchanges: the nodes whose neighbors are wanted go to their
@@ -10,7 +10,6 @@ lengths.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -20,19 +19,8 @@ from sar.comm.group import Group
 from sar.common_tuples import EID, CanonicalEtype
 from sar.id_slices import to_offsets
 from sar.sampling.draws import Numbering, derive_key, draw_in_edges
-from sar.sampling.owner_requests import NodesByOwner, request_columns
+from sar.sampling.owner_requests import NodesByOwner, Rows, send_requests
 from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
-
-
-@dataclass(frozen=True)
-class LayerSettings:
-    """The draws of one layer; `exclude` and `among` leave edges out after the draws, as DGL does."""
-
-    fanouts: Sequence[int]  # edges to draw at each node, for every edge type
-    replace: bool  # draw with replacement
-    key: int  # 63 bits that belong to this worker, batch and layer
-    exclude: Tensor | None = None  # (X,) int64 IDs of edges to leave out
-    among: Tensor | None = None  # (A,) int64 distinct global IDs; edges from other nodes are left out
 
 
 class SampledEdges(NamedTuple):
@@ -57,23 +45,86 @@ class SampledLayer(NamedTuple):
     edges: list[SampledEdges]
 
 
-def sample_layer(
-    group: Group, graph: WorkerGraph, destinations: Mapping[str, Tensor], settings: LayerSettings, call: str
-) -> SampledLayer:
-    """Sample in-edges of the destinations, distinct global IDs of every node type, (n,) int64 each.
+def sample_layers(
+    group: Group,
+    graph: WorkerGraph,
+    seeds: Mapping[str, Tensor],
+    key: int,
+    fanouts: Sequence[Sequence[int]],
+    replace: bool,
+    exclude: Tensor | None = None,
+) -> list[SampledLayer]:
+    """Sample one layer after another, from the seeds on; the input layer comes first.
 
-    The workers have agreed on the batch, inside `group.guard()`: see [Note: in step]. `call` is for errors.
+    `fanouts` has the edges to draw at a node by layer and edge type; the rest is as of `sample_layer`.
     """
-    relations = [number for number, fanout in enumerate(settings.fanouts) if fanout]
+    layers: list[SampledLayer] = []
+    nodes = seeds
+    for number in reversed(range(len(fanouts))):
+        call, layer_key = f"{graph.signature}, layer {number}", derive_key(key, number)
+        layer = sample_layer(group, graph, nodes, layer_key, fanouts[number], call, replace, exclude=exclude)
+        layers.insert(0, layer)
+        nodes = layer.nodes
+    return layers
+
+
+def sample_layer(
+    group: Group,
+    graph: WorkerGraph,
+    destinations: Mapping[str, Tensor],
+    key: int,
+    fanouts: Sequence[int],
+    call: str,
+    replace: bool = False,
+    *,
+    exclude: Tensor | None = None,
+    among: Tensor | None = None,
+) -> SampledLayer:
+    """Sample in-edges of nodes of any workers, which have agreed on the batch: see [Note: in step].
+
+    Args:
+        group: the workers; inside `group.guard()`.
+        graph: this worker's part of the graph.
+        destinations: distinct global IDs of every node type, (n,) int64 each.
+        key: 63 bits that belong to this worker, batch and layer.
+        fanouts: edges to draw at each node, for every edge type.
+        call: name of the layer, for errors.
+        replace: draw with replacement.
+        exclude: IDs of edges that are left out after the draws, as DGL does, (X,) int64.
+        among: distinct global IDs, (A,) int64; edges from other nodes are left out after the draws.
+    """
+    relations = [number for number, fanout in enumerate(fanouts) if fanout]
     ntypes = sorted({graph.relations[number].etype[2] for number in relations})
     asked = {ntype: NodesByOwner.sort(destinations[ntype], graph.node_ranges) for ntype in ntypes}
-    among = [] if settings.among is None else [settings.among]
+    # A request has the asker's key, the nodes in `among`, if these are given, and the nodes of each type.
+    sources = [] if among is None else [among]
     requests = [
-        [torch.tensor([settings.key], device="cpu"), *among, *(asked[ntype].nodes[worker] for ntype in ntypes)]
+        [torch.tensor([key], device="cpu"), *sources, *(asked[ntype].nodes[worker] for ntype in ntypes)]
         for worker in range(group.world_size)
     ]
+
+    def draw(request: list[Tensor]) -> list[Tensor | Rows]:
+        """Draw edges at this worker's nodes; the columns of `WorkerRelation.formats` of each type with a fan-out."""
+        asker_key, *nodes = request
+        from_nodes = None if among is None else nodes.pop(0)
+        by_type = dict(zip(ntypes, nodes, strict=True))
+        columns: list[Tensor | Rows] = []
+        for number in relations:
+            relation, wanted = graph.relations[number], by_type[graph.relations[number].etype[2]]
+            rows, relation_key = graph.rows(relation.etype[2], wanted), derive_key(int(asker_key), number)
+            offsets, picked = draw_in_edges(
+                rows, wanted, relation.indptr, relation.weights, fanouts[number], replace, relation_key
+            )
+            if from_nodes is not None:
+                offsets, picked = keep_sources(graph, relation, offsets, picked, from_nodes)
+            columns += [offsets.diff(), Rows(relation.src, picked), Rows(relation.ids, picked)]
+            if relation.features:
+                rows = relation.rows.index_select(0, picked)  # several times faster than indexing
+                columns += [Rows(feature, rows) for feature in relation.features.values()]
+        return columns
+
     formats = [field for number in relations for field in graph.relations[number].formats]
-    by_owner = request_columns(group, call, requests, lambda request: _draw(graph, settings, ntypes, request), formats)
+    by_owner = send_requests(group, call, requests, draw, formats)()
     columns = (torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*by_owner, strict=True))
     edges = []
     for number, relation in enumerate(graph.relations):
@@ -83,8 +134,8 @@ def sample_layer(
         else:
             indptr = torch.zeros(len(destinations[relation.etype[2]]) + 1, dtype=torch.int64, device="cpu")
             values = [column[:0].clone() for column in (relation.src, relation.ids, *relation.features.values())]
-        if settings.exclude is not None:
-            kept = ~torch.isin(values[1], settings.exclude)
+        if exclude is not None:
+            kept = ~torch.isin(values[1], exclude)
             indptr, values = to_offsets(kept)[indptr], [column[kept] for column in values]
         features = dict(zip([EID, *relation.features], values[1:], strict=True))
         edges.append(SampledEdges(relation.etype, indptr, values[0], features))
@@ -96,33 +147,6 @@ def sample_layer(
     edges = [sampled._replace(src=numbering[sampled.etype[0]].add(sampled.src)) for sampled in edges]
     num_dst = {ntype: len(nodes) for ntype, nodes in destinations.items()}
     return SampledLayer({ntype: numbers.nodes for ntype, numbers in numbering.items()}, num_dst, edges)
-
-
-def _draw(
-    graph: WorkerGraph, settings: LayerSettings, ntypes: Sequence[str], request: Sequence[Tensor]
-) -> list[Tensor]:
-    """Edges drawn at this worker's nodes, as the columns of `WorkerRelation.formats` of each type that has a fan-out.
-
-    A request has the asker's key, the nodes in `among`, if these are given, and nodes of the types `ntypes`.
-    """
-    key, *nodes = request
-    sources = None if settings.among is None else nodes.pop(0)
-    by_type = dict(zip(ntypes, nodes, strict=True))
-    columns = []
-    for number, (relation, fanout) in enumerate(zip(graph.relations, settings.fanouts, strict=True)):
-        if not fanout:
-            continue
-        asked, drawn_by = by_type[relation.etype[2]], (fanout, settings.replace, derive_key(int(key), number))
-        rows = graph.rows(relation.etype[2], asked)
-        offsets, picked = draw_in_edges(rows, asked, relation.indptr, relation.weights, *drawn_by)
-        if sources is not None:
-            offsets, picked = keep_sources(graph, relation, offsets, picked, sources)
-        # index_select is several times faster than indexing.
-        columns += [offsets.diff(), relation.src.index_select(0, picked), relation.ids.index_select(0, picked)]
-        if relation.features:
-            rows = relation.rows.index_select(0, picked)
-            columns += [feature.index_select(0, rows) for feature in relation.features.values()]
-    return columns
 
 
 def keep_sources(

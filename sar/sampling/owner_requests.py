@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
 from sar.id_slices import to_offsets
-from sar.sampling.draws import order_segments
+from sar.sampling.draws import copy_rows, order_segments
 
 ID_FORMAT = FieldFormat(torch.int64)
 
@@ -45,40 +46,57 @@ class NodesByOwner:
         return indptr, [column.index_select(0, order) for column in columns]
 
 
-def respond_to_requests(
-    group: Group, call: str, requests: Sequence[Sequence[Tensor]], respond: Callable[[list[Tensor]], Tensor]
-) -> list[Tensor]:
-    """Send every other worker a request, and return the messages (uint8) that `respond` makes of theirs.
+class Rows(NamedTuple):
+    """Rows of a table, as a column of a response: they are copied straight into the message."""
 
-    There is one for every worker, empty for this one. The workers have agreed on the call, inside `group.guard()`;
-    `call` names it in errors. Requests, one for every worker, have as many int64 columns each.
+    table: Tensor  # (N, ...), contiguous
+    rows: Tensor  # (n,) int64
+
+
+def send_requests(
+    group: Group,
+    call: str,
+    requests: Sequence[Sequence[Tensor]],
+    respond: Callable[[list[Tensor]], Sequence[Tensor | Rows]],
+    formats: Sequence[FieldFormat],
+    lengths: Sequence[Sequence[int]] | None = None,
+) -> Callable[[], list[list[Tensor]]]:
+    """Send a request to every worker and respond to theirs; the function that is returned waits for the responses.
+
+    Called by all workers together, which have agreed on the call, inside `group.guard()`.
+
+    Args:
+        group: the workers.
+        call: name of the call, for errors.
+        requests: for every worker, this one too, int64 columns, equally many.
+        respond: makes the columns of the response to a request.
+        formats: formats of these columns.
+        lengths: for every worker, the rows of the columns of its response. If they are given, the responses travel
+            until the wait, and this worker may do something else meanwhile.
     """
-    formats = [ID_FORMAT] * len(requests[0])
     others = [p for p in range(group.world_size) if p != group.rank]
     messages = [torch.empty(0, dtype=torch.uint8, device="cpu")] * group.world_size
     for p in others:
         messages[p] = pack(requests[p])
     arrived = group.exchange(f"{call}: requests", messages)
     for p in others:
-        messages[p] = respond(unpack(arrived[p], formats))
-    return messages
+        messages[p] = pack(respond(unpack(arrived[p], [ID_FORMAT] * len(requests[0]))))
+    if lengths is None:
+        responses = group.exchange(f"{call}: responses", messages)
+        wait = lambda: responses  # noqa: E731
+    else:
+        own_formats, header = [ID_FORMAT, *formats], 1 + len(formats)
+        sizes = [message_bytes(own_formats, [header, *of_worker]) for of_worker in lengths]
+        sizes[group.rank] = 0
+        into = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
+        wait = group.start_exchange(f"{call}: responses", messages, into)
 
+    def finish() -> list[list[Tensor]]:
+        found = wait()
+        own = [x.table.index_select(0, x.rows) if isinstance(x, Rows) else x for x in respond([*requests[group.rank]])]
+        return [own if p == group.rank else unpack(message, formats) for p, message in enumerate(found)]
 
-def request_columns(
-    group: Group,
-    call: str,
-    requests: Sequence[Sequence[Tensor]],
-    respond: Callable[[list[Tensor]], list[Tensor]],
-    formats: Sequence[FieldFormat],
-) -> list[list[Tensor]]:
-    """The columns, of these formats, with which every worker responds, this one too.
-
-    The rest is as for `respond_to_requests`.
-    """
-    responses = respond_to_requests(group, call, requests, lambda request: pack(respond(request)))
-    messages = group.exchange(f"{call}: responses", responses)
-    own = respond(list(requests[group.rank]))
-    return [own if worker == group.rank else unpack(message, formats) for worker, message in enumerate(messages)]
+    return finish
 
 
 def look_up(
@@ -91,21 +109,24 @@ def look_up(
 ) -> list[Tensor]:
     """The owners' responses to their part of `columns`, (n,) int64: a row for each node, in the given order.
 
-    The rest is as for `respond_to_requests`.
+    The rest is as of `send_requests`.
     """
     requests = [[column[positions] for column in columns] for positions in asked.positions]
-    responses = request_columns(group, call, requests, respond, formats)
+    responses = send_requests(group, call, requests, respond, formats)()
     return [asked.restore(torch.cat(pieces)) for pieces in zip(*responses, strict=True)]
 
 
-def pack(columns: Sequence[Tensor]) -> Tensor:
+def pack(columns: Sequence[Tensor | Rows]) -> Tensor:
     """The columns in one message (uint8), which begins with its own length in bytes and with theirs in rows."""
-    formats = [ID_FORMAT, *map(FieldFormat.of, columns)]
-    lengths = [1 + len(columns), *map(len, columns)]
+    formats = [ID_FORMAT, *(FieldFormat.of(x.table if isinstance(x, Rows) else x) for x in columns)]
+    lengths = [1 + len(columns), *(len(x.rows if isinstance(x, Rows) else x) for x in columns)]
     message = torch.empty(message_bytes(formats, lengths), dtype=torch.uint8, device="cpu")
     header = torch.tensor([len(message), *lengths[1:]], device="cpu")
     for view, column in zip(columns_of(message, formats, lengths), [header, *columns], strict=True):
-        view.copy_(column)
+        if isinstance(column, Rows):
+            copy_rows(column.table, column.rows, view, None)
+        else:
+            view.copy_(column)
     return message
 
 

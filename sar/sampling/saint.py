@@ -27,15 +27,15 @@ from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
 from sar.core.graph.edges import InEdges
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.mfg import Seeds
 from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import ConfigError
 from sar.id_slices import find_sorted, to_offsets
 from sar.nn.rows import fetch_rows
-from sar.sampling.batch import Batch
+from sar.sampling.batch import Batch, Draw
 from sar.sampling.draws import ALL, derive_key, draw_in_edges
 from sar.sampling.neighbors import SampledLayer, keep_sources
-from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner, look_up, request_columns
+from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner, look_up, send_requests
+from sar.sampling.sampler import LabelShifts
 from sar.sampling.seeds import check_seeds
 from sar.sampling.subgraphs import SubgraphSampler, check_homogeneous, induced_subgraph
 from sar.sampling.worker_graph import WorkerGraph
@@ -45,49 +45,44 @@ AGGREGATOR_WEIGHT = "aggregator_weight"
 COUNTING_KEY: Final = 0x5A1  # of the subgraphs that are counted: the same graph gets the same weights
 
 
-class OutEdges(NamedTuple):
-    """The edges into this worker, by source."""
+Step = Callable[[list[Tensor]], list[Tensor]]
 
-    nodes: Tensor  # (n + 1,) int64: global IDs of the sources, ascending, and one that no node has
-    indptr: Tensor  # (n + 2,) int64
-    dst: Tensor  # (E + 1,) int64: global IDs, and one more
 
-    @classmethod
-    def of(cls, found: InEdges, first: int, num_nodes: int) -> "OutEdges":
-        """Of in-edges of the nodes from `first` on."""
-        dst = first + found.rows()
-        nodes, counts = found.src.unique(return_counts=True)
-        ends = pad(dst[found.src.argsort(stable=True)], (0, 1), value=-1)
-        return cls(pad(nodes, (0, 1), value=num_nodes), to_offsets(pad(counts, (0, 1))), ends)
+def step_along(found: InEdges, first: int, num_nodes: int) -> Step:
+    """A function that takes a step of random walks along the edges into this worker, whose first node is `first`.
 
-    def step(self, request: list[Tensor]) -> list[Tensor]:
-        """How many edges nodes have to this worker, and the end of one of them, evenly drawn; (n,) int64 both."""
+    It is given a key and nodes, (n,) int64, and returns how many edges these have to this worker, and the end of one of
+    them, evenly drawn.
+    """
+    # The edges by source; the sources end with one that no node is, and the ends with one that is never drawn.
+    nodes, counts = found.src.unique(return_counts=True)
+    nodes, indptr = pad(nodes, (0, 1), value=num_nodes), to_offsets(pad(counts, (0, 1)))
+    ends = pad((first + found.rows())[found.src.argsort(stable=True)], (0, 1), value=-1)
+
+    def step(request: list[Tensor]) -> list[Tensor]:
         key, at = request
-        place = torch.searchsorted(self.nodes, at)
-        begin, end = self.indptr[place], self.indptr[place + 1]
-        counts = torch.where(self.nodes[place] == at, end - begin, 0)
+        place = torch.searchsorted(nodes, at)
+        begin, end = indptr[place], indptr[place + 1]
+        counts = torch.where(nodes[place] == at, end - begin, 0)
         drawn = begin + (torch.from_numpy(np.random.default_rng(int(key)).random(len(at))) * counts).long()
-        return [counts, self.dst[drawn]]
+        return [counts, ends[drawn]]
+
+    return step
 
 
 @dataclass(frozen=True)
 class RandomNodes:
-    """Draws the nodes of subgraphs; see `SamplingMethod`. A batch with any seed is one subgraph.
+    """Draws the nodes of subgraphs by all workers together.
 
     Each draw chooses a worker by its share, and that worker one of its own, as if drawn from the whole graph.
     """
 
-    mode: str  # kind of draws, with replacement: "node", "edge" or, for roots, "walk"
-    draws: int  # how many
-    length: int  # of the walks along out-edges
+    draws: int  # how many, with replacement: of nodes, of edges, or of roots of walks
+    edges: bool  # whether edges are drawn, of which both ends are taken
+    length: int  # of walks along out-edges
     totals: Tensor  # (W,) float64, the sum of each worker's weights
     sums: Tensor  # cumulative weights of this worker's nodes or edges, float64
-    out_edges: OutEdges | None  # for walks
-
-    def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
-        """One subgraph, empty without seeds."""
-        nodes = self.nodes(group, graph, self.draws if len(seeds) else 0, key)
-        return induced_subgraph(group, graph, nodes, f"{graph.signature}, edges"), None
+    step: Step | None  # of walks
 
     def nodes(self, group: Group, graph: WorkerGraph, draws: int, key: int) -> Tensor:
         """The nodes of one subgraph, ascending global IDs; by all workers together."""
@@ -96,13 +91,13 @@ class RandomNodes:
         shares = random.multinomial(draws, self.totals.numpy() / total) if total else [0] * len(workers)
         requests = [[torch.tensor([int(shares[p]), derive_key(key, 0, p)], device="cpu")] for p in workers]
         call = f"{graph.signature}, draws"
-        found = request_columns(group, call, requests, lambda request: self._own(graph, request[0]), [ID_FORMAT])
+        found = send_requests(group, call, requests, lambda request: self._own(graph, request[0]), [ID_FORMAT])()
         visited = [torch.cat([nodes for (nodes,) in found])]
         for step in range(1, self.length + 1):
-            assert self.out_edges is not None
+            assert self.step is not None
             requests = [[torch.tensor([derive_key(key, step, p)], device="cpu"), visited[-1]] for p in workers]
             call = f"{graph.signature}, step {step}"
-            found = request_columns(group, call, requests, self.out_edges.step, [ID_FORMAT, ID_FORMAT])
+            found = send_requests(group, call, requests, self.step, [ID_FORMAT, ID_FORMAT])()
             counts, ends = (torch.stack(columns) for columns in zip(*found, strict=True))
             reached = counts.cumsum(0)
             wanted = torch.from_numpy(random.random(len(visited[-1]))) * reached[-1]
@@ -120,7 +115,7 @@ class RandomNodes:
         points = torch.from_numpy(np.random.default_rng(key).random(count)) * self.sums[-1]
         picked = torch.searchsorted(self.sums, points, right=True).clamp(max=len(self.sums) - 1)
         first = graph.node_ranges[graph.part][0]
-        if self.mode != "edge":
+        if not self.edges:
             return [first + picked]
         (relation,) = graph.relations
         dst = first + torch.searchsorted(relation.indptr, picked, right=True) - 1
@@ -190,11 +185,13 @@ class SAINTSampler(SubgraphSampler):
         self.coverage = coverage
         self._draws, self._length = (*numbers, 0)[:2]
 
-    def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
+    def find_seeds(
+        self, graph: GraphShardManager, local: WorkerGraph, seeds: Any, *, foreign: bool
+    ) -> tuple[Tensor, LabelShifts]:
         """Any distinct numbers, which may be those of other workers."""
-        return check_seeds(torch.as_tensor(seeds, device="cpu"), None)
+        return check_seeds(torch.as_tensor(seeds, device="cpu"), None), {}
 
-    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, RandomNodes]:
+    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Draw]:
         check_homogeneous(graph, "SAINTSampler")
         settings = f"{self.mode} subgraphs of {self._draws}, {self._length}, coverage {self.coverage}"
         local, (found,), group = self._worker_graph(graph, settings), self.in_edges(graph), session.current_group()
@@ -207,24 +204,31 @@ class SAINTSampler(SubgraphSampler):
             weights = in_degrees.double().reciprocal().repeat_interleave(in_degrees) + of_sources.reciprocal()
         totals = torch.stack(group.all_gather(weights.sum(), "weights of subgraphs")).cpu()
         first = local.node_ranges[local.part][0]
-        out_edges = OutEdges.of(found, first, local.num_nodes) if self.mode == "walk" else None
-        method = RandomNodes(self.mode, self._draws, self._length, totals, weights.cumsum(0), out_edges)
+        step = step_along(found, first, local.num_nodes) if self.mode == "walk" else None
+        edges, sums = self.mode == "edge", weights.cumsum(0)
+        random_nodes = RandomNodes(self._draws, edges, self._length, totals, sums, step)
+
+        def draw(group: Group, local: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
+            """One subgraph, empty without seeds."""
+            nodes = random_nodes.nodes(group, local, random_nodes.draws if len(seeds) else 0, key)
+            return induced_subgraph(group, local, nodes, f"{local.signature}, edges")
+
         if self.mode != "walk":
             given = exact_weights(graph, local, found, self.mode, self._draws, weights / totals.sum())
         elif self.coverage:
-            draw = partial(method.nodes, group, local, self._draws)
-            given = presampled_weights(group, local, self.coverage, draw)
+            nodes_of_key = partial(random_nodes.nodes, group, local, self._draws)
+            given = presampled_weights(group, local, self.coverage, nodes_of_key)
         else:
-            return local, method
+            return local, draw
         (ntype,), (relation,), dtype = local.node_types, local.relations, torch.get_default_dtype()
         features = local.outputs.get(ntype, {}) | {LOSS_WEIGHT: given.loss.to(dtype)}
         fields = relation.features | {AGGREGATOR_WEIGHT: _as_field(found, given.aggregator.to(dtype))}
         relation = replace(relation, rows=found.edges, features=fields)
-        return replace(local, outputs={ntype: features}, relations=[relation]), method
+        return replace(local, outputs={ntype: features}, relations=[relation]), draw
 
-    def to_data(self, batch: Batch) -> Any:
+    def to_data(self, batch: Batch, shifts: LabelShifts) -> Any:
         """As of `SubgraphSampler`, with the weights of nodes as `node_norm`."""
-        data = super().to_data(batch)
+        data = super().to_data(batch, shifts)
         if LOSS_WEIGHT in data:
             data.node_norm = data[LOSS_WEIGHT] / batch.num_nodes
             del data[LOSS_WEIGHT]
@@ -286,7 +290,7 @@ def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Ca
         nodes = draw(derive_key(COUNTING_KEY, group.rank, number))
         asked = NodesByOwner.sort(nodes, local.node_ranges)
         requests = [[of_owner, nodes] for of_owner in asked.nodes]
-        request_columns(group, f"{local.signature}: counts", requests, count, [])
+        send_requests(group, f"{local.signature}: counts", requests, count, [])()
         if not number:
             size = sum(group.gather_numbers(len(nodes), "sizes of subgraphs"))
             rounds = math.ceil(coverage * local.num_nodes / max(size, 1))

@@ -1,8 +1,7 @@
 """Samplers of the whole graph: their common base, and the neighbor sampler."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,27 +14,20 @@ from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
-from sar.sampling.batch import Batch, SamplingMethod, SamplingSource, fill_cache, random_key, sample_batch
-from sar.sampling.draws import ALL, derive_key
-from sar.sampling.neighbors import LayerSettings, SampledLayer, sample_layer
+from sar.sampling.batch import Batch, Draw, SamplingSource, fill_cache, start_batch
+from sar.sampling.draws import ALL, random_key
+from sar.sampling.neighbors import SampledLayer, sample_layers
 from sar.sampling.seeds import check_seeds, global_ids
 from sar.sampling.worker_graph import WorkerGraph, make_worker_graph
 
 Fanout = int | Mapping[str | CanonicalEtype, int]
-
-
-class _Prepared(NamedTuple):
-    """The source of batches, and the tensors it was made of."""
-
-    made_of: Any  # identities and versions
-    alive: Any  # the objects, so that no others get their identities
-    source: SamplingSource
+LabelShifts = Mapping[CanonicalEtype, int]  # numbers added to labels of seed edges: see `EdgePredictionSampler`
 
 
 class GraphSampler:
     """A sampler of the whole graph, with arguments as of `DistNeighborSampler`.
 
-    Subclasses define the draws, and their source, in `_plan`.
+    Subclasses define this worker's part of the graph and the draws in `_plan`.
     """
 
     def __init__(
@@ -63,7 +55,9 @@ class GraphSampler:
         self.feature_cache_bytes = feature_cache_bytes
         self._hits = self._misses = 0
         self._edges: tuple[Any, Any, list[InEdges]] = None, None, []  # of a structure and edge types
-        self._prepared: _Prepared | None = None
+        # The source of batches, identities and versions of the tensors it was made of, and these tensors, so that no
+        # others get their identities.
+        self._prepared: tuple[SamplingSource, Any, Any] | None = None
 
     @property
     def feature_cache_hit_rate(self) -> float:
@@ -90,14 +84,17 @@ class GraphSampler:
             ConfigError: for fan-outs of unknown edge types.
             CommunicationError: if another worker raised, or asks for something else.
         """
-        with session.current_group().guard() as group:
-            source = self.prepare(full_graph_manager)
-            checked = self.checked_seeds(full_graph_manager, seeds, foreign=False)
-        return self.to_graphs(sample_batch(group, source, checked, random_key()))
+        return self.to_graphs(sample_batch(self, full_graph_manager, seeds))
 
-    def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
-        """Seeds as users give them, as IDs, (S,) int64, which this worker may use; inside `group.guard()`."""
-        return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign)
+    def find_seeds(
+        self, graph: GraphShardManager, local: WorkerGraph, seeds: Any, *, foreign: bool
+    ) -> tuple[Tensor, LabelShifts]:
+        """The seeds that a user gives, as `start_batch` takes them; and, if they are edges, shifts of their labels.
+
+        `local` is of the source of batches, and `foreign` allows seeds of other workers. Called by all workers
+        together, inside `group.guard()`.
+        """
+        return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign), {}
 
     def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
         """The source of batches; made by all workers together, anew if features have changed on any of them.
@@ -111,14 +108,13 @@ class GraphSampler:
             named = {(i, name): feature for i, frame in enumerate(frames) for name, feature in frame.items()}
             states = [(place, id(x), None if x.is_inference() else x._version) for place, x in named.items()]
             made_of = id(graph._structure), graph.ntypes, graph.canonical_etypes, states
-            known = self._prepared
-            changed = any(group.agree(call, known is None or known.made_of != made_of))
-            if changed or known is None:
-                local, method = self._plan(graph)
+            changed = any(group.agree(call, self._prepared is None or self._prepared[1] != made_of))
+            if changed or self._prepared is None:
+                local, draw = self._plan(graph)
                 cache = fill_cache(group, local, self.feature_cache_bytes) if self.feature_cache_bytes else None
                 alive = graph._structure, list(named.values())
-                known = self._prepared = _Prepared(made_of, alive, SamplingSource(local, method, cache))
-            return known.source
+                self._prepared = SamplingSource(local, draw, cache), made_of, alive
+            return self._prepared[0]
 
     def to_graphs(self, batch: Batch) -> Any:
         """A sampled batch as graphs of DGL, or of sar off the CPU, on the output device: here a list of blocks."""
@@ -134,7 +130,7 @@ class GraphSampler:
         self._note_hits(batch)
         return blocks
 
-    def to_data(self, batch: Batch) -> Any:
+    def to_data(self, batch: Batch, shifts: LabelShifts) -> Any:
         """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
         from sar.adapters.pyg.graph import LayerEdges, make_batch
 
@@ -151,8 +147,8 @@ class GraphSampler:
         self._hits += batch.hits
         self._misses += batch.misses
 
-    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, SamplingMethod]:
-        """The source and settings of sampling; by all workers together."""
+    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Draw]:
+        """This worker's part of the graph, and the draws; by all workers together."""
         raise NotImplementedError
 
     def _worker_graph(self, graph: GraphShardManager, settings: str, prob: str | None = None) -> WorkerGraph:
@@ -170,29 +166,13 @@ class GraphSampler:
         return edges
 
 
-@dataclass(frozen=True)
-class NeighborDraws:
-    """Draws layer after layer, from the seeds on; see `SamplingMethod`."""
-
-    fanouts: list[list[int]]  # for every layer, input layer first, the edges to draw at a node for every edge type
-    replace: bool  # draw with replacement
-
-    def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
-        """The layers of these seeds, distinct global IDs."""
-        return self.layers(group, graph, graph.by_type(seeds), key, None), None
-
-    def layers(
-        self, group: Group, graph: WorkerGraph, seeds: Mapping[str, Tensor], key: int, exclude: Tensor | None
-    ) -> list[SampledLayer]:
-        """The layers of seeds by type, without the edges of these IDs, (X,) int64."""
-        destinations = seeds
-        layers: list[SampledLayer] = []
-        for number in reversed(range(len(self.fanouts))):
-            settings = LayerSettings(self.fanouts[number], self.replace, derive_key(key, number), exclude)
-            layer = sample_layer(group, graph, destinations, settings, f"{graph.signature}, layer {number}")
-            destinations = layer.nodes
-            layers.insert(0, layer)
-        return layers
+def sample_batch(sampler: Any, graph: GraphShardManager, seeds: Any) -> Batch:
+    """Sample one batch of this worker's seeds, as `GraphSampler.sample` and `EdgePredictionSampler.sample` do."""
+    with session.current_group().guard() as group:
+        source = sampler.prepare(graph)
+        found, _ = sampler.find_seeds(graph, source.graph, seeds, foreign=False)
+        group.agree(f"{source.graph.signature}: a batch")
+        return start_batch(group, source, found, random_key())()
 
 
 class DistNeighborSampler(GraphSampler):
@@ -251,18 +231,28 @@ class DistNeighborSampler(GraphSampler):
         self.prob = prob
         self.replace = bool(replace)
 
-    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, NeighborDraws]:
-        method = NeighborDraws([self._by_relation(graph, layer) for layer in range(len(self.fanouts))], self.replace)
-        return self._worker_graph(graph, f"sampling of {self.fanouts}, replace {self.replace}", self.prob), method
+    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Draw]:
+        fanouts, replace = self.fanouts_by_type(graph), self.replace
 
-    def _by_relation(self, graph: GraphShardManager, layer: int) -> list[int]:
-        """The fan-out of every edge type, in the graph's order; `ALL` for -1."""
-        fanout, etypes = self.fanouts[layer], graph.canonical_etypes
-        if isinstance(fanout, Mapping):
-            given = {graph.to_canonical_etype(etype): value for etype, value in fanout.items()}
-            missing = [etype for etype in etypes if etype not in given]
+        def draw(group: Group, local: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
+            return sample_layers(group, local, local.by_type(seeds), key, fanouts, replace), None
+
+        return self._worker_graph(graph, f"sampling of {self.fanouts}, replace {self.replace}", self.prob), draw
+
+    def fanouts_by_type(self, graph: GraphShardManager) -> list[list[int]]:
+        """The fan-outs of every layer, by edge type in the graph's order; `ALL` for -1."""
+        fanouts = []
+        for layer, fanout in enumerate(self.fanouts):
+            given = by_etype(graph, fanout)
+            missing = [etype for etype in graph.canonical_etypes if etype not in given]
             if missing:
                 raise ConfigError(f"fanouts[{layer}] lacks the edge types {missing}; give each a number, such as 0.")
-        else:
-            given = dict.fromkeys(etypes, fanout)
-        return [ALL if given[etype] == -1 else given[etype] for etype in etypes]
+            fanouts.append([ALL if given[etype] == -1 else given[etype] for etype in graph.canonical_etypes])
+        return fanouts
+
+
+def by_etype(graph: GraphShardManager, given: Any) -> dict[CanonicalEtype, Any]:
+    """The values of a dictionary by canonical edge type; one that is not in a dictionary is that of all edge types."""
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(graph.canonical_etypes, given)
+    return {graph.to_canonical_etype(etype): value for etype, value in given.items()}

@@ -7,21 +7,22 @@ seeds is looked up once, when a loader is made. A seed is then a row of a table,
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
-from sar.core.graph.edges import InEdges, in_edges
+from sar.core.graph.edges import in_edges
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds, checked_nodes
 from sar.errors import GraphError
 from sar.id_slices import find_sorted
-from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner, look_up, request_columns
+from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner, look_up, send_requests
 from sar.sampling.worker_graph import WorkerGraph
 
 CPU: Final = torch.device("cpu")
@@ -234,7 +235,7 @@ def look_up_edges(
         return [rows]
 
     requests, formats = [[ids[places]] for places in asked], [FieldFormat(torch.int64, (SeedColumn.NUMBER,))]
-    responses = request_columns(group, "looking up seed edges", requests, rows_of, formats)
+    responses = send_requests(group, "looking up seed edges", requests, rows_of, formats)()
     seeds = torch.full((len(ids), 7), -1, device="cpu")
     for places, (rows,) in zip(asked, responses, strict=True):
         found = rows[:, SeedColumn.TYPE] >= 0
@@ -284,49 +285,34 @@ def reverse_edges(
             raise GraphError(f"Edges of type {back} do not lead back from where those of type {there} lead.")
         call = f"reverse_edges of {there} in {back}"
         group.agree(call)
-        found_edges = [found for found in in_edges(graph) if found.etype in (there, back)]
-        by_type = {found.etype: _EdgesByEnds.of(graph, found) for found in found_edges}
-        edges = by_type[there]
-        asked = NodesByOwner.sort(edges.src, graph.node_ranges)
-        columns = [edges.dst, edges.src, edges.copy]
-        (found,) = look_up(group, call, asked, columns, lambda request: [by_type[back].find(*request)], [ID_FORMAT])
-        return torch.empty_like(found).index_copy_(0, edges.rows, found)
+        edges_of = {edges.etype: edges for edges in in_edges(graph)}
+        first, num_nodes = graph.node_ranges[group.rank][0], graph.node_ranges[-1][1]
 
+        def by_ends(etype: CanonicalEtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            """This worker's edges of a type, (E,) int64 each, by the nodes that they join.
 
-class _EdgesByEnds(NamedTuple):
-    """This worker's edges of a type, (E,) int64 each, by the nodes that they join."""
+            Rows in `graph.edges[etype].data`, sources, destinations, and keys, equal for edges between the same nodes.
+            """
+            edges, columns = edges_of[etype], graph.edges[etype].data
+            dst = graph.node_ids(etype[2]).cpu().repeat_interleave(edges.indptr.diff())
+            keys = (dst - first) * num_nodes + edges.src
+            order = columns.get(ORIG_ID, columns[EID]).cpu()[edges.edges].argsort()
+            order = order[keys[order].argsort(stable=True)]
+            return edges.edges[order], edges.src[order], dst[order], keys[order]
 
-    rows: Tensor  # in `graph.edges[etype].data`
-    ids: Tensor  # `dgl.EID`
-    src: Tensor  # global ID
-    dst: Tensor
-    copy: Tensor  # how many edges between the same nodes come before
-    keys: Tensor  # ascending, equal for edges between the same nodes
-    spread: tuple[int, int]
+        rows_back, _, _, keys_back = by_ends(back)
+        ids_back = pad(graph.edges[back].data[EID].cpu()[rows_back], (0, 1), value=-1)
+        keys_back = pad(keys_back, (0, 1), value=-1)  # which is of no edge
 
-    @classmethod
-    def of(cls, graph: GraphShardManager, edges: InEdges) -> "_EdgesByEnds":
-        columns, nodes = graph.edges[edges.etype].data, graph.node_ids(edges.etype[2]).cpu()
-        dst = nodes.repeat_interleave(edges.indptr.diff())
-        spread = graph.node_ranges[session.current_group().rank][0], graph.node_ranges[-1][1]
-        keys = _keys(edges.src, dst, spread)
-        order = columns.get(ORIG_ID, columns[EID]).cpu()[edges.edges].argsort()
-        order = order[keys[order].argsort(stable=True)]
-        rows, keys = edges.edges[order], keys[order]
+        def find(request: list[Tensor]) -> list[Tensor]:
+            """IDs of edges, -1 if there are none; `copy` counts the edges between the same nodes before each."""
+            src, dst, copy = request
+            keys = (dst - first) * num_nodes + src
+            place = (torch.searchsorted(keys_back[:-1], keys) + copy).clamp_(max=len(keys_back) - 1)
+            return [torch.where(keys_back[place] == keys, ids_back[place], -1)]
+
+        rows, src, dst, keys = by_ends(there)
         copy = torch.arange(len(keys), device="cpu") - torch.searchsorted(keys, keys)
-        return cls(rows, columns[EID].cpu()[rows], edges.src[order], dst[order], copy, keys, spread)
-
-    def find(self, src: Tensor, dst: Tensor, copy: Tensor) -> Tensor:
-        """IDs of edges; -1 of those that are not there."""
-        if not len(self.keys):
-            return torch.full_like(src, -1)
-        keys = _keys(src, dst, self.spread)
-        place = torch.searchsorted(self.keys, keys) + copy
-        there = place < len(self.keys)
-        place.clamp_(max=len(self.keys) - 1)
-        return torch.where(there & (self.keys[place] == keys), self.ids[place], -1)
-
-
-def _keys(src: Tensor, dst: Tensor, spread: tuple[int, int]) -> Tensor:
-    first, num_nodes = spread
-    return (dst - first) * num_nodes + src
+        asked = NodesByOwner.sort(src, graph.node_ranges)
+        (found,) = look_up(group, call, asked, [dst, src, copy], find, [ID_FORMAT])
+        return torch.empty_like(found).index_copy_(0, rows, found)

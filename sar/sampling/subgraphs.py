@@ -1,7 +1,6 @@
 """Batches that are subgraphs: induced by nodes of any workers, and by clusters of nodes (Cluster-GCN)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,26 +11,25 @@ from sar.comm import session
 from sar.comm.group import Group
 from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError, GraphError
-from sar.sampling.batch import Batch
+from sar.sampling.batch import Batch, Draw
 from sar.sampling.draws import ALL
-from sar.sampling.neighbors import LayerSettings, SampledEdges, SampledLayer, sample_layer
-from sar.sampling.owner_requests import ID_FORMAT, request_columns
-from sar.sampling.sampler import GraphSampler
+from sar.sampling.neighbors import SampledEdges, SampledLayer, sample_layer
+from sar.sampling.owner_requests import ID_FORMAT, send_requests
+from sar.sampling.sampler import GraphSampler, LabelShifts
 from sar.sampling.seed_batches import seed_parts
 from sar.sampling.seeds import check_seeds
 from sar.sampling.worker_graph import WorkerGraph
 
 
-def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str) -> list[SampledLayer]:
+def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str) -> tuple[list[SampledLayer], None]:
     """One layer whose sources and destinations are these nodes, with all edges of the graph, of one type, between them.
 
     Owners of destinations have the edges, so each hears of all nodes, and sends those edges only that join two of them.
     The nodes are distinct and of any workers; the rest is as of `sample_layer`.
     """
     (ntype,) = graph.node_types
-    return [sample_layer(group, graph, {ntype: nodes}, LayerSettings([ALL], False, 0, among=nodes), call)]
+    return [sample_layer(group, graph, {ntype: nodes}, 0, [ALL], call, among=nodes)], None
 
 
 def check_homogeneous(graph: GraphShardManager, sampler: str) -> None:
@@ -62,7 +60,7 @@ class SubgraphSampler(GraphSampler):
         subgraph.ndata.update({name: rows.to(device) for name, rows in features.items()})
         return subgraph
 
-    def to_data(self, batch: Batch) -> Any:
+    def to_data(self, batch: Batch, shifts: LabelShifts) -> Any:
         """A sampled batch as a `Data` of PyTorch Geometric, on the output device."""
         from sar.adapters.pyg.graph import LayerEdges
         from sar.adapters.pyg.graph import make_subgraph as make_data
@@ -77,25 +75,6 @@ def _parts_of(batch: Batch) -> tuple[Tensor, SampledEdges, dict[str, Tensor]]:
     (layer,) = batch.layers
     ((ntype, nodes),), (edges,) = layer.nodes.items(), layer.edges
     return nodes, edges, batch.inputs.get(ntype, {}) | batch.outputs.get(ntype, {})
-
-
-@dataclass(frozen=True)
-class Clusters:
-    """Takes whole clusters of nodes; see `SamplingMethod`. Seeds are numbers of clusters."""
-
-    numbers: Tensor  # (N_i,) int64, the clusters of this worker's nodes, ascending
-    nodes: Tensor  # (N_i,) int64, the global IDs of these nodes
-
-    def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
-        """The subgraph of these clusters."""
-
-        def nodes_of(request: list[Tensor]) -> list[Tensor]:
-            begin, end = (torch.searchsorted(self.numbers, request[0], right=right) for right in (False, True))
-            return [self.nodes[expand_runs(begin, end)[0]]]
-
-        call = f"{graph.signature}, clusters"
-        found = request_columns(group, call, [[seeds]] * group.world_size, nodes_of, [ID_FORMAT])
-        return induced_subgraph(group, graph, torch.cat([nodes for (nodes,) in found]).sort().values, call), None
 
 
 class ClusterGCNSampler(SubgraphSampler):
@@ -141,20 +120,43 @@ class ClusterGCNSampler(SubgraphSampler):
                 self._numbers = group.rank * k + self._metis(graph, k)
                 self.cluster_ids = group.rank * k + torch.arange(k, device="cpu")
                 return
-            self._numbers = _checked_clusters(clusters, graph.num_nodes(), k)
+            numbers, count = torch.as_tensor(clusters, device="cpu"), graph.num_nodes()
+            if numbers.shape != (count,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
+                raise ConfigError(
+                    f"clusters has shape {tuple(numbers.shape)} and {numbers.dtype}; expected an integer for each of "
+                    f"this worker's {count} nodes."
+                )
+            if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < k:
+                raise ConfigError(
+                    f"clusters has numbers from {int(numbers.min())} to {int(numbers.max())}; expected 0 to k - 1 = "
+                    f"{k - 1}."
+                )
+            self._numbers = numbers.long().clone()  # the user may write to them
             sizes = torch.stack(group.all_gather(torch.bincount(self._numbers, minlength=k), "sizes of clusters"))
             self.cluster_ids = (sizes.argmax(0) == group.rank).nonzero().squeeze(1)
 
-    def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
+    def find_seeds(
+        self, graph: GraphShardManager, local: WorkerGraph, seeds: Any, *, foreign: bool
+    ) -> tuple[Tensor, LabelShifts]:
         """Numbers of clusters, of this worker or others."""
-        return check_seeds(torch.as_tensor(seeds, device="cpu"), [(0, self._count)], foreign=True)
+        return check_seeds(torch.as_tensor(seeds, device="cpu"), [(0, self._count)], foreign=True), {}
 
-    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Clusters]:
+    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Draw]:
         if graph._structure is not self._graph:
             raise ConfigError("The ClusterGCNSampler was made for another graph; make one for this graph.")
         order = self._numbers.argsort(stable=True)
-        method = Clusters(self._numbers[order], self._nodes[order])
-        return self._worker_graph(graph, f"subgraphs of {self._count} clusters"), method
+        numbers, nodes = self._numbers[order], self._nodes[order]
+
+        def nodes_of(request: list[Tensor]) -> list[Tensor]:
+            begin, end = (torch.searchsorted(numbers, request[0], right=right) for right in (False, True))
+            return [nodes[expand_runs(begin, end)[0]]]
+
+        def draw(group: Group, local: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
+            call = f"{local.signature}, clusters"
+            found = send_requests(group, call, [[seeds]] * group.world_size, nodes_of, [ID_FORMAT])()
+            return induced_subgraph(group, local, torch.cat([of_owner for (of_owner,) in found]).sort().values, call)
+
+        return self._worker_graph(graph, f"subgraphs of {self._count} clusters"), draw
 
     def _metis(self, graph: GraphShardManager, k: int) -> Tensor:
         """The part of each of this worker's nodes, (N_i,) int64: METIS on the edges between them."""
@@ -162,23 +164,8 @@ class ClusterGCNSampler(SubgraphSampler):
         count, first = len(self._nodes), int(self._nodes[0]) if len(self._nodes) else 0
         dst, src = found.rows(), found.src - first
         own = (src >= 0) & (src < count)
-        parts = (
-            seed_parts(src[own], dst[own], torch.ones(count, dtype=torch.bool, device="cpu"), k)
-            if 1 < k < count
-            else None
-        )
-        return torch.arange(count, device="cpu") * k // max(count, 1) if parts is None else parts
-
-
-def _checked_clusters(clusters: Tensor, count: int, k: int) -> Tensor:
-    numbers = torch.as_tensor(clusters, device="cpu")
-    if numbers.shape != (count,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
-        raise ConfigError(
-            f"clusters has shape {tuple(numbers.shape)} and {numbers.dtype}; expected an integer for each of this "
-            f"worker's {count} nodes."
-        )
-    if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < k:
-        raise ConfigError(
-            f"clusters has numbers from {int(numbers.min())} to {int(numbers.max())}; expected 0 to k - 1 = {k - 1}."
-        )
-    return numbers.long().clone()  # the user may write to them
+        if 1 < k < count:
+            parts = seed_parts(src[own], dst[own], torch.ones(count, dtype=torch.bool, device="cpu"), k)
+            if parts is not None:
+                return parts
+        return torch.arange(count, device="cpu") * k // max(count, 1)

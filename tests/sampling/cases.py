@@ -81,3 +81,12 @@ def check_blocks(
         assert set(src[len(dst) :].tolist()) <= set(src[u].tolist())
     assert torch.equal(described[0]["src"]["x"], features_of(described[0]["src"][dgl.NID]))
     assert torch.equal(described[-1]["dst"]["y"], features_of(seeds))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two nests of dictionaries and lists have equal tensors."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b

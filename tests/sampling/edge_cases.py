@@ -9,9 +9,7 @@ from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype, PartitionData
 from tests.graphs import partition_in_memory, random_graph
-from tests.hetero_graphs import partition_hetero
-
-BUYS, BOUGHT, FOLLOWS = ("user", "buys", "item"), ("item", "bought by", "user"), ("user", "follows", "user")
+from tests.sampling.scenes import typed_graph, typed_parts
 
 
 @dataclass(repr=False)
@@ -59,20 +57,10 @@ def plain_case(world_size: int, kind: str = "") -> Case:
 
 
 def typed_case(world_size: int) -> Case:
-    """Users follow each other and buy items; items are bought by them, edge for edge; some several times."""
-    generator = torch.Generator().manual_seed(3)
-    users, items = torch.randint(14, (40,), generator=generator), torch.randint(9, (40,), generator=generator)
-    users[30:], items[30:] = users[:10], items[:10]
-    follows = torch.randint(14, (2, 40), generator=generator)
-    whole = dgl.heterograph(
-        {FOLLOWS: (follows[0], follows[1]), BUYS: (users, items), BOUGHT: (items, users)},
-        num_nodes_dict={"item": 9, "user": 14},
-    )
-    whole.edges[BUYS].data["stars"] = torch.arange(40) % 5
-    assignment = {"user": torch.arange(14) % world_size, "item": torch.arange(9) % max(1, world_size - 1)}
-    parts = partition_hetero(whole, assignment, world_size)
-    node_orig = torch.empty(23, dtype=torch.int64)
-    edge_orig = torch.empty(120, dtype=torch.int64)
+    """That of `typed_parts`."""
+    parts, whole = typed_parts(world_size), typed_graph()
+    node_orig = torch.empty(whole.num_nodes(), dtype=torch.int64)
+    edge_orig = torch.empty(whole.num_edges(), dtype=torch.int64)
     for partition in parts.partitions:
         node_orig[partition.node_features["_ID"]] = partition.node_features["orig_id"]
         for shard in partition.all_shard_edges:

@@ -1,10 +1,14 @@
 """Small partitioned graphs for tests of seeds, and dealing with what workers return."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tests.graphs import PartitionedGraph, partition_in_memory, random_graph
 from tests.hetero_graphs import HeteroParts, partition_hetero
+
+BUYS, BOUGHT, FOLLOWS = ("user", "buys", "item"), ("item", "bought by", "user"), ("user", "follows", "user")
 
 
 def parts_of(node_counts: list[int], edges_per_node: int = 3) -> PartitionedGraph:
@@ -14,28 +18,26 @@ def parts_of(node_counts: list[int], edges_per_node: int = 3) -> PartitionedGrap
     return partition_in_memory(random_graph(0, count, edges_per_node * count), assignment, len(node_counts))
 
 
-def typed_parts(num_partitions: int) -> HeteroParts:
-    """Users that follow each other and buy items; the last partition has no items where there are several."""
+def typed_graph() -> Any:
+    """Users follow each other and buy items; items are bought by them, edge for edge; some several times."""
     import dgl
 
     generator = torch.Generator().manual_seed(3)
-
-    def ends(sources: int, destinations: int, count: int) -> tuple[Tensor, Tensor]:
-        return (
-            torch.randint(sources, (count,), generator=generator),
-            torch.randint(destinations, (count,), generator=generator),
-        )
-
+    users, items = torch.randint(14, (40,), generator=generator), torch.randint(9, (40,), generator=generator)
+    users[30:], items[30:] = users[:10], items[:10]
+    follows = torch.randint(14, (2, 40), generator=generator)
     graph = dgl.heterograph(
-        {
-            ("user", "follows", "user"): ends(14, 14, 40),
-            ("user", "buys", "item"): ends(14, 9, 30),
-            ("item", "bought by", "user"): ends(9, 14, 30),
-        },
+        {FOLLOWS: (follows[0], follows[1]), BUYS: (users, items), BOUGHT: (items, users)},
         num_nodes_dict={"item": 9, "user": 14},
     )
+    graph.edges[BUYS].data["stars"] = torch.arange(40) % 5
+    return graph
+
+
+def typed_parts(num_partitions: int) -> HeteroParts:
+    """That graph in partitions; the last one has no items if there are several."""
     assignment = {"user": torch.arange(14) % num_partitions, "item": torch.arange(9) % max(1, num_partitions - 1)}
-    return partition_hetero(graph, assignment, num_partitions)
+    return partition_hetero(typed_graph(), assignment, num_partitions)
 
 
 def global_ids(parts: HeteroParts, ntype: str) -> list[Tensor]:

@@ -14,8 +14,9 @@ import sar
 from tests.core.attempts import catch_and_recover, require
 from tests.matrix import THREAD, corner
 from tests.parity.harness import assert_close, parameter_gradients
-from tests.sampling.edge_cases import BOUGHT, BUYS, FOLLOWS, check_batch, describe_batch, plain_case, typed_case
-from tests.sampling.test_sampling_thread import same
+from tests.sampling.cases import same
+from tests.sampling.edge_cases import check_batch, describe_batch, plain_case, typed_case
+from tests.sampling.scenes import BOUGHT, BUYS, FOLLOWS
 
 E = ("_N", "_E", "_N")
 
@@ -264,16 +265,14 @@ def test_reverse_edges(pool, world_size, etype, reverse):
     assert int(there.sum()) == sum(min(number, counts[pair[::-1]]) for pair, number in counts.items()) > 0
 
 
-def resumed(mine, num_workers):
+def resumed(mine):
     """The rest of an epoch and the next, by a loader that goes on where another one stood after a batch."""
     partition, seeds, _ = mine
     graph = sar.construct_full_graph(partition)
     sampler = sar.EdgePredictionSampler(sar.DistNeighborSampler([2, 2]), "self", negative_sampler=1)
 
     def make(seed):
-        return sar.DataLoader(
-            graph, seeds, sampler, 7, shuffle=True, seed=seed, foreign_seeds=True, num_workers=num_workers
-        )
+        return sar.DataLoader(graph, seeds, sampler, 7, shuffle=True, seed=seed, foreign_seeds=True)
 
     first, second = make(3), make(4)
     batches = iter(first)
@@ -287,7 +286,7 @@ def resumed(mine, num_workers):
 def test_a_loader_goes_on(pool, world_size):
     case = plain_case(world_size)
     given = [(p, ids, None) for p, ids in zip(case.partitions, seeds_of(case, world_size), strict=True)]
-    for expected, found in pool.run(resumed, 0, per_rank=given):
+    for expected, found in pool.run(resumed, per_rank=given):
         assert len(expected) > 3
         assert same(found, expected)
 

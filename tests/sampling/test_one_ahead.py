@@ -1,4 +1,4 @@
-"""Without a sampling thread a batch's features travel while the one before it is used, which nobody else notices."""
+"""A batch's features travel while the one before it is used, which nobody else notices; features that change."""
 
 import itertools
 from types import SimpleNamespace
@@ -9,10 +9,10 @@ import torch
 
 import sar
 from sar.comm import session
-from sar.sampling.loader import _Ahead
+from sar.sampling.loader import arrive
 from tests.core.attempts import catch_and_recover
 from tests.matrix import THREAD
-from tests.sampling.cases import describe, node_features
+from tests.sampling.cases import describe, features_of, node_features, same
 from tests.sampling.scenes import parts_of, typed_parts
 
 SIZES = [23, 17]
@@ -68,6 +68,42 @@ def change_one_worker(partition, seed_edges):
 def test_a_change_on_one_worker_shows(pool, world_size, seed_edges):
     for found, steps in pool.run(change_one_worker, seed_edges, per_rank=parts_of(SIZES).partitions):
         assert found == [True] * steps
+
+
+def in_inference_mode(partition, num_workers):
+    """Whether features are right in an epoch, after a change in place, in inference mode, and after it."""
+    graph = sar.construct_full_graph(partition)
+    with torch.inference_mode():
+        features = features_of(graph.node_ids())
+        graph.edata["e"] = graph.edata["_ID"].double()
+    sampler = sar.DistNeighborSampler([2], input_node_features={"x": features}, output_node_features={"y": features})
+    loader = sar.DataLoader(
+        graph, graph.node_ids(), sampler, 3, precompute_optimized_batches=False, num_workers=num_workers
+    )
+
+    def right(change):
+        return [
+            torch.equal(block.srcdata["x"], features_of(block.srcdata["_ID"]) + change)
+            and torch.equal(block.dstdata["y"], features_of(block.dstdata["_ID"]) + change)
+            and torch.equal(block.edata["e"], block.edata["_ID"].double())
+            for [block] in loader
+        ]
+
+    found = right(0)
+    with torch.inference_mode():
+        features += 1
+    found += right(1)
+    with torch.inference_mode():
+        found += right(1)
+    return found + right(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=[pytest.mark.slow, THREAD])])
+@pytest.mark.parametrize("world_size", [2])
+def test_features_of_inference_mode(pool, num_workers):
+    for found in pool.run(in_inference_mode, num_workers, per_rank=parts_of([7, 5]).partitions, timeout=120):
+        assert len(found) == 12
+        assert all(found)
 
 
 def rename_fields(partition, num_workers):
@@ -191,24 +227,13 @@ def test_calls_between_batches(pool, world_size, program):
     for plain, disturbed, sums in pool.run(program, per_rank=parts_of(SIZES).partitions):
         assert len(plain[0]) == 5
         assert sums == [3] * 5
-        assert all(map(equal, plain, disturbed))
+        assert same(plain, disturbed)
 
 
 @pytest.mark.parametrize("generation, stopped", [(1, None), (0, "a reason")])
 def test_closed_connections_are_not_waited_for(generation, stopped):
     group = SimpleNamespace(generation=generation, stopped=stopped)
-    assert _Ahead(None, 0, lambda: pytest.fail("waited")).arrived(group) is None
-
-
-def equal(one, other):
-    """Whether two structures of lists, dictionaries and tensors are the same."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
+    assert arrive(group, 0, lambda: pytest.fail("waited")) is None
 
 
 def bytes_by_batch(partition):

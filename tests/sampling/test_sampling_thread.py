@@ -15,15 +15,14 @@ import torch
 
 import sar
 from sar.comm import session
-from sar.sampling import sampling_thread
+from sar.sampling import loader as loader_module
 from sar.sampling.batch import start_batch
 from tests.comm.launch import free_port, launch
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.matrix import THREAD, corner
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
-from tests.sampling.cases import add_edge_feature, check_blocks, describe, features_of, node_features
-from tests.sampling.scenes import typed_parts
+from tests.sampling.cases import add_edge_feature, check_blocks, describe, node_features, same
 
 pytestmark = THREAD
 
@@ -67,15 +66,6 @@ def threads_left():
     return left
 
 
-def same(a, b):
-    """Whether two nests of dictionaries and lists have equal tensors."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
 @pytest.mark.parametrize("world_size", [1, 2, corner(3)])
 def test_same_batches_with_a_thread(pool, given):
     parts, mine = given
@@ -114,36 +104,6 @@ def test_threads_start_after_an_error(pool, given):
     for failure, batches in pool.run(epoch_after_an_error, per_rank=given[1]):
         assert failure is not None
         assert batches > 1
-
-
-def typed_epoch(partition, num_workers):
-    """All of an epoch's blocks of several node types, as tensors."""
-    graph = sar.construct_full_graph(partition)
-    features = {f"{ntype}/x": features_of(graph.node_ids(ntype)) for ntype in graph.ntypes}
-    sampler = sar.DistNeighborSampler([dict.fromkeys(graph.canonical_etypes, 2), -1], input_node_features=features)
-    seeds = {ntype: torch.arange(graph.num_nodes(ntype)) for ntype in graph.ntypes}
-    loader = sar.DataLoader(
-        graph, seeds, sampler, 5, shuffle=True, precompute_optimized_batches=False, seed=1, num_workers=num_workers
-    )
-    found = []
-    for blocks in loader:
-        nodes = [{t: block.srcnodes[t].data["_ID"] for t in block.srctypes} for block in blocks]
-        inputs = {t: blocks[0].srcnodes[t].data["x"] for t in blocks[0].srctypes}
-        assert all(torch.equal(inputs[t], features_of(ids)) for t, ids in nodes[0].items())
-        edges = [
-            {str(e): [*block.edges(etype=e), block.edges[e].data["_ID"]] for e in block.canonical_etypes}
-            for block in blocks
-        ]
-        found.append([nodes, inputs, edges])
-    return found
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_several_node_types(pool, world_size):
-    partitions = typed_parts(world_size).partitions
-    without = pool.run(typed_epoch, 0, per_rank=partitions)
-    assert min(map(len, without)) > 1
-    assert same(pool.run(typed_epoch, 1, per_rank=partitions), without)
 
 
 def keep_labels(mine):
@@ -236,7 +196,7 @@ def fail_in_thread(mine):
             sar.all_sum(1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling_thread, "start_batch", failing)
+        patch.setattr(loader_module, "start_batch", failing)
         failure = catch_and_recover(run)
     return failure, len(batches), len(list(loader)), len(loader)
 

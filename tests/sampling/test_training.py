@@ -29,9 +29,7 @@ def train(mine):
     partition, seeds, data = mine
     graph = sar.construct_full_graph(partition)
     sampler = sar.DistNeighborSampler(
-        [-1, -1],
-        input_node_features={"x": data["x"]},
-        output_node_features={"cotangent": data["cotangent"]},
+        [-1, -1], input_node_features={"x": data["x"]}, output_node_features={"cotangent": data["cotangent"]}
     )
     loader = sar.DataLoader(graph, seeds, sampler, batch_size=3, shuffle=True)
     model, outputs = Model(), []

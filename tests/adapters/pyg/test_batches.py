@@ -11,14 +11,14 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 from torch_geometric.utils import subgraph
 
 import sar
-from sar.comm.session import current_group
 from sar.errors import ConfigError, GraphError
-from sar.sampling.batch import sample_batch
+from sar.sampling.sampler import sample_batch
 from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import THREAD, corner
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, edge_features_of, features_of, node_features
-from tests.sampling.edge_cases import BUYS, FOLLOWS, plain_case, typed_case
+from tests.sampling.edge_cases import plain_case, typed_case
+from tests.sampling.scenes import BUYS, FOLLOWS
 from tests.sampling.test_subgraphs import make_sampler
 
 E = ("_N", "_E", "_N")
@@ -282,11 +282,11 @@ def test_subgraphs(pool, world_size, kind):
 def norms_before_and_after(partition):
     """Of one batch; in between the sampler is used for a smaller graph."""
     graph, sampler = sar.construct_full_graph(partition), sar.SAINTSampler("node", 5)
-    batch = sample_batch(current_group(), sampler.prepare(graph), torch.arange(1), 3)
-    before = sampler.to_data(batch).node_norm
+    batch = sample_batch(sampler, graph, torch.arange(1))
+    before = sampler.to_data(batch, {}).node_norm
     smaller = partition_in_memory(random_graph(0, 3, 9), torch.zeros(3, dtype=torch.int64), 1).partitions[0]
     sampler.prepare(sar.construct_full_graph(smaller))
-    return before, sampler.to_data(batch).node_norm
+    return before, sampler.to_data(batch, {}).node_norm
 
 
 @pytest.mark.parametrize("world_size", [1])
