@@ -4,7 +4,6 @@ Tensors are on torch's device "meta", which holds no values. Messages are counte
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from sar.adapters.dgl.graphs import DGL
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
-from sar.comm.statistics import statistics
 from sar.comm.transport import Member, Message, Transport
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure
@@ -98,15 +96,6 @@ def _ids(count: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(count, dtype=dtype, device=META)
 
 
-@dataclass
-class CallTraffic:
-    """Bytes that a worker sends in one distributed call."""
-
-    call: str  # as the workers agree on it
-    module: str  # the innermost module that made it; empty outside modules
-    messages: int = 0  # bytes after the agreement
-
-
 class CountingGroup(Group):
     """A group in which everybody agrees with this worker and sends the same.
 
@@ -115,21 +104,6 @@ class CountingGroup(Group):
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(CountingTransport(rank, world_size, torch.device("cpu")))
-        self.calls_made: list[CallTraffic] = []  # in order
-        self.modules: list[str] = []  # whose forwards run now, outermost first, for whoever runs a model
-
-    def agree(self, call: str, flags: int = 0) -> list[int]:
-        """This worker's flags, for each of the workers."""
-        self.count_messages()
-        everybodys = super().agree(call, flags)
-        self.calls_made.append(CallTraffic(call, self.modules[-1] if self.modules else ""))
-        self._agreed_at = statistics().bytes_sent
-        return everybodys
-
-    def count_messages(self) -> None:
-        """Note the bytes sent since the last agreement, in its call."""
-        if self.calls_made:
-            self.calls_made[-1].messages = statistics().bytes_sent - self._agreed_at
 
 
 class CountingTransport(Transport):

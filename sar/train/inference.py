@@ -13,7 +13,7 @@ leave the neighborhood; and with other row numbers. Outputs that differ depend o
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from sar.adapters.dgl.graphs import construct_full_graph
 from sar.comm.rows import BufferPool
-from sar.comm.session import group_of_processes, standing_in
+from sar.comm.session import standing_in
 from sar.comm.statistics import listeners
 from sar.common_tuples import EID, ETYPE, GIVEN_ID, NTYPE, CanonicalEtype, PartitionData, ShardEdgesAndFeatures, StrPath
 from sar.core.graph.graph import GraphShardManager
@@ -46,6 +46,7 @@ from sar.data.partition_json import PartitionJson, graph_path, read_partition_js
 from sar.errors import ConfigError, GraphError, PartitionError
 from sar.id_slices import distinct, find_sorted
 from sar.partition.inspect.inspection import largest_value
+from sar.train.counted_graph import CountingGroup
 from sar.train.graph_counts import INPUTS, LABELS, GraphInfo
 
 _ROUND_OFF = {torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the largest output; 1e-5 in other dtypes
@@ -105,8 +106,8 @@ def infer(
     counts = dict(zip(spec.node_types, np.diff(spec.node_ranges).sum((0, 2)).tolist(), strict=True))
     info = GraphInfo(spec.node_types, nothing.etypes, counts, widths, num_classes or 0)
     load = partial(_load, make_model, info, weights)  # anew for each run: layers may keep something of a graph
-    group = group_of_processes(torch.distributed.HashStore(), 0, 1)
-    with closing(group), torch.no_grad(), standing_in(group, BufferPool(group.device)):
+    group = CountingGroup(0, 1)
+    with torch.no_grad(), standing_in(group, BufferPool(group.device)):
         if hops is None:
             alone = _surround(nothing, _FEW)
             listeners.append(calls := _Calls())

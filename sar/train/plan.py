@@ -19,8 +19,7 @@ memory that is still in use at the next operation counts.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +33,9 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
 from sar.comm.collectives import gather_grads
+from sar.comm.group import Group
 from sar.comm.rows import BufferPool
-from sar.comm.statistics import BACKWARD, statistics
+from sar.comm.statistics import BACKWARD, listeners, statistics
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, SarError
 from sar.train.counted_graph import META, CountingGroup, counted_graph
@@ -137,26 +137,12 @@ def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: 
             optimizer = torch.optim.Adam(model.parameters())
             before = memory.live
             _train(model, graph, x, optimizer, counts.train_nodes[worker])
-            group.calls_made.clear()
+            traffic = _Traffic(model, group)
             sent = statistics().bytes_sent
             memory.peak, memory.peak_buffers = memory.live, memory.buffers
-            with _named_calls(model, group):
+            with traffic:
                 _train(model, graph, x, optimizer, counts.train_nodes[worker])
-        group.count_messages()
         sent = statistics().bytes_sent - sent
-    calls: list[tuple[str, CallPlan]] = []
-    parameters_sent = 0
-    for traffic in group.calls_made:
-        text = traffic.call.removeprefix(BACKWARD).partition(";")[0]  # without graph and settings
-        if text.startswith("gather_grads"):
-            parameters_sent += traffic.messages
-        elif traffic.call.startswith(BACKWARD):
-            # Autograd goes back from the last call, so of calls that are alike the last is the one.
-            waiting = (call for of, call in reversed(calls) if of == text and not call.backward)
-            next(waiting).backward = traffic.messages
-        else:
-            operation = text.partition(":")[0].partition(" of ")[0]
-            calls.append((text, CallPlan(traffic.module, operation, traffic.messages)))
     model_bytes = sum(parameter.nbytes for parameter in model.parameters())
     above = memory.peak - before
     planned = MemoryPlan(
@@ -168,26 +154,58 @@ def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: 
         buffers=memory.peak_buffers,
     )
     baseline = code + planned.data + structure_before + model_bytes
-    return WorkerPlan(sent, [call for _, call in calls], parameters_sent, planned, planned.total - baseline)
+    calls = [call for _, call in traffic.calls]
+    return WorkerPlan(sent, calls, traffic.of_parameters, planned, planned.total - baseline)
 
 
-@contextmanager
-def _named_calls(model: nn.Module, group: CountingGroup) -> Iterator[None]:
-    """Tells the group which module is running."""
-    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
+class _Traffic:
+    """Listens to distributed calls while active: the module that makes each one, and the bytes that it sends."""
 
-    def enter(module: nn.Module, _: Any) -> None:
-        group.modules.append(names.get(module, type(module).__name__))
+    def __init__(self, model: nn.Module, group: Group) -> None:
+        self.calls: list[tuple[str, CallPlan]] = []  # with their texts, without graph and settings
+        self.of_parameters = 0  # bytes of gradients
+        self._names = {module: name or type(model).__name__ for name, module in model.named_modules()}
+        self._modules: list[str] = []  # whose forwards run now, outermost first
+        self._begins: list[int] = []  # bytes sent so far at the beginning of each call that runs now
+        before = statistics().bytes_sent
+        with group.guard():
+            group.agree("counting the bytes of an agreement")
+        self._agreement = statistics().bytes_sent - before
 
-    def leave(*_: Any) -> None:
-        group.modules.pop()
+    def __enter__(self) -> None:
+        listeners.append(self)
+        self._handles = (
+            hooks.register_module_forward_pre_hook(self._enters),
+            hooks.register_module_forward_hook(self._leaves, always_call=True),
+        )
 
-    handles = hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave, always_call=True)
-    try:
-        yield
-    finally:
-        for handle in handles:
+    def __exit__(self, *_: object) -> None:
+        listeners.remove(self)
+        for handle in self._handles:
             handle.remove()
+
+    def _enters(self, module: nn.Module, _: Any) -> None:
+        self._modules.append(self._names.get(module, type(module).__name__))
+
+    def _leaves(self, *_: Any) -> None:
+        self._modules.pop()
+
+    def begins(self, call: str) -> None:
+        """A call begins, with an agreement, which is not counted."""
+        self._begins.append(statistics().bytes_sent + self._agreement)
+
+    def ends(self, call: str) -> None:
+        """It is over."""
+        sent = statistics().bytes_sent - self._begins.pop()
+        text = call.removeprefix(BACKWARD).partition(";")[0]
+        if text.startswith("gather_grads"):
+            self.of_parameters += sent
+        elif call.startswith(BACKWARD):
+            # Autograd goes back from the last call, so of calls that are alike the last is the one.
+            next(made for of, made in reversed(self.calls) if of == text and not made.backward).backward = sent
+        else:
+            operation = text.partition(":")[0].partition(" of ")[0]
+            self.calls.append((text, CallPlan(self._modules[-1] if self._modules else "", operation, sent)))
 
 
 def _train(model: nn.Module, graph: GraphShardManager, x: Any, optimizer: Optimizer, train_nodes: int) -> None:
