@@ -1,6 +1,5 @@
 """The examples, run as their first lines say, against the same training in one process of plain DGL."""
 
-import os
 import re
 from pathlib import Path
 
@@ -10,23 +9,13 @@ from torch.nn import functional
 
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo import community_graph
-from sar.partition.graph_data import SPLIT, write_npz
+from sar.partition.graph_data import SPLIT
 from sar.partition.ingest.datasets import load_dataset
-from tests import python_process
+from tests.examples.scripts import TORCHRUN, generated, partition, run
 from tests.graphs import DATA
 from tests.matrix import corner
-from tests.workers import REPOSITORY
 
 CORA = DATA / "cora.npz"
-
-
-def run(*arguments: str) -> str:
-    """The output of Python with these arguments, which has four minutes."""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = python_process.run(*arguments, env=environment, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def training_of_one_process(file: Path, epochs: int) -> tuple[list[float], float]:
@@ -62,18 +51,9 @@ def training_of_one_process(file: Path, epochs: int) -> tuple[list[float], float
     ],
 )
 def test_partition_then_train(tmp_path: Path, graph: str, workers: int) -> None:
-    file = CORA
-    if graph == "generated":
-        file = tmp_path / "generated.npz"
-        write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
-    parts = tmp_path / "partitions"
-    options = ["--dataset", str(file), "--parts", str(workers), "--out", str(parts)]
-    said = run("examples/partition_graph.py", *options)
-    json_file = parts / f"{file.stem}.json"
-    assert f"torchrun --nproc-per-node {workers} examples/full_graph.py --partition-json {json_file}" in said
-
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    said = run(*torchrun, "examples/full_graph.py", "--partition-json", str(json_file), "--epochs", "20")
+    file = generated(tmp_path) if graph == "generated" else CORA
+    options = partition(file, tmp_path, workers)
+    said = run(*TORCHRUN, str(workers), "examples/full_graph.py", *options, "--epochs", "20")
     epoch = re.compile(r"^epoch \d+: loss ([\d.]+), validation accuracy [\d.]+$", re.MULTILINE)
     losses = [float(loss) for loss in epoch.findall(said)]
     expected_losses, expected_accuracy = training_of_one_process(file, 20)

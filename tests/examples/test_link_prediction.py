@@ -14,7 +14,8 @@ import sar
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
-from tests.examples.test_models import double, example  # noqa: F401  (a fixture)
+from tests.examples.scripts import example
+from tests.examples.test_models import double  # noqa: F401  (a fixture)
 from tests.graphs import DATA
 from tests.matrix import corner
 

@@ -9,7 +9,8 @@ from torch import Tensor
 import sar
 from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
-from tests.examples.test_models import Whole, communities, double, example  # noqa: F401 (fixtures)
+from tests.examples.scripts import example
+from tests.examples.test_models import Whole, communities, double  # noqa: F401 (fixtures)
 from tests.parity.harness import assert_close
 from tests.workers import WorkerPool
 

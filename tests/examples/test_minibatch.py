@@ -1,4 +1,4 @@
-"""The mini-batch examples: what they say of the whole graph, against the same parameters in plain DGL."""
+"""The examples of mini-batches, subgraphs and averaged models: their numbers are those of plain DGL, or they learn."""
 
 import re
 from pathlib import Path
@@ -9,14 +9,12 @@ import torch
 
 from sar.adapters.dgl.models import dgl_graph
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import SPLIT, write_npz
+from sar.partition.graph_data import SPLIT
 from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
-from tests.examples.test_full_graph import run
-from tests.examples.test_models import example
+from tests.examples.scripts import TORCHRUN, example, generated, losses_in, partition, run
 from tests.matrix import corner
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 EPOCHS, FANOUTS = 3, (5, 5)
 OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "50", "--fanouts", *map(str, FANOUTS)]
 
@@ -34,18 +32,13 @@ def accuracies_alone(file: Path, parameters: Path) -> list[float]:
 
 @pytest.mark.parametrize("script", [corner("distdgl_then_full_eval"), corner("minibatch")])
 def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
-    file, parameters = tmp_path / "generated.npz", tmp_path / "parameters.pt"
-    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
-    out = tmp_path / "partitions"
-    run("examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
-    json_file = str(out / "generated.json")
-    options = [*OPTIONS, "--parameters", str(parameters)]
+    file, parameters = generated(tmp_path), tmp_path / "parameters.pt"
+    place, options = partition(file, tmp_path), [*OPTIONS, "--parameters", str(parameters)]
     if script == "minibatch":
-        said = run(*TORCHRUN, "examples/minibatch.py", "--partition-json", json_file, *options)
+        said = run(*TORCHRUN, "2", "examples/minibatch.py", *place, *options)
     else:
-        cluster = ["examples/distdgl_cluster.py", "--partition-json", json_file, "--trainers", "2"]
-        said = run(*cluster, f"examples/{script}.py", *options)
-    assert len(re.findall(r"^epoch \d+: loss", said, re.MULTILINE)) == EPOCHS
+        said = run("examples/distdgl_cluster.py", *place, "--trainers", "2", f"examples/{script}.py", *options)
+    assert len(losses_in(said)) == EPOCHS
     whole = re.compile(r"^on the whole graph: accuracy train ([\d.]+), val ([\d.]+), test ([\d.]+)$", re.MULTILINE)
     [found] = whole.findall(said)
     expected = accuracies_alone(file, parameters)
@@ -77,13 +70,39 @@ def test_evaluation_with_one_partition_in_memory_at_a_time(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_links_are_told_from_other_pairs(tmp_path: Path) -> None:
-    file, out = tmp_path / "generated.npz", tmp_path / "partitions"
-    write_npz(community_graph(400, 4000, num_features=16, num_classes=20, homophily=0.95, signal=2.0), file)
-    run("examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
-    options = ["--epochs", "3", "--partition-json", f"{out}/generated.json"]
-    said = run(*TORCHRUN, "examples/link_prediction_minibatch.py", *options)
-    lines = re.findall(r"^epoch \d+: loss ([\d.]+), test MRR ([\d.]+)$", said, re.MULTILINE)
-    losses, ranks = (list(map(float, column)) for column in zip(*lines, strict=True))
-    assert len(losses) == 3
+    place = partition(generated(tmp_path, num_classes=20, homophily=0.95, signal=2.0), tmp_path)
+    said = run(*TORCHRUN, "2", "examples/link_prediction_minibatch.py", *place, "--epochs", "3")
+    losses, ranks = losses_in(said), list(map(float, re.findall(r", test MRR ([\d.]+)$", said, re.MULTILINE)))
+    assert len(losses) == len(ranks) == 3
     assert losses[-1] < losses[0]
     assert min(ranks) > 0.2  # 0.05 by chance
+
+
+SAMPLERS = {"cluster": [], "edge": ["--budget", "80"], "node": ["--budget", "100"], "walk": ["--budget", "60", "2"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_it_learns_on_subgraphs(sampler: str, tmp_path: Path) -> None:
+    options = ["--epochs", "6", "--batches", "5", "--sampler", sampler, *SAMPLERS[sampler]]
+    said = run(*TORCHRUN, "2", "examples/subgraphs.py", *partition(generated(tmp_path), tmp_path), *options)
+    losses = losses_in(said)
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+    [accuracy] = re.findall(r"^on the whole graph: .*test ([\d.]+)$", said, re.MULTILINE)
+    assert float(accuracy) > 0.4  # 0.25 by chance
+
+
+@pytest.mark.slow
+def test_averaged_models_of_partitions_in_turns_are_the_same(tmp_path: Path) -> None:
+    options = partition(generated(tmp_path), tmp_path, 4)
+    (tmp_path / "spill").mkdir()
+    losses, accuracies = [], []
+    for where in (["--workers", "2"], ["--workers", "1", "--resident", "1", "--spill", str(tmp_path / "spill")]):
+        said = run("-m", "sar", "launch", *where, "examples/model_averaging.py", *options, "--epochs", "8")
+        losses.append(losses_in(said))
+        accuracies.append(float(re.findall(r"test ([\d.]+)", said)[-1]))
+    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
+    assert len(losses[0]) == 8
+    assert losses[0][-1] < 0.7 * losses[0][0]
+    assert accuracies[0] == accuracies[1] > 0.4  # 0.25 by chance

@@ -3,9 +3,7 @@
 In float64, because Adam makes a whole step of a gradient that is nothing but rounding.
 """
 
-import importlib
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,19 +22,11 @@ from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
-from tests.examples.test_full_graph import run
+from tests.examples.scripts import TORCHRUN, example, partition, run
 from tests.graphs import DATA
 from tests.matrix import corner
 from tests.parity.harness import assert_close
-from tests.workers import REPOSITORY, WorkerPool
-
-
-def example(name: str) -> Any:
-    """An example as a module, which finds its neighbours as it does when it is run."""
-    folder = str(REPOSITORY / "examples")
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return importlib.import_module(name)
+from tests.workers import WorkerPool
 
 
 def run_on_worker(name: str, argv: list[str]) -> tuple[list[float], Tensor, Tensor]:
@@ -260,16 +250,10 @@ def test_a_heterogeneous_graph_from_its_file_to_the_printed_losses(tmp_path: Pat
     }
     np.savez(file, **arrays)
     left_out = "paper:wins:prize"
-    options = ["--parts", "2", "--out", str(tmp_path / "parts"), "--leave-out", left_out]
-    said = run("examples/partition_graph.py", "--dataset", str(file), *options)
-    json_file = tmp_path / "parts" / "typed.json"
-    assert f"torchrun --nproc-per-node 2 examples/rgcn.py --partition-json {json_file}" in said
-
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    argv = ["--partition-json", str(json_file), "--epochs", "3"]
-    said = run(*torchrun, "examples/rgcn.py", *argv)
+    argv = [*partition(file, tmp_path, 2, "rgcn", "--leave-out", left_out), "--epochs", "3"]
+    said = run(*TORCHRUN, "2", "examples/rgcn.py", *argv)
     found = re.findall(r"^epoch \d+: loss ([\d.]+), accuracy train [\d.]+, test [\d.]+$", said, re.MULTILINE)
     kept = {etype: ends for etype, ends in data.edges.items() if "wins" not in etype[1]}
     alone = replace(data, edges=kept)
-    losses, _ = rgcn(alone, json_file, 2, example("rgcn").parser.parse_args(argv))
+    losses, _ = rgcn(alone, Path(argv[1]), 2, example("rgcn").parser.parse_args(argv))
     assert [float(loss) for loss in found] == pytest.approx(losses, abs=1e-5)

@@ -16,7 +16,7 @@ import torch
 
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide
-from tests.examples.test_full_graph import run
+from tests.examples.scripts import TORCHRUN, run
 from tests.examples.test_models import double  # noqa: F401  (a fixture)
 from tests.matrix import corner
 from tests.workers import REPOSITORY
@@ -87,7 +87,7 @@ def compare(said: str, expected: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
+@pytest.mark.parametrize("launcher", [[], [*TORCHRUN, "2"]])
 def test_the_port_from_the_command_line(tmp_path: Path, launcher: list[str]) -> None:
     graph_file, json_file = files(tmp_path, 2)
     in_double = tmp_path / "in_double.py"

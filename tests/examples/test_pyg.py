@@ -7,7 +7,7 @@ from torch_geometric.data import Data, HeteroData
 
 import sar
 from sar.cli.demo import community_graph
-from tests.examples.test_models import example
+from tests.examples.scripts import example
 
 
 def labelled(num_nodes, generator):

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sar.cli.demo import community_graph
-from sar.partition.graph_data import write_npz
-from tests.examples.test_full_graph import run
+from tests.examples.scripts import TORCHRUN, generated, partition, run
 
 EPOCHS = 5
 KILLED = """
@@ -33,18 +31,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     "script, options", [("full_graph", []), ("minibatch", ["--batch-size", "50", "--num-workers", "1"])]
 )
 def test_training_goes_on_after_a_kill(tmp_path: Path, script: str, options: list[str]) -> None:
-    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), tmp_path / "generated.npz")
-    parts = ["--parts", "2", "--out", str(tmp_path / "parts")]
-    run("examples/partition_graph.py", "--dataset", str(tmp_path / "generated.npz"), *parts)
+    options = [*partition(generated(tmp_path), tmp_path), "--epochs", str(EPOCHS), *options]
     killer = tmp_path / "killer.py"
     killer.write_text(KILLED)
     said, models = {}, {}
     for name in ("undisturbed", "killed"):
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
         program = [str(killer), f"examples/{script}.py"] if name == "killed" else [f"examples/{script}.py"]
-        arguments = ["--partition-json", str(tmp_path / "parts" / "generated.json"), "--epochs", str(EPOCHS)]
         folder = tmp_path / name
-        said[name] = run(*torchrun, *program, *arguments, *options, "--checkpoint", str(folder))
+        said[name] = run(*TORCHRUN, "2", "--max-restarts", "1", *program, *options, "--checkpoint", str(folder))
         assert sorted(os.listdir(folder)) == ["latest", *(f"step-{step:06d}" for step in (EPOCHS - 1, EPOCHS))]
         models[name] = torch.load(folder / f"step-{EPOCHS:06d}" / "shared.pt", weights_only=True)["model"]
     lines = {name: re.findall(r"^epoch \d+: loss .*$", text, re.MULTILINE) for name, text in said.items()}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sar.cli.demo import community_graph
 from sar.partition.graph_data import write_npz
-from tests.examples.test_full_graph import run, training_of_one_process
+from tests.examples.scripts import run
+from tests.examples.test_full_graph import training_of_one_process
 
 EPOCHS = 5
 

@@ -60,14 +60,7 @@ class Training:
         graph = sar.construct_full_graph(partition)
         seeds = torch.arange(*graph.node_ranges[sar.rank()])
         sampler = sar.DistNeighborSampler([2])
-        self.loader = sar.DataLoader(
-            graph,
-            seeds,
-            sampler,
-            BATCH,
-            shuffle=True,
-            num_workers=num_workers,
-        )
+        self.loader = sar.DataLoader(graph, seeds, sampler, BATCH, shuffle=True, num_workers=num_workers)
         self.emb = sar.nn.DistEmbedding(graph, DIM)
         self.frozen = sar.nn.DistEmbedding(graph, DIM)
         self.model = nn.Sequential(nn.Linear(DIM, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Dropout(), nn.Linear(4, 1))

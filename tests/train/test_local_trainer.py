@@ -186,8 +186,7 @@ def subgraphs(parts, path, both_ends):
 
 @pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
 @pytest.mark.parametrize(
-    "num_parts, world_size, dealt",
-    [(3, 1, False), (3, 2, True), (2, 2, False), (2, 3, True), (1, 3, False)],
+    "num_parts, world_size, dealt", [(3, 1, False), (3, 2, True), (2, 2, False), (2, 3, True), (1, 3, False)]
 )
 @pytest.mark.parametrize("both_ends", [True, False])
 def test_subgraphs(pool, tmp_path, name, num_parts, world_size, dealt, both_ends):

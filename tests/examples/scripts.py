@@ -1,0 +1,52 @@
+"""Runs the examples as scripts, as their first lines say, and as modules; and small partitioned graphs for them."""
+
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from sar.cli.demo import community_graph
+from sar.partition.graph_data import write_npz
+from tests import python_process
+from tests.workers import REPOSITORY
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def run(*arguments: str) -> str:
+    """The output of Python with these arguments, which has four minutes."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = python_process.run(*arguments, env=environment, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def example(name: str) -> Any:
+    """An example as a module, which finds its neighbours as it does when it is run."""
+    folder = str(REPOSITORY / "examples")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
+
+
+def generated(folder: Path, **options: Any) -> Path:
+    """The file of a graph of 400 nodes, of four classes by default."""
+    write_npz(community_graph(400, 4000, num_features=16, **{"num_classes": 4} | options), folder / "generated.npz")
+    return folder / "generated.npz"
+
+
+def partition(file: Path, folder: Path, parts: int = 2, script: str = "full_graph", *options: str) -> list[str]:
+    """Partition the graph of a file with the example for that; the options that name the result to other examples."""
+    options = ("--dataset", str(file), "--parts", str(parts), "--out", str(folder / "partitions"), *options)
+    said = run("examples/partition_graph.py", *options)
+    json_file = folder / "partitions" / f"{file.stem}.json"
+    assert f"torchrun --nproc-per-node {parts} examples/{script}.py --partition-json {json_file}" in said
+    return ["--partition-json", str(json_file)]
+
+
+def losses_in(said: str) -> list[float]:
+    """The losses of all epochs that a script names."""
+    found = re.findall(r"^epoch \d+: .*?loss (?:of the last batch )?([\d.]+)", said, re.MULTILINE)
+    return list(map(float, found))
