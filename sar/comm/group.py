@@ -261,9 +261,11 @@ class Group:
         digests, flags_by_rank, models = gathered.T.tolist()
         if set(digests) != {digest}:
             with self.guard():
+                name, kind = running_module()
+                place = f", in {name or 'the model'} ({kind})" if kind else ""
                 raise DisagreementError(
                     "The workers are not in the same distributed call, or not on the same graph:\n"
-                    f"{self._transport.whereabouts(self, call + _running_module())}\n"
+                    f"{self._transport.whereabouts(self, call + place)}\n"
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
                     f"and its loss must reach every one of them (times 0 if need be). {LEFT_EARLY}"
                 )
@@ -412,8 +414,11 @@ class Guard:
             group._owner = self._owner
 
 
-def _running_module() -> str:
-    """The innermost module whose forward is running, by its name in the outermost one; empty outside of modules."""
+def running_module() -> tuple[str, str]:
+    """Name and class of the innermost module whose forward is running; both are empty outside of modules.
+
+    The name is that in the outermost module, and empty for this one itself.
+    """
     frame: FrameType | None = sys._getframe()
     running: list[torch.nn.Module] = []
     while frame is not None:
@@ -421,6 +426,6 @@ def _running_module() -> str:
             running.append(frame.f_locals["self"])
         frame = frame.f_back
     if not running:
-        return ""
+        return "", ""
     names = {module: name for name, module in running[-1].named_modules()}
-    return f", in {names.get(running[0]) or 'the model'} ({type(running[0]).__name__})"
+    return names.get(running[0], ""), type(running[0]).__name__

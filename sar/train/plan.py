@@ -26,14 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules import module as hooks
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
 from sar.comm.collectives import gather_grads
-from sar.comm.group import Group
+from sar.comm.group import Group, running_module
 from sar.comm.rows import BufferPool
 from sar.comm.statistics import BACKWARD, listeners, statistics
 from sar.core.graph.graph import GraphShardManager
@@ -137,11 +136,14 @@ def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: 
             optimizer = torch.optim.Adam(model.parameters())
             before = memory.live
             _train(model, graph, x, optimizer, counts.train_nodes[worker])
-            traffic = _Traffic(model, group)
+            traffic = _Traffic(group)
             sent = statistics().bytes_sent
             memory.peak, memory.peak_buffers = memory.live, memory.buffers
-            with traffic:
+            listeners.append(traffic)
+            try:
                 _train(model, graph, x, optimizer, counts.train_nodes[worker])
+            finally:
+                listeners.remove(traffic)
         sent = statistics().bytes_sent - sent
     model_bytes = sum(parameter.nbytes for parameter in model.parameters())
     above = memory.peak - before
@@ -159,36 +161,16 @@ def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: 
 
 
 class _Traffic:
-    """Listens to distributed calls while active: the module that makes each one, and the bytes that it sends."""
+    """Listens to distributed calls: the module that makes each one, and the bytes that it sends."""
 
-    def __init__(self, model: nn.Module, group: Group) -> None:
+    def __init__(self, group: Group) -> None:
         self.calls: list[tuple[str, CallPlan]] = []  # with their texts, without graph and settings
         self.of_parameters = 0  # bytes of gradients
-        self._names = {module: name or type(model).__name__ for name, module in model.named_modules()}
-        self._modules: list[str] = []  # whose forwards run now, outermost first
         self._begins: list[int] = []  # bytes sent so far at the beginning of each call that runs now
         before = statistics().bytes_sent
         with group.guard():
             group.agree("counting the bytes of an agreement")
         self._agreement = statistics().bytes_sent - before
-
-    def __enter__(self) -> None:
-        listeners.append(self)
-        self._handles = (
-            hooks.register_module_forward_pre_hook(self._enters),
-            hooks.register_module_forward_hook(self._leaves, always_call=True),
-        )
-
-    def __exit__(self, *_: object) -> None:
-        listeners.remove(self)
-        for handle in self._handles:
-            handle.remove()
-
-    def _enters(self, module: nn.Module, _: Any) -> None:
-        self._modules.append(self._names.get(module, type(module).__name__))
-
-    def _leaves(self, *_: Any) -> None:
-        self._modules.pop()
 
     def begins(self, call: str) -> None:
         """A call begins, with an agreement, which is not counted."""
@@ -204,8 +186,8 @@ class _Traffic:
             # Autograd goes back from the last call, so of calls that are alike the last is the one.
             next(made for of, made in reversed(self.calls) if of == text and not made.backward).backward = sent
         else:
-            operation = text.partition(":")[0].partition(" of ")[0]
-            self.calls.append((text, CallPlan(self._modules[-1] if self._modules else "", operation, sent)))
+            name, kind = running_module()
+            self.calls.append((text, CallPlan(name or kind, text.partition(":")[0].partition(" of ")[0], sent)))
 
 
 def _train(model: nn.Module, graph: GraphShardManager, x: Any, optimizer: Optimizer, train_nodes: int) -> None:
