@@ -97,19 +97,26 @@ def parcel(sender, receiver, dtype=torch.float32):
     return torch.full((sender + 2 * receiver, 2), 10.0 * sender + receiver, dtype=dtype)
 
 
-def exchange(with_sizes):
+def exchange(way, dtype):
     rank, size = sar.rank(), sar.world_size()
-    sizes = [rank * 2 + sender for sender in range(size)] if with_sizes else None
-    return comm.exchange_tensors([parcel(rank, receiver) for receiver in range(size)], sizes)
+    sent = [parcel(rank, receiver, dtype) for receiver in range(size)]
+    if way == "in place":
+        received = [torch.empty_like(parcel(sender, rank, dtype)) for sender in range(size)]
+        comm.all_to_all(received, sent, move_to_comm_device=True)
+        return received
+    return comm.exchange_tensors(
+        sent, [rank * 2 + sender for sender in range(size)] if way == "of known sizes" else None
+    )
 
 
-@pytest.mark.parametrize("with_sizes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
+@pytest.mark.parametrize("way", ["of any size", "of known sizes", "in place"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, corner(4)])
-def test_exchange_tensors(pool, world_size, with_sizes):
-    for rank, received in enumerate(pool.run(exchange, with_sizes)):
+def test_exchange_tensors(pool, world_size, way, dtype):
+    for rank, received in enumerate(pool.run(exchange, way, dtype)):
         assert len(received) == world_size
         for sender, tensor in enumerate(received):
-            assert torch.equal(tensor, parcel(sender, rank))
+            assert torch.equal(tensor, parcel(sender, rank, dtype))
 
 
 def message(sender, receiver):
@@ -135,21 +142,6 @@ def test_messages_that_tell_their_length(pool, world_size):
         for sender, content in enumerate(received):
             assert torch.equal(content, message(sender, rank))
         assert count == sum(map(len, received)) - len(received[rank])
-
-
-def exchange_in_place(dtype):
-    rank, size = sar.rank(), sar.world_size()
-    received = [torch.empty_like(parcel(sender, rank, dtype)) for sender in range(size)]
-    comm.all_to_all(received, [parcel(rank, receiver, dtype) for receiver in range(size)], move_to_comm_device=True)
-    return received
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_all_to_all(pool, world_size, dtype):
-    for rank, received in enumerate(pool.run(exchange_in_place, dtype)):
-        for sender, tensor in enumerate(received):
-            assert torch.equal(tensor, parcel(sender, rank, dtype))
 
 
 def pass_around(step):

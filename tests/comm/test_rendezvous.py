@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -31,53 +32,37 @@ def waiting_worker(path):
     return result
 
 
-def test_the_others_get_worker_0s_address(tmp_path):
+@pytest.fixture
+def talking_port():
+    """The port of a service that talks, which took over the port of a run that is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(b"220 mail.example.org ESMTP ready for you\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+OLD = ["127.0.0.1 {closed} 0123456789abcdef\n", "127.0.0.1 {talking} 0123456789abcdef\n"]
+
+
+@pytest.mark.parametrize("content", [None, *OLD, "", "10.0.0.1\n", "a b c", "127.0.0.1 99999999 abc"], ids=range(7))
+def test_a_stale_file_is_not_believed(tmp_path, talking_port, content):
     path = tmp_path / "ip"
-    early = waiting_worker(path)
-    address = sar.nfs_ip_init(0, str(path))
-    assert socket.inet_aton(address)
-    assert early.result(40) == address
-    assert sar.nfs_ip_init(2, str(path)) == address
-
-
-def closed_port():
-    """What a run that is gone left behind."""
-    return f"127.0.0.1 {free_port()} 0123456789abcdef\n"
-
-
-@pytest.mark.parametrize("content", [closed_port(), "", "10.0.0.1\n", "a b c", "127.0.0.1 99999999 abc"], ids=range(5))
-def test_a_stale_file_is_not_believed(tmp_path, content):
-    path = tmp_path / "ip"
-    path.write_text(content)
+    if content is not None:
+        path.write_text(content.format(closed=free_port(), talking=talking_port))
     early = waiting_worker(path)
     time.sleep(1)
     assert not early.done(), "took what the old file says"
     address = sar.nfs_ip_init(0, str(path))
-    assert early.result(40) == address
-
-
-def test_a_service_that_took_over_the_port_is_not_believed(tmp_path):
-    """The file is of a run that is gone; its port now belongs to something else, which talks."""
-    path = tmp_path / "ip"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer():
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.sendall(b"220 mail.example.org ESMTP ready for you\r\n")
-
-        threading.Thread(target=answer, daemon=True).start()
-        path.write_text(f"127.0.0.1 {server.getsockname()[1]} 0123456789abcdef\n")
-        early = waiting_worker(path)
-        time.sleep(1)
-        assert not early.done()
-        address = sar.nfs_ip_init(0, str(path))
-        assert early.result(40) == address
-        server.shutdown(socket.SHUT_RDWR)
+    assert socket.inet_aton(address)
+    assert early.result(40) == sar.nfs_ip_init(2, str(path)) == address
 
 
 def test_nobody_announces(tmp_path, monkeypatch, caplog):
@@ -88,7 +73,7 @@ def test_nobody_announces(tmp_path, monkeypatch, caplog):
         sar.nfs_ip_init(1, str(path))
     assert str(path) in str(error.value)
     assert "waited 2 s" in str(error.value)
-    path.write_text(closed_port())
+    path.write_text(OLD[0].format(closed=free_port()))
     assert any(re.match(r"Worker 1 has waited \d s for worker 0 to announce", line) for line in caplog.messages)
     with pytest.raises(CommunicationTimeout, match=r"an old file does not count \(Connection refused\)"):
         sar.nfs_ip_init(1, str(path))
@@ -113,7 +98,7 @@ port = {"master_port_number": int(os.environ["PORT"])} if int(os.environ["PORT"]
 sar.initialize_comms(me, 2, sar.nfs_ip_init(me, os.environ["IP_FILE"]), **port)
 """
     first, second = tmp_path / "first", tmp_path / "second"
-    first.write_text(closed_port())
+    first.write_text(OLD[0].format(closed=free_port()))
     environments = [
         {"MINE": str(rank), "IP_FILE": str(path), "PORT": str(port)}
         for path, port in zip((first, second), ports, strict=True)
