@@ -186,7 +186,7 @@ def imported_versions() -> dict[str, str]:
     return {name: str(version).partition("+")[0] for name, version in imported.items() if version is not None}
 
 
-class Meeting(NamedTuple):
+class AnnouncedStore(NamedTuple):
     """The job's store, found by `nfs_ip_init` for `initialize_comms`."""
 
     address: str
@@ -195,7 +195,7 @@ class Meeting(NamedTuple):
     file: Path | None  # announces it; None on workers other than 0
 
 
-meetings: Final[list[Meeting]] = []
+announced_stores: Final[list[AnnouncedStore]] = []
 """Results of `nfs_ip_init` in this process, the latest last, until all workers are connected."""
 
 
@@ -225,28 +225,28 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
                 os.chmod(file.fileno(), 0o644)
         except OSError as error:
             raise ConfigError(f"Worker 0 cannot write its address to {path}: {error}") from error
-        meetings.append(Meeting(address, nonce, store, path))
+        announced_stores.append(AnnouncedStore(address, nonce, store, path))
         return address
 
-    def confirmed() -> Meeting | None:
+    def confirmed() -> AnnouncedStore | None:
         with suppress(RuntimeError, OverflowError, ValueError):  # an incomplete file, a service of another kind, ...
             address, port, nonce = path.read_text().split()
             store = connect_store(address, int(port), CONNECT_SECONDS)
             if BoundedStore(store).read([_NONCE]) == [nonce]:
-                return Meeting(address, nonce, store, None)
+                return AnnouncedStore(address, nonce, store, None)
         return None
 
     what = f"worker 0 to announce its address in {path}, where an old file does not count"
-    meetings.append(wait_for(confirmed, _rank, lambda: what, Config.timeout))
-    return meetings[-1].address
+    announced_stores.append(wait_for(confirmed, _rank, lambda: what, Config.timeout))
+    return announced_stores[-1].address
 
 
 def stop_announcing() -> None:
     """Remove worker 0's nonce and file, once all workers are connected."""
-    for announced in meetings:
+    for announced in announced_stores:
         if announced.file is not None:
             announced.store.delete_key(_NONCE)
             with suppress(OSError):
                 if announced.nonce in announced.file.read_text():  # else it is somebody else's by now
                     announced.file.unlink()
-    meetings.clear()
+    announced_stores.clear()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from sar.comm.allocator import set_allocator
 from sar.comm.environment import Place, choose_interface, find_place
 from sar.comm.group import Group
-from sar.comm.joining import Meeting, meetings, open_store, sign_in, stop_announcing
+from sar.comm.joining import announced_stores, open_store, sign_in, stop_announcing
 from sar.comm.process_transport import GlooTransport, NcclTransport
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
@@ -86,23 +86,25 @@ def connect(
     # 1. The place in the job: arguments, else the results of `nfs_ip_init`, else the launcher's variables.
     place, backend = find_place(), dist.get_backend() if existing else backend or "gloo"
     tensors_on = _choose_device(device, backend, place.local_rank)
-    met = next((meeting for meeting in reversed(meetings) if meeting.address == master), None)
-    job = os.environ.get("SAR_JOB_ID") or (None if met is None else met.nonce)
+    announced = next((store for store in reversed(announced_stores) if store.address == master), None)
+    job = os.environ.get("SAR_JOB_ID")
+    if announced is not None:
+        job, port = job or announced.nonce, announced.store.port if port == DEFAULT_PORT else port
     if job is None and (rank is None or place.launcher == "torchrun" or existing):
         job = place.job
     torchrun_hosts = master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if existing:
         own_rank, size = dist.get_rank(), dist.get_world_size()
     else:
-        own_rank, size, master, port = _complete(place, rank, world_size, master, port, met)
+        own_rank, size, master, port = _complete(place, rank, world_size, master, port)
     choose_interface(master)
 
     # 2. The store, and 3. the sign-in of all workers there.
     try:
         if existing:
             store = dist.distributed_c10d._get_default_store()
-        elif met is not None and met.store.port == port:
-            store = met.store
+        elif announced is not None and announced.store.port == port:
+            store = announced.store
         else:
             store = open_store(str(master), port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
             port = store.port
@@ -138,10 +140,10 @@ def connect(
 
 
 def _complete(
-    place: Place, rank: int | None, world_size: int | None, master: str | None, port: int, met: Meeting | None
+    place: Place, rank: int | None, world_size: int | None, master: str | None, port: int
 ) -> tuple[int, int, str, int]:
     """Rank, number of workers, and worker 0's address and port, if they are not all passed."""
-    if (rank, world_size, master, place.launcher) == (None, None, None, None) and not meetings:
+    if (rank, world_size, master, place.launcher) == (None, None, None, None) and not announced_stores:
         logger.info(
             "no launcher and no arguments: a group of one worker (threads: %d); `sar launch --workers W` starts more",
             torch.get_num_threads(),
@@ -149,9 +151,7 @@ def _complete(
         rank, world_size = 0, 1
     rank = place.rank if rank is None else rank
     world_size = place.world_size if world_size is None else world_size
-    if port == DEFAULT_PORT and met is not None:
-        port = met.store.port
-    elif port == DEFAULT_PORT and master is None and place.port is not None:
+    if port == DEFAULT_PORT and master is None and place.port is not None:
         port = place.port
     elif port == DEFAULT_PORT and master is None and world_size == 1:
         master, port = "127.0.0.1", 0  # nobody else needs the port, so jobs of one host need not share the default
