@@ -71,6 +71,19 @@ def distinct(ids: Tensor) -> Tensor:
     return torch.from_numpy(ascending[first_of_equals(ascending)])
 
 
+def is_permutation(ids: Tensor, start: int, end: int) -> bool:
+    """Whether IDs, (n,), are `start` to `end` - 1, each once."""
+    if len(ids) != end - start:
+        return False
+    seen = torch.zeros(end - start, dtype=torch.bool, device="cpu")
+    for piece in pieces(len(ids)):
+        number = ids[piece] - start
+        if not bool(((number >= 0) & (number < end - start)).all()):
+            return False
+        seen.index_fill_(0, number, True)
+    return bool(seen.all())
+
+
 def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """The positions of numbers among ascending ones, (N,), and whether they are there; else any position."""
     place = torch.searchsorted(known, wanted)

@@ -34,8 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     found, text = report.summary(), report.as_text()
     if arguments.workers is not None and not report.problems:
         directory, outside = arguments.directory, arguments.allow_outside
-        on_workers, contents = by_worker(directory, report, arguments.workers, allow_outside=outside)
-        shares = [content.share for content in contents]
+        on_workers, shares, _ = by_worker(directory, report, arguments.workers, allow_outside=outside)
         found["workers"] = on_workers.figures | {"shares": [share._asdict() for share in shares]}
         names = ["worker: parts", *(f"{worker}: {_run(share.parts)}" for worker, share in enumerate(shares))]
         text = f"{text}\n\n{on_workers.parts_as_text(names)}"

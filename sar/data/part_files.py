@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from torch import Tensor
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
 from sar.data.arrays import StoredArray
 from sar.data.graph_files import StoredGraph, open_graph_file
-from sar.data.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, graph_path, owned_counts
+from sar.data.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, What, graph_path, owned_counts
 from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
-from sar.id_slices import pieces
+from sar.id_slices import is_permutation
 from sar.logging_setup import logger
 
 SRC: Final = "src"
@@ -100,9 +100,9 @@ def _no_partition(graph: StoredGraph, found: str) -> PartitionError:
 def check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
     """Raise `PartitionError` if a partition's graph has other nodes than the JSON file says."""
     path = spec.files[part]["part_graph"]
-    own = graph.node_id[graph.is_inner].sort().values
+    own = graph.node_id[graph.is_inner]
     start, end = spec.partition_ranges[part]
-    if len(own) != end - start or not torch.equal(own, torch.arange(start, end, device="cpu")):
+    if not is_permutation(own, start, end):
         raise PartitionError(
             f"{path} holds {len(own)} nodes of partition {part}; expected one for every node ID in [{start}, {end}), "
             f"as {spec.path.name} says. {REWRITE}"
@@ -112,24 +112,10 @@ def check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
         raise PartitionError(f"{path} has node IDs outside [0, {num_nodes}), the nodes of {spec.path.name}. {REWRITE}")
 
 
-def has_all_edges(graph: LocalGraph, start: int, end: int) -> bool:
-    """Whether the edges into the partition's own nodes have each of the IDs `start` to `end` - 1 once."""
-    edge_id = graph.edges[EID][graph.owned]
-    if len(edge_id) != end - start:
-        return False
-    seen = torch.zeros(end - start, dtype=torch.bool, device="cpu")
-    for chunk in pieces(len(edge_id)):
-        number = edge_id[chunk] - start
-        if not bool(((number >= 0) & (number < end - start)).all()):
-            return False
-        seen.scatter_(0, number, True)
-    return bool(seen.all())
-
-
 def check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
     """Raise `PartitionError` if a partition's graph has other edges than the JSON file says."""
     start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
-    if not has_all_edges(graph, start, end):
+    if not is_permutation(graph.edges[EID][graph.owned], start, end):
         found = int(graph.is_inner[graph.edges[DST].long()].sum())
         raise PartitionError(
             f"{spec.files[part]['part_graph']} holds {found} edges into the nodes of partition {part}; expected "
@@ -223,12 +209,12 @@ class FeatureFiles:
         self,
         spec: PartitionJson,
         part: int,
-        what: Literal["nodes", "edges"],
+        what: What,
         edge_types: Sequence[CanonicalEtype] = (),
         *,
         has_part_ids: bool = False,
     ) -> None:
-        ranges, names = (spec.node_ranges, spec.node_types) if what == "nodes" else (spec.edge_ranges, spec.edge_types)
+        names, ranges = spec.types(what)
         self.spec, self.part, self.what = spec, part, what
         self.type_ids = {name: type_id for type_id, name in enumerate(names)}
         self.type_ids |= {":".join(etype): type_id for type_id, etype in enumerate(edge_types)}

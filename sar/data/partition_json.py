@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ _EXPECTED = (
     "the folders part0, part1, ... Check the path, or divide the graph first."
 )
 
+What = Literal["nodes", "edges"]
 IdRanges = npt.NDArray[np.int64]
 """[start, end) of global IDs by partition and type, (num_parts, num_types, 2)."""
 
@@ -83,6 +84,10 @@ class PartitionJson:
     def partition_ranges(self) -> list[tuple[int, int]]:
         """The range of global node IDs of every partition."""
         return [(int(types[0, 0]), int(types[-1, 1])) for types in self.node_ranges]
+
+    def types(self, what: What) -> tuple[list[str], IdRanges]:
+        """The types of nodes, or of edges, and the ranges of their IDs."""
+        return (self.node_types, self.node_ranges) if what == "nodes" else (self.edge_types, self.edge_ranges)
 
     @property
     def edge_fix(self) -> str:

@@ -1,6 +1,5 @@
 """Counts the nodes, edges and halo rows that each worker of a partition directory has: all that a plan knows of it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -9,8 +8,7 @@ import torch
 from sar.common_tuples import EID, CanonicalEtype, StrPath
 from sar.errors import ConfigError
 from sar.partition.inspect.directory_report import DirectoryReport
-from sar.partition.inspect.inspection import WorkerContent, by_worker, inspect_parts, largest_value
-from sar.partition.inspect.part_inspection import PartContent
+from sar.partition.inspect.inspection import by_worker, inspect_parts, largest_value
 
 INPUTS, LABELS, TRAIN_MASK = ("feat", "x"), ("label", "y"), "train_mask"  # DGL's names, then those of PyTorch Geometric
 _ID_BYTES = 8
@@ -75,13 +73,11 @@ def count_graph(
         ConfigError: the directory is not sound, or lacks a feature that would say what is left out.
         PartitionError: the JSON file is missing or damaged.
     """
-    report, contents = inspect_parts(path)
+    report, etypes, reads = inspect_parts(path)
     if report.problems:
         raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
-    readers: Sequence[PartContent | WorkerContent] = contents
     if workers is not None and workers != len(report.parts):
-        report, readers = by_worker(path, report, workers)
-    etypes = contents[0].edge_types
+        report, _, reads = by_worker(path, report, workers)
     if in_width is None:
         widths: dict[str, int] = {}
         for name in reversed(INPUTS):  # of a type with both, the first decides
@@ -100,14 +96,14 @@ def count_graph(
             raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
         num_classes = int(largest_value(path, label)) + 1
     return GraphCounts(
-        info=GraphInfo(list(report.num_nodes), list(etypes), report.num_nodes, widths, num_classes),
+        info=GraphInfo(list(report.num_nodes), etypes, report.num_nodes, widths, num_classes),
         nodes=[part.nodes for part in report.parts],
         train_nodes=[part.split.get(TRAIN_MASK, part.num_nodes) for part in report.parts],
         relations=[
             RelationCounts(
                 etype,
-                edges=[of.edges_from[number].tolist() for of in readers],
-                halo=[of.rows_from[number].tolist() for of in readers],
+                edges=[of.edges[number].tolist() for of in reads],
+                halo=[of.rows[number].tolist() for of in reads],
                 features=_features(report, "edges", ":".join(etype)) | {EID: ((), torch.int64)},
             )
             for number, etype in enumerate(etypes)

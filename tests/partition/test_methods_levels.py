@@ -63,11 +63,16 @@ def test_another_seed_gives_other_parts(tmp_path, planted, method, few_entries):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_progress_goes_up_to_one(tmp_path, planted, method, few_entries):
-    shares = []
-    METHODS[method](task_of(planted[0], 4, tmp_path, progress=lambda doing, share: shares.append(share)))
-    assert shares == sorted(shares)
-    assert 0 <= shares[0] < shares[-1] <= 1
+def test_the_share_of_each_stage_goes_up_to_one(tmp_path, planted, method, few_entries):
+    stages = {}
+    METHODS[method](
+        task_of(planted[0], 4, tmp_path, progress=lambda doing, share: stages.setdefault(doing, []).append(share))
+    )
+    assert [*stages][0] == "neighbour lists"
+    assert stages["neighbour lists"][-1] == 1
+    for shares in stages.values():
+        assert shares == sorted(shares)
+        assert 0 <= shares[0] <= shares[-1] <= 1
 
 
 # ---- ldg
@@ -239,7 +244,7 @@ def test_clusters_are_smaller_where_larger_ones_leave_metis_too_little(tmp_path,
     src, dst = (np.append((end + first[:, None]).reshape(-1), first + 31 * i) for i, end in enumerate((one, other)))
     dst[-64:] = np.roll(first, 1) + 31
     task = task_of(source(src, dst, 2048), 4, tmp_path)
-    level = multilevel_module.Level(lists_on_disk(task, share=0.1), task.relative_weights())
+    level = multilevel_module.Level(lists_on_disk(task), task.relative_weights())
     label, _ = multilevel_module._coarser([level], task, entries=4096)
     assert np.bincount(label).max() == largest
 

@@ -19,10 +19,11 @@ from sar.comm.group import Group
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
 from sar.data.load import ShardFields
-from sar.data.part_files import DST, INNER_NODE, SRC, LocalGraph, has_all_edges, types_of
+from sar.data.part_files import DST, INNER_NODE, SRC, LocalGraph, types_of
 from sar.data.partition_json import IdRanges
 from sar.data.regroup import VisibleEdges, WorkerShare, equal_runs, node_costs, order_edges
 from sar.errors import GraphError, PartitionError
+from sar.id_slices import is_permutation
 
 
 def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
@@ -112,9 +113,9 @@ class _ServedPartition(NamedTuple):
         return int(self.node_ranges[self.part, 0, 0]), int(self.node_ranges[self.part, -1, 1])
 
     def _check(self) -> None:
-        own = self.graph.node_id[self.graph.is_inner].sort().values
+        own, edges = self.graph.node_id[self.graph.is_inner], self.graph.edges[EID][self.graph.owned]
         (start, end), (first, last) = self.own_range, self.edge_ranges[self.part, [0, -1], [0, 1]].tolist()
-        if not torch.equal(own, torch.arange(start, end, device="cpu")) or not has_all_edges(self.graph, first, last):
+        if not is_permutation(own, start, end) or not is_permutation(edges, first, last):
             raise PartitionError(
                 f"The graph in this machine's shared memory, with {len(own)} own nodes, does not fit its partition "
                 f"book; expected, for partition {self.part}, the nodes [{start}, {end}) and the edges [{first}, {last})"

@@ -14,6 +14,7 @@ import errno
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -152,11 +153,9 @@ class ExternalCsr:
         return _build(folder, most, pieces, bucket, weighted=True)
 
 
-def lists_on_disk(task: AssignmentTask, share: float) -> ExternalCsr:
-    """A task's graph as neighbour lists in its scratch directory; `share` is its fraction of the method's work."""
-    return ExternalCsr.of_graph(
-        task.graph, task.scratch / "lists", progress=lambda done: task.progress("neighbour lists", share * done)
-    )
+def lists_on_disk(task: AssignmentTask) -> ExternalCsr:
+    """A task's graph as neighbour lists in its scratch directory."""
+    return ExternalCsr.of_graph(task.graph, task.scratch / "lists", progress=partial(task.progress, "neighbour lists"))
 
 
 @compiled

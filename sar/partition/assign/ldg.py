@@ -24,8 +24,6 @@ from sar.partition.assign.task import (
 PASSES = 10
 CONVERGED = 0.001
 """Share of the nodes: passes end when fewer change their part."""
-READING = 0.4
-"""Share of the work that is making the neighbour lists."""
 
 
 def ldg(task: AssignmentTask) -> Array:
@@ -38,8 +36,7 @@ def ldg(task: AssignmentTask) -> Array:
 
     Memory: about 24 bytes a node, 4 more for each weight, and 20 MB. Disk: as `ExternalCsr`.
     """
-    csr = lists_on_disk(task, share=READING)
-    return rebalance(task, greedy_parts(csr, task.relative_weights(), task))
+    return rebalance(task, greedy_parts(lists_on_disk(task), task.relative_weights(), task))
 
 
 def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Array:
@@ -52,8 +49,7 @@ def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Arra
         moved = 0
         for window in csr.windows():
             moved += _greedy_pass(window, constraints, loads, part_of, tally, np.uint64(task.seed))
-            done = (i + window.last / csr.num_nodes) / PASSES
-            task.progress("greedy passes", READING + (1 - READING) * done)
+            task.progress("greedy passes", (i + window.last / csr.num_nodes) / PASSES)
         if moved <= CONVERGED * csr.num_nodes:
             break
     return part_of

@@ -12,6 +12,7 @@ nor on time. A node is looked at again only if a neighbour has moved since, or i
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from sar.data.arrays import Array
 from sar.kernels.threads import run_fixed
 from sar.partition.assign.external_csr import WINDOW, ExternalCsr, Tally, Window, add_up, list_of, lists_on_disk
-from sar.partition.assign.ldg import CONVERGED, READING, greedy_parts
+from sar.partition.assign.ldg import CONVERGED, greedy_parts
 from sar.partition.assign.metis import divide
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import (
@@ -55,8 +56,6 @@ CLUSTER_PASSES = 3
 REFINE_PASSES = 8
 TRIALS = 4
 """Of METIS on a graph of clusters, of which the best counts."""
-MIDDLE = 0.7
-"""Share of the work until METIS."""
 
 Report = Callable[[float], None]
 """Called with the share that is done."""
@@ -86,7 +85,7 @@ def multilevel(task: AssignmentTask) -> Array:
 
     Memory: about 100 bytes a node, 16 more for each weight, and 100 MB. Disk: as `ExternalCsr`, for each level.
     """
-    finest = Level(lists_on_disk(task, share=READING), task.relative_weights())
+    finest = Level(lists_on_disk(task), task.relative_weights())
     if task.num_parts == 1 or finest.csr.num_nodes <= task.num_parts or finest.csr.num_entries == 0:
         # METIS takes no such graph.
         return rebalance(task, greedy_parts(finest.csr, finest.weights, task))
@@ -99,12 +98,10 @@ def multilevel(task: AssignmentTask) -> Array:
         label, level = found
         clusters.append(label)
         levels.append(level)
-    task.progress("METIS", MIDDLE)
+    task.progress("METIS", 0.0)
     part_of = divide(levels[-1].csr, levels[-1].weights, task, entries, TRIALS if clusters else 1)
     while True:
-        number = len(levels)
-        start, end = (MIDDLE + (1 - MIDDLE) * 0.5**halvings for halvings in (number, number - 1))
-        report = _stretch(task, f"refining level {number}", start, end)
+        report = partial(task.progress, f"refining level {len(levels)}")
         level = levels.pop()
         refine(level.csr, level.weights, part_of, task.num_parts, REFINE_PASSES, task.seed, report)
         if not levels:
@@ -115,12 +112,9 @@ def multilevel(task: AssignmentTask) -> Array:
 def _coarser(levels: list[Level], task: AssignmentTask, entries: int) -> tuple[Array, Level] | None:
     """The cluster of each node of the last level, and their graph; None if there are too many or too few."""
     level, number = levels[-1], len(levels)
-    start, end = (MIDDLE - (MIDDLE - READING) * 0.5**halvings for halvings in (number - 1, number))
-    limits = CLUSTERS if number == 1 else CLUSTERS[:1]
     found = None
-    for i, limit in enumerate(limits):
-        begin, after = (start + (end - start) * done / len(limits) for done in (i, i + 1))
-        report = _stretch(task, f"clustering level {number}", begin, after)
+    for i, limit in enumerate(CLUSTERS if number == 1 else CLUSTERS[:1]):
+        report = partial(task.progress, f"clustering level {number}{', smaller clusters' if i else ''}")
         label, count = cluster(level.csr, level.weights, limit, CLUSTER_PASSES, task.seed, report)
         if count > SHRINKS * level.csr.num_nodes:
             break
@@ -132,15 +126,6 @@ def _coarser(levels: list[Level], task: AssignmentTask, entries: int) -> tuple[A
         if csr.num_entries >= TOO_LITTLE * entries:
             break
     return found
-
-
-def _stretch(task: AssignmentTask, doing: str, start: float, end: float) -> Report:
-    """Reports of a stretch of work, which is done from `start` to `end` when its share goes from 0 to 1."""
-
-    def report(share: float) -> None:
-        task.progress(doing, (1 - share) * start + share * end)
-
-    return report
 
 
 def cluster(

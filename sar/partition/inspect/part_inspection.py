@@ -7,11 +7,10 @@ the same edges, in whatever order. One thread does it: steps on slices are too s
 threads that wait for each other after every step take ten times as long.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
-from sar.data.arrays import StoredArray
 from sar.data.part_files import (
     DST,
     INNER_EDGE,
@@ -31,45 +29,21 @@ from sar.data.part_files import (
     canonical_edge_types,
     types_of,
 )
-from sar.data.partition_json import (
-    IdRanges,
-    PartitionJson,
-    graph_path,
-)
+from sar.data.partition_json import IdRanges, PartitionJson, What, graph_path
 from sar.errors import PartitionError
 from sar.id_slices import distinct, pieces
+from sar.partition.inspect.directory_report import FeatureReport
 from sar.splitmix import STEP, mix
 
-What = Literal["nodes", "edges"]
 Ids = NDArray[np.int64]
 
 
-class StoredFeature(NamedTuple):
-    """A feature of one type in one part: dtype by name, trailing shape, and how many rows have NaN, if counted."""
+class Reads(NamedTuple):
+    """The sources of the edges into one owner's nodes, of a part or a worker; W owners, R edge types."""
 
-    what: What
-    type_id: int
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nan_rows: int | None
-
-
-@dataclass
-class PartContent:
-    """The content of one part's files, with P parts and R edge types; R is 0 if its graph cannot be read."""
-
-    problems: list[str]  # each begins with a file
-    edges_from: Ids  # (R, P) in-edges of each type by the part of their source
-    rows_from: Ids  # (R, P) distinct nodes of each other part that these come from
-    read_from: Ids  # (P,) distinct nodes of each other part that in-edges come from
-    edges_to: Ids  # (P,) edges to other parts, which DGL's own writer stores with both parts
-    hashes_in: NDArray[np.uint64]  # (P,) of in-edges, by the part of their source; see [Note: one part at a time]
-    hashes_out: NDArray[np.uint64]  # (P,) of the edges to other parts
-    edge_types: list[CanonicalEtype] = field(default_factory=list)
-    features: list[StoredFeature] = field(default_factory=list)
-    split: dict[str, int] = field(default_factory=dict)  # nodes by mask
-    orig_ids: dict[What, list[Tensor]] = field(default_factory=dict)  # in `graph.dgl` (DGL up to 0.9), by type
+    edges: Ids  # (R, W) edges by the owner of their source
+    rows: Ids  # (R, W) distinct nodes of each other owner that these come from
+    rows_of_all: Ids  # (W,) likewise, of all types together
 
 
 @contextmanager
@@ -83,58 +57,109 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+class EdgeSources:
+    """Adds up the sources of the edges into one owner's nodes."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]], own: int, num_types: int) -> None:
+        self._ends = torch.tensor([end for _, end in ranges], device="cpu")
+        self._own, self._shape = own, (num_types, len(ranges))
+        self._num_nodes = max(ranges[-1][1], 1)
+        # Pairs of an edge type and a node of another owner, as one number.
+        self._read = [torch.empty(0, dtype=torch.int64, device="cpu")]
+        self._edges: Ids = np.zeros(self._shape, np.int64)
+
+    def add(self, kind: Tensor, src: Tensor) -> None:
+        """Count more edges: their types and the global IDs of their sources, (n,) int64."""
+        owner = torch.searchsorted(self._ends, src, right=True)
+        self._edges += self._count(kind, owner)
+        others = owner != self._own
+        self._read.append(distinct((kind * self._num_nodes + src)[others]))
+
+    def reads(self) -> Reads:
+        pairs = distinct(torch.cat(self._read))
+        kind, src = pairs // self._num_nodes, pairs % self._num_nodes
+        by_type = self._count(kind, torch.searchsorted(self._ends, src, right=True))
+        owner = torch.searchsorted(self._ends, distinct(src), right=True)
+        return Reads(self._edges, by_type, np.bincount(owner, minlength=self._shape[1]))
+
+    def _count(self, kind: Tensor, owner: Tensor) -> Ids:
+        num_types, owners = self._shape
+        counts: Ids = np.bincount(kind * owners + owner, minlength=num_types * owners)
+        return counts.reshape(self._shape)
+
+
+@dataclass
+class PartContent:
+    """The content of one part's files, with P parts; without edge types if its graph cannot be read."""
+
+    reads: Reads
+    edges_to: Ids  # (P,) edges to other parts, which DGL's own writer stores with both parts
+    hashes_in: NDArray[np.uint64]  # (P,) of in-edges, by the part of their source; see [Note: one part at a time]
+    hashes_out: NDArray[np.uint64]  # (P,) of the edges to other parts
+    problems: list[str] = field(default_factory=list)  # each begins with a file
+    edge_types: list[CanonicalEtype] = field(default_factory=list)
+    features: dict[tuple[What, int, str], FeatureReport] = field(default_factory=dict)  # by type ID and name
+    split: dict[str, int] = field(default_factory=dict)  # nodes by mask
+    files: dict[What, FeatureFiles] = field(default_factory=dict)
+    orig_ids: dict[What, list[Tensor]] = field(default_factory=dict)  # in `graph.dgl` (DGL up to 0.9), by type
+
+
 def inspect_part(spec: PartitionJson, part: int, values: bool) -> PartContent:
     """Read all files of a part; with `values`, also look for NaN in features."""
     parts = spec.num_parts
     none, zeros = np.zeros((0, parts), np.int64), np.zeros(parts, np.int64)
-    hashes = np.zeros((2, parts), np.uint64)
-    content = PartContent([], none, none, zeros, zeros.copy(), *hashes)
+    content = PartContent(Reads(none, none, zeros), zeros.copy(), *np.zeros((2, parts), np.uint64))
     has_part_ids = False
     try:
-        path = graph_path(spec, part)
-        file = PartFile(path)
+        file = PartFile(graph_path(spec, part))
         graph = file.read()
         content.edge_types = canonical_edge_types(spec, graph, part)
     except PartitionError as error:
         content.problems.append(str(error))
     else:
         has_part_ids = PART_ID in file.nodes
-        _GraphCheck(spec, part, path, content).check(file, graph)
+        _GraphCheck(spec, part, content).check(file, graph)
         del graph
     for files in (
         FeatureFiles(spec, part, "nodes", has_part_ids=has_part_ids),
         FeatureFiles(spec, part, "edges", content.edge_types, has_part_ids=has_part_ids),
     ):
+        content.files[files.what] = files
         _check_features(files, content, values)
     return content
 
 
 @dataclass
 class _GraphCheck:
+    """The checks of one `graph.dgl`."""
+
     spec: PartitionJson
     part: int
-    path: Path
     content: PartContent
 
     def check(self, file: PartFile, graph: LocalGraph) -> None:
-        spec, inner, ids = self.spec, graph.is_inner, graph.node_id
-        self.check_owned("nodes", ids[inner], spec.node_ranges)
+        """Note problems, edges and original IDs in `content`."""
+        spec, inner, node_id = self.spec, graph.is_inner, graph.node_id
+        self.check_owned("nodes", node_id[inner], spec.node_ranges)
         start, end = spec.partition_ranges[self.part]
-        num_nodes = spec.partition_ranges[-1][1]
-        self.report_rows("nodes have IDs outside those of all parts", (ids < 0) | (ids >= num_nodes), ids)
-        self.report_rows("halo nodes are the part's own nodes", ~inner & (ids >= start) & (ids < end), ids)
-        if repeated := int((~inner).sum()) - len(distinct(ids[~inner])):
-            self.report(f"{repeated} halo nodes are there more than once; expected each once")
-        ids = ids.clamp(0, max(num_nodes - 1, 0))
+        ids = node_id.clamp(0, max(spec.partition_ranges[-1][1] - 1, 0))
         owner = _owner(ids, spec.node_ranges)
+        wrong = {
+            "nodes have IDs outside those of all parts": ids != node_id,
+            "halo nodes are the part's own": ~inner & (node_id >= start) & (node_id < end),
+        }
         for name, expected in ((PART_ID, owner), (NTYPE, types_of(ids, spec.node_ranges))):
             if name in file.nodes:
-                wrong = file.nodes[name].load() != expected
-                self.report_rows(f"nodes have another {name} than the ranges in {spec.path.name} say", wrong, ids)
+                problem = f"nodes have another {name} than the ranges in {spec.path.name} say"
+                wrong[problem] = file.nodes[name].load() != expected
+        for problem, rows in wrong.items():
+            self.report_rows(problem, node_id[rows])
+        if repeated := int((~inner).sum()) - len(distinct(node_id[~inner])):
+            self.report(f"{repeated} halo nodes are there more than once; expected each once")
         self.check_edges(file, graph, ids, owner)
         own = inner[graph.edges[DST].long()]
         for what, numbers, original, mine, ranges in (
-            ("nodes", graph.node_id, graph.orig_node_id, inner, spec.node_ranges),
+            ("nodes", node_id, graph.orig_node_id, inner, spec.node_ranges),
             ("edges", graph.edges[EID], graph.edges.get(ORIG_ID), own, spec.edge_ranges),
         ):
             if original is not None:
@@ -180,16 +205,15 @@ class _GraphCheck:
             np.add.at(content.hashes_out, owner[dst[goes_out]].numpy(), hashes[goes_out.numpy()])
             content.edges_to += np.bincount(owner[dst[goes_out]].numpy(), minlength=spec.num_parts)
         for problem, edge_ids in wrong.items():
-            self.report_rows(problem, torch.ones(sum(map(len, edge_ids)), dtype=torch.bool), torch.cat(edge_ids))
+            self.report_rows(problem, torch.cat(edge_ids), "edge ")
         self.check_owned("edges", torch.cat(own_ids), spec.edge_ranges)
-        content.edges_from = sources.edges
-        content.rows_from, content.read_from = sources.rows()
+        content.reads = sources.reads()
 
     def check_owned(self, what: What, ids: Tensor, ranges: IdRanges) -> None:
         """Check that the IDs of a part's own nodes or edges are those of its range, each once."""
         start, end = int(ranges[self.part, 0, 0]), int(ranges[self.part, -1, 1])
         inside = (ids >= start) & (ids < end)
-        self.report_rows(f"inner {what} have IDs outside [{start}, {end}), the part's own", ~inside, ids)
+        self.report_rows(f"inner {what} have IDs outside [{start}, {end}), the part's own", ids[~inside])
         seen = distinct(ids[inside])
         missing, repeated = end - start - len(seen), int(inside.sum()) - len(seen)
         if missing or repeated:
@@ -200,14 +224,13 @@ class _GraphCheck:
                 f"{repeated} are there more than once"
             )
 
-    def report_rows(self, problem: str, bad: Tensor, ids: Tensor) -> None:
-        """Report rows that are `bad`, (n,), with the ID of the first."""
-        if count := int(bad.sum()):
-            kind = "edge " if problem.startswith("edges") else ""
-            self.report(f"{count} {problem}, {kind}{int(ids[bad][0])} for one")
+    def report_rows(self, problem: str, bad: Tensor, kind: str = "") -> None:
+        """Report the IDs that have a problem, (n,), by the first."""
+        if len(bad):
+            self.report(f"{len(bad)} {problem}, {kind}{int(bad[0])} for one")
 
     def report(self, problem: str) -> None:
-        self.content.problems.append(f"{self.path}: {problem}.")
+        self.content.problems.append(f"{self.spec.files[self.part]['part_graph']}: {problem}.")
 
 
 def _owner(ids: Tensor, ranges: IdRanges) -> Tensor:
@@ -216,64 +239,30 @@ def _owner(ids: Tensor, ranges: IdRanges) -> Tensor:
 
 def _check_features(files: FeatureFiles, content: PartContent, values: bool) -> None:
     """Note the features of a part, count what masks choose, and report wrong lengths and, if asked, NaN."""
-    report: Callable[[str], None] = content.problems.append
+    problems = content.problems
     try:
         path, tensors = files.tensors()
     except PartitionError as error:
-        report(str(error))
+        problems.append(str(error))
         return
     for key, stored in tensors.items():
         try:
             type_id, name, *_ = files.feature(path, key, stored)
         except PartitionError as error:
-            report(str(error))
+            problems.append(str(error))
             continue
         if files.what == "nodes" and name in SPLIT:
             chosen = sum(int((rows != 0).sum()) for _, rows in stored.slices())
             content.split[name] = content.split.get(name, 0) + chosen
         nan_rows = None
         if values and stored.tensor_dtype.is_floating_point:
-            bad = torch.cat([torch.empty(0, dtype=torch.int64), *_rows_with_nan(stored)])
+            has_nan = (
+                (first, rows.isnan().view(len(rows), -1).any(1)) for first, rows in stored.slices() if rows.numel()
+            )
+            bad = [first + row for first, is_bad in has_nan for row in is_bad.nonzero().view(-1).tolist()]
             nan_rows = len(bad)
-            if nan_rows:
-                report(f"{path}: {nan_rows} rows of {key!r} have NaN, row {int(bad[0])} for one.")
+            if bad:
+                problems.append(f"{path}: {nan_rows} rows of {key!r} have NaN, row {bad[0]} for one.")
         dtype = str(stored.tensor_dtype).removeprefix("torch.")
-        content.features.append(StoredFeature(files.what, type_id, name, dtype, tuple(stored.shape[1:]), nan_rows))
-
-
-def _rows_with_nan(stored: StoredArray) -> Iterator[Tensor]:
-    for start, rows in stored.slices():
-        if rows.numel():
-            yield start + rows.isnan().view(len(rows), -1).any(1).nonzero().squeeze(1)
-
-
-class EdgeSources:
-    """The sources of the edges into one owner's nodes, of a partition or a worker."""
-
-    def __init__(self, ranges: Sequence[tuple[int, int]], own: int, num_types: int) -> None:
-        self._ends = torch.tensor([end for _, end in ranges], device="cpu")
-        self._own, self._shape = own, (num_types, len(ranges))
-        self._num_nodes = max(ranges[-1][1], 1)
-        # Pairs of an edge type and a node of another owner, as one number.
-        self._read = [torch.empty(0, dtype=torch.int64, device="cpu")]
-        self.edges: Ids = np.zeros(self._shape, np.int64)  # of each type by the owner of their source
-
-    def add(self, kind: Tensor, src: Tensor) -> None:
-        """Count more edges: their types and the global IDs of their sources, (n,) int64."""
-        owner = torch.searchsorted(self._ends, src, right=True)
-        self.edges += self._count(kind, owner)
-        others = owner != self._own
-        self._read.append(distinct((kind * self._num_nodes + src)[others]))
-
-    def rows(self) -> tuple[Ids, Ids]:
-        """Distinct nodes of each other owner that edges come from: (R, W) by edge type, and (W,) of all."""
-        pairs = distinct(torch.cat(self._read))
-        kind, src = pairs // self._num_nodes, pairs % self._num_nodes
-        by_type = self._count(kind, torch.searchsorted(self._ends, src, right=True))
-        owner = torch.searchsorted(self._ends, distinct(src), right=True)
-        return by_type, np.bincount(owner, minlength=self._shape[1])
-
-    def _count(self, kind: Tensor, owner: Tensor) -> Ids:
-        num_types, owners = self._shape
-        counts: Ids = np.bincount(kind * owners + owner, minlength=num_types * owners)
-        return counts.reshape(self._shape)
+        found = FeatureReport(files.what, "", name, dtype, tuple(stored.shape[1:]), nan_rows)
+        content.features[files.what, type_id, name] = found
