@@ -68,7 +68,7 @@ def test_the_share_of_each_stage_goes_up_to_one(tmp_path, planted, method, few_e
     METHODS[method](
         task_of(planted[0], 4, tmp_path, progress=lambda doing, share: stages.setdefault(doing, []).append(share))
     )
-    assert [*stages][0] == "neighbour lists"
+    assert next(iter(stages)) == "neighbour lists"
     assert stages["neighbour lists"][-1] == 1
     for shares in stages.values():
         assert shares == sorted(shares)

@@ -178,8 +178,8 @@ def _features(
                 problems.append(f"{file}: {key!r} is {(one.dtype, one.shape)}; expected {form}, as in part {number}.")
             if one is None and owned_counts(ranges, p)[type_id]:
                 problems.append(f"{file}: there is no {key!r}, which part {number} has.")
-        counted = [one.nan_rows for one in found if one is not None]
-        nan_rows = None if None in counted else sum(counted)
+        counted = [one.nan_rows for one in found if one is not None and one.nan_rows is not None]
+        nan_rows = sum(counted) if first.nan_rows is not None else None
         type_name = names[type_id] if what == "nodes" else edge_names[type_id]
         features.append((what != "nodes", type_id, replace(first, type=type_name, nan_rows=nan_rows)))
     return [feature for *_, feature in sorted(features, key=lambda one: one[:2])], problems
