@@ -263,7 +263,7 @@ MUTANTS = [
         "sar/partition/write/write_job.py",
         "firsts = sizes.cumsum() - sizes",
         "firsts = sizes.cumsum() - sizes - 1",
-        "tests/partition/test_write.py::test_dgl_reads_the_whole_graph_back",
+        "tests/partition/test_partition_graph.py::test_parts_are_those_of_dgl",
     ),
     Mutant(
         "workers that walk their steps in different orders",

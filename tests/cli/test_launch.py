@@ -197,8 +197,6 @@ def test_an_interrupt_ends_all(script: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere.py"], "there is no file nowhere.py"),
-        (["--workers", "0", "SCRIPT"], "--workers 0: expected at least 1"),
-        (["--threads", "0", "SCRIPT"], "--threads 0: expected at least 1"),
         (["--partition-json", "nowhere.json", "SCRIPT"], "Cannot read nowhere.json"),
         (
             ["--resident", "1", "--spill", ".", "SCRIPT", "nowhere"],

@@ -1,6 +1,5 @@
 """`sar partition` as it is typed: what it says, what its options mean, and what stops it."""
 
-import json
 import os
 import signal
 import sys
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from sar import load_dgl_partition_data
-from sar.adapters.dgl.shim import require_dgl
 from sar.cli import chunk, main
 from sar.cli import partition as command
 from sar.common_tuples import SPLIT
@@ -69,12 +67,8 @@ def test_two_thirds_of_this_machines_memory_are_kept(
 @pytest.mark.parametrize(
     "options, words",
     [
-        (["--parts", "0"], "0 parts were asked for"),
-        (["--parts", "2", "--method", "nix"], "no partition method 'nix'"),
-        (["--parts", "2", "--node-feature", "x"], "--node-feature x: expected NAME=VALUE"),
         (["--parts", "2", "--node-feature", "x=a", "--node-feature", "x=b"], "there is a for x already"),
         (["--parts", "2", "--num-nodes", "many"], "--num-nodes many: expected a number"),
-        (["--parts", "2", "--memory-limit", "2B"], "too little"),
         (["a:b:c=d.csv", "--parts", "2"], "edges.csv: expected NTYPE:RELATION:NTYPE=FILE"),
         (["--parts", "2", "--assign-only"], "name a directory to make, --out DIR; or with --assign-only none"),
         (["--parts", "2", "--split", "0.9,0.2,0.2"], "the split is 0.9, 0.2, 0.2; expected three shares"),
@@ -141,7 +135,7 @@ def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "run_partition", lambda *options: asked.extend(options) or sys.exit(3))
     how = ["--format", "text", "--delimiter", ";", "--header", "--allow-nan", "--dtype", "int32", "--imbalance", "0.2"]
     how += ["--allow-outside"]
-    clean = ["--remove-duplicates", "--remove-self-loops", "--overwrite", "--split", "0.5,0.25,0.25"]
+    clean = ["--remove-duplicates", "--remove-self-loops", "--overwrite", "--split", "0.5,0.25,0.25", "--num-hops", "2"]
     with pytest.raises(SystemExit):
         main(["partition", "a.txt", "b.txt", "--parts", "2", "--out", "parts", *how, *clean])
     source, assigning, output, _ = asked
@@ -150,17 +144,7 @@ def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (source.allow_nan, source.remove_duplicates, source.self_loops) == (True, True, "remove")
     assert source.allow_outside
     assert (source.split, assigning.imbalance) == ((0.5, 0.25, 0.25), 0.2)
-    assert output.overwrite
-
-
-def test_earlier_partitions_are_replaced_on_request(tmp_path: Path, edges: Path, capsys: Any) -> None:
-    options = ["partition", str(edges), "--method", "random", "--out", str(tmp_path / "parts"), "--parts"]
-    assert main([*options, "3"]) == 0
-    assert main([*options, "2"]) == 1
-    assert "nothing is overwritten unless asked (--overwrite)" in capsys.readouterr().err
-    assert main([*options, "2", "--overwrite"]) == 0
-    assert sorted(os.listdir(tmp_path / "parts")) == ["edges.json", "part0", "part1", "report.json"]
-    assert sorted(os.listdir(tmp_path)) == ["edges.csv", "parts"]
+    assert (output.overwrite, output.num_hops) == (True, 2)
 
 
 def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path, edges: Path) -> None:
@@ -192,16 +176,6 @@ def test_as_many_parts_as_fit(tmp_path: Path, edges: Path, capsys: pytest.Captur
         assert read_assignment(tmp_path / "assigned", {"_N": 50}).num_parts == 2
     else:
         assert len(inspect_directory(tmp_path / "parts").parts) == 2
-
-
-def test_a_halo_of_several_hops(tmp_path: Path, edges: Path) -> None:
-    options = ["--parts", "3", "--method", "random", "--num-hops", "2", "--out", str(tmp_path / "parts")]
-    assert main(["partition", str(edges), *options]) == 0
-    content = json.loads((tmp_path / "parts" / "edges.json").read_text())
-    assert content["halo_hops"] == 2
-    [graph], _ = require_dgl().load_graphs(str(tmp_path / "parts" / "part0" / "graph.dgl"))
-    assert 0 < int(graph.edata["inner_edge"].sum()) < graph.num_edges()
-    assert main(["inspect", str(tmp_path / "parts")]) == 0
 
 
 def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Partition directories as this project writes them, read back with DGL."""
+"""Partition directories that `divide` makes, read back with sar."""
 
 from pathlib import Path
 
@@ -7,47 +7,9 @@ import pytest
 import torch
 
 import sar
-from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
-from sar.errors import ConfigError
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
-
-
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_dgl_reads_the_whole_graph_back(tmp_path: Path, num_parts: int) -> None:
-    require_dgl()
-    import dgl
-    import dgl.data.utils
-    import dgl.distributed
-
-    graph = community_graph(300, 2400, num_features=4).with_split().with_self_loops()
-    report = divide(graph, tmp_path / "parts", "small", num_parts)
-    assert report.json_file == tmp_path / "parts" / "small.json"
-
-    edges, original, part_of = [], np.full(300, -1), np.empty(300, dtype=int)
-    for part in range(num_parts):
-        local, features, *_ = dgl.distributed.load_partition(str(report.json_file), part)
-        folder = tmp_path / "parts" / f"part{part}"
-        [nodes] = dgl.data.utils.load_tensors(str(folder / "orig_nids.dgl")).values()
-        [in_edges] = dgl.data.utils.load_tensors(str(folder / "orig_eids.dgl")).values()
-        inner = local.ndata["inner_node"].bool()
-        assert len(nodes) == int(inner.sum()) == report.nodes[part]
-        for key, value in graph.node_data.items():
-            assert torch.equal(features[f"_N/{key}"].to(torch.from_numpy(value).dtype), torch.from_numpy(value)[nodes])
-        original[local.ndata[dgl.NID][inner].numpy()] = nodes.numpy()
-        part_of[nodes.numpy()] = part
-        src, dst = local.edges(order="eid")
-        owned = local.edata["inner_edge"].bool()
-        assert len(in_edges) == int(owned.sum()) == report.edges[part]
-        edges.append((local.ndata[dgl.NID][src[owned]], local.ndata[dgl.NID][dst[owned]], in_edges))
-
-    src, dst, ids = (torch.cat(column).numpy() for column in zip(*edges, strict=True))
-    assert np.array_equal(np.sort(original), np.arange(300))
-    assert np.array_equal(np.sort(ids), np.arange(len(graph.src)))
-    assert np.array_equal(original[src], graph.src[ids])
-    assert np.array_equal(original[dst], graph.dst[ids])
-    assert report.edge_cut == np.mean(part_of[graph.src] != part_of[graph.dst])
 
 
 def test_metis_finds_the_communities(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -57,15 +19,6 @@ def test_metis_finds_the_communities(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert max(report.nodes) < 1.1 * 1000
     assert max(report.edges) < 1.15 * 10_000
     assert capfd.readouterr() == ("", "")
-
-
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    graph = community_graph(100, 800)
-    divide(graph, tmp_path, "one", 2)
-    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
-    with pytest.raises(ConfigError, match=r"already holds .*part0, part1"):
-        divide(graph, tmp_path, "two", 2)
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
 
 
 def small_types() -> GraphSource:
@@ -118,10 +71,3 @@ def test_a_heterogeneous_graph_is_read_back_whole(tmp_path: Path, num_parts: int
         assert np.array_equal(dst[mine], graph.edges[etype].dst[ids[mine]])
     cut = sum(len(shard.edges[0]) for part, peer, shard in shards if part != peer)
     assert report.edge_cut == cut / sum(report.edges)
-
-
-@pytest.mark.parametrize("num_parts", [0, 101])
-def test_a_number_of_parts_that_does_not_fit_is_refused(tmp_path: Path, num_parts: int) -> None:
-    with pytest.raises(ConfigError, match=f"100 nodes into {num_parts} parts"):
-        divide(community_graph(100, 800), tmp_path / "parts", "graph", num_parts)
-    assert not (tmp_path / "parts").exists()

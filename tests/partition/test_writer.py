@@ -195,15 +195,16 @@ def test_edges_that_end_at_no_node_are_named(tmp_path: Path, bad: int) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_halo_without_hops_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="num_hops is 0, which would drop the edges between parts"):
-        write(typed_graph(), tmp_path / "parts", num_hops=0)
-    assert os.listdir(tmp_path) == []
-
-
-def test_too_little_memory_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"1,000 bytes of memory are too little.*Allow at least 2,097,\d+"):
-        write(typed_graph(), tmp_path / "parts", memory=1000)
+@pytest.mark.parametrize(
+    "option, words",
+    [
+        ({"num_hops": 0}, "num_hops is 0, which would drop the edges between parts"),
+        ({"memory": 1000}, r"1,000 bytes of memory are too little.*Allow at least 2,097,\d+"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path: Path, option: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        write(typed_graph(), tmp_path / "parts", **option)
     assert os.listdir(tmp_path) == []
 
 
