@@ -165,11 +165,9 @@ def open_file(path: Path, advice: str = "copy it again, or write it again.") -> 
     `PartitionError` if it is missing, cannot be read, or is a pipe or a device, which might never end.
     """
 
-    def open_at_once(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK)  # else opening a pipe waits until somebody writes
-
     try:
-        file = open(path, "rb", opener=open_at_once)  # noqa: SIM115  the caller closes it
+        # Without O_NONBLOCK opening a pipe would wait until somebody writes.
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise unreadable(path, error, advice) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

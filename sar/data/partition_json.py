@@ -137,6 +137,9 @@ def read_partition_json(partition_json_file: StrPath, *, allow_outside: bool = F
             raise PartitionError(
                 f"{path}: num_{key} is {content[f'num_{key}']}, but the ID ranges cover {covered} {key}. {fix}"
             )
+    bool_fields = content.get("bool_fields", [])
+    if not isinstance(bool_fields, list) or not all(isinstance(name, str) for name in bool_fields):
+        raise PartitionError(f"{path}: bool_fields is {bool_fields!r}; expected a list of names. {REWRITE}")
     return PartitionJson(
         path=path,
         name=str(content.get("graph_name", "")),
@@ -147,7 +150,7 @@ def read_partition_json(partition_json_file: StrPath, *, allow_outside: bool = F
         node_ranges=node_ranges,
         edge_ranges=edge_ranges,
         files=_part_files(path, content, num_parts, allow_outside=allow_outside),
-        bool_fields=_names(path, "bool_fields", content.get("bool_fields", [])),
+        bool_fields=frozenset(bool_fields),
         digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest(),
     )
 
@@ -227,12 +230,6 @@ def _type_names(path: Path, key: str, ids: Any) -> list[str]:
     if not names or len(names) < len(ids) or names.keys() != set(range(len(names))):
         raise PartitionError(f"{path}: {key} is {ids!r}; expected type names with the IDs 0, 1, ... {REWRITE}")
     return [names[type_id] for type_id in range(len(names))]
-
-
-def _names(path: Path, key: str, names: Any) -> frozenset[str]:
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise PartitionError(f"{path}: {key} is {names!r}; expected a list of names. {REWRITE}")
-    return frozenset(names)
 
 
 def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: int, fix: str) -> IdRanges:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 
 class Case(NamedTuple):
-    """A call that must fail: its error, and what that says; "..." stands for anything."""
+    """A call that must fail: what its error says, in which "..." stands for anything, and the kind of error."""
 
     call: Callable[..., Any]
-    error: str
     message: str
+    error: str
 
 
 class Printed(Exception):

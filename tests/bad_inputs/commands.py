@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from functools import partial
 
 import numpy as np
 
@@ -26,120 +27,99 @@ def command(line, edges="0,1\n1,2\n2,0\n"):
     return run
 
 
+case = partial(Case, error="Printed")
+
 CASES = {
-    "an input that is not there": Case(
+    "an input that is not there": case(
         command("partition nix.csv --parts 2 --out parts"),
-        "Printed",
         "sar partition: there is no file 'nix.csv'; check its name, and the directory it is relative to.",
     ),
-    "no parts": Case(
+    "no parts": case(
         command("partition edges.csv --parts 0 --out parts"),
-        "Printed",
         "sar partition: 0 parts were asked for; expected at least 1.",
     ),
-    "a method that is not there": Case(
+    "a method that is not there": case(
         command("partition edges.csv --parts 2 --out parts --method nix"),
-        "Printed",
         "sar partition: there is no partition method 'nix'; expected one of random, spring, ldg, multilevel, metis.",
     ),
-    "a feature without a file": Case(
+    "a feature without a file": case(
         command("partition edges.csv --parts 2 --out parts --node-feature x"),
-        "Printed",
         "sar partition: --node-feature x: expected NAME=VALUE.",
     ),
-    "a feature of too many nodes": Case(
+    "a feature of too many nodes": case(
         command("partition edges.csv --parts 2 --out parts --node-feature x=x.npy --num-nodes 3"),
-        "Printed",
-        "sar partition: x.npy has 4 rows; expected 3, as many as there are nodes or edges of the type that '_N/x'"
-        " belongs to. Correct the file, or the number of nodes.",
+        "sar partition: x.npy has 4 rows; expected 3, as many as there are nodes or edges of the type that "
+        "'_N/x' belongs to. Correct the file, or the number of nodes.",
     ),
-    "a feature's file that is not there": Case(
+    "a feature's file that is not there": case(
         command("partition edges.csv --parts 2 --out parts --node-feature x=y.npy"),
-        "Printed",
         "sar partition: there is no file 'y.npy'; check its name, and the directory it is relative to.",
     ),
-    "a balance of what is not there": Case(
+    "a balance of what is not there": case(
         command("partition edges.csv --parts 2 --out parts --balance train_mask"),
-        "Printed",
         "sar partition: balance of 'train_mask': expected in_edges, as there are no node fields.",
     ),
-    "an edge beyond the nodes": Case(
+    "an edge beyond the nodes": case(
         command("partition edges.csv --parts 2 --out parts --num-nodes 2"),
-        "Printed",
         "sar partition: edges.csv, line 2: '1,2' has an ID out of range; expected source an integer from 0 to 1 "
-        "and destination an integer from 0 to 1. Correct the line, or name the right layout. "
-        "IDs that are strings, or have gaps, are numbered with --ids map (ids='map').",
+        "and destination an integer from 0 to 1. Correct the line, or name the right layout. IDs that are "
+        "strings, or have gaps, are numbered with --ids map (ids='map').",
     ),
-    "too little memory": Case(
+    "too little memory": case(
         command("partition edges.csv --parts 2 --out parts --memory-limit 2B"),
-        "Printed",
-        "sar partition: 2 bytes of memory are too little: 3 nodes take 9 bytes each, and slices of the graph at least "
-        "2,097,152. Allow at least 2,097,179, or leave the limit out.",
+        "sar partition: 2 bytes of memory are too little: 3 nodes take 9 bytes each, and slices of the graph at "
+        "least 2,097,152. Allow at least 2,097,179, or leave the limit out.",
     ),
-    "a place that is taken": Case(
+    "a place that is taken": case(
         command("partition edges.csv --parts 2 --out ."),
-        "Printed",
-        "sar partition: '...' already holds edges.csv, train.py, x.npy, and nothing is overwritten unless "
-        "asked (--overwrite); name another directory.",
+        "sar partition: '...' already holds edges.csv, train.py, x.npy, and nothing is overwritten unless asked "
+        "(--overwrite); name another directory.",
     ),
-    "text that is no edges": Case(
+    "text that is no edges": case(
         command("partition edges.csv --parts 2 --out parts", edges="0,1\na,b\n"),
-        "Printed",
         "sar partition: edges.csv, line 2: 'a,b' has something that is no integer; expected source an integer "
         "from 0 and destination an integer from 0, separated by ','. Correct the line, or name the right layout. "
         "IDs that are strings, or have gaps, are numbered with --ids map (ids='map').",
     ),
-    "edges of one end": Case(
+    "edges of one end": case(
         command("partition edges.csv --parts 2 --out parts", edges="0\n1\n"),
-        "Printed",
         "sar partition: edges.csv has 1 columns, '0' in its first line; expected two, source and destination. "
         "Name these two (columns=, --columns), or the delimiter between them (delimiter=, --delimiter).",
     ),
-    "no directory to inspect": Case(
+    "no directory to inspect": case(
         command("inspect nix"),
-        "Printed",
-        "sar inspect: Cannot read nix (No such file or directory); expected the JSON file that "
-        "`sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, "
-        "part1, ... Check the path, or divide the graph first.",
+        "sar inspect: Cannot read nix (No such file or directory); expected the JSON file that `sar partition`, "
+        "sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, part1, ... "
+        "Check the path, or divide the graph first.",
     ),
-    "no partitions in the directory to inspect": Case(
-        command("inspect ."),
-        "Printed",
-        "sar inspect: . has 0 JSON files of partitions (none); expected one. Name the file.",
+    "no partitions in the directory to inspect": case(
+        command("inspect ."), "sar inspect: . has 0 JSON files of partitions (none); expected one. Name the file."
     ),
-    "no directory to plan for": Case(
+    "no directory to plan for": case(
         command("plan nix"),
-        "Printed",
-        "sar plan: reading nix\nsar plan: Cannot read nix (No such file or directory); expected the JSON file that "
-        "`sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, "
-        "part1, ... Check the path, or divide the graph first.",
+        "sar plan: reading nix\nsar plan: Cannot read nix (No such file or directory); expected the JSON file "
+        "that `sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders "
+        "part0, part1, ... Check the path, or divide the graph first.",
     ),
-    "less than one worker": Case(
-        command("launch --workers 0 train.py"),
-        "Printed",
-        "sar launch: --workers 0: expected at least 1.",
+    "less than one worker": case(
+        command("launch --workers 0 train.py"), "sar launch: --workers 0: expected at least 1."
     ),
-    "less than one thread": Case(
-        command("launch --threads 0 train.py"),
-        "Printed",
-        "sar launch: --threads 0: expected at least 1.",
+    "less than one thread": case(
+        command("launch --threads 0 train.py"), "sar launch: --threads 0: expected at least 1."
     ),
-    "where partitions are kept, after the script": Case(
+    "where partitions are kept, after the script": case(
         command("launch --resident 1 train.py --spill here"),
-        "Printed",
-        "sar launch: --resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk. --spill stands "
-        "after train.py, so the script gets it: put it before.",
+        "sar launch: --resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk. --spill "
+        "stands after train.py, so the script gets it: put it before.",
     ),
-    "no script": Case(
+    "no script": case(
         command("launch --workers 1 nix.py"),
-        "Printed",
         "sar launch: there is no file nix.py; expected the training script after the options.",
     ),
-    "partitions to count that are not there": Case(
+    "partitions to count that are not there": case(
         command("launch --partition-json nix.json train.py"),
-        "Printed",
-        "sar launch: Cannot read nix.json (No such file or directory); expected the JSON file that "
-        "`sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, "
+        "sar launch: Cannot read nix.json (No such file or directory); expected the JSON file that `sar "
+        "partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, "
         "part1, ... Check the path, or divide the graph first.",
     ),
 }

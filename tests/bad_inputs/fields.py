@@ -1,5 +1,7 @@
 """Features and message functions that do not fit the graph."""
 
+from functools import partial
+
 import dgl.function as fn
 import dgl.nn
 import numpy as np
@@ -36,201 +38,153 @@ def ones(*shape):
     return torch.ones(shape or (N, 2))
 
 
+case = partial(Case, error="GraphError")
+
 CASES = {
-    "integers to be summed": Case(
-        lambda: update(ones().long()),
-        "GraphError",
-        "copy(u['x']) is torch.int64; " + REAL_ONLY,
+    "integers to be summed": case(lambda: update(ones().long()), "copy(u['x']) is torch.int64; " + REAL_ONLY),
+    "truth values to be summed": case(lambda: update(ones().bool()), "copy(u['x']) is torch.bool; " + REAL_ONLY),
+    "complex numbers": case(
+        lambda: update(ones().to(torch.complex64)), "copy(u['x']) is torch.complex64; " + REAL_ONLY
     ),
-    "truth values to be summed": Case(
-        lambda: update(ones().bool()),
-        "GraphError",
-        "copy(u['x']) is torch.bool; " + REAL_ONLY,
-    ),
-    "complex numbers": Case(
-        lambda: update(ones().to(torch.complex64)),
-        "GraphError",
-        "copy(u['x']) is torch.complex64; " + REAL_ONLY,
-    ),
-    "operands of different dtypes": Case(
+    "operands of different dtypes": case(
         lambda: update(ones(), ones(E, 2).double(), fn.u_mul_e("x", "e", "m")),
-        "GraphError",
         "The operands of mul(u['x'], e['e']) have dtypes torch.float32 and torch.float64; convert one of them.",
     ),
-    "operands that do not broadcast": Case(
+    "operands that do not broadcast": case(
         lambda: update(ones(), ones(E, 3), fn.u_mul_e("x", "e", "m")),
-        "GraphError",
         "The operands of mul have trailing shapes (2,) and (3,), which do not broadcast: aligned at the right, "
         "sizes must be equal or 1. Reshape one of them.",
     ),
-    "a dot product of other widths": Case(
+    "a dot product of other widths": case(
         lambda: update(ones(), ones(E, 3), fn.u_dot_e("x", "e", "m")),
-        "GraphError",
-        "The operands of dot have trailing shapes (2,) and (3,); their last dimensions must be equal. Reshape one"
-        " of them.",
+        "The operands of dot have trailing shapes (2,) and (3,); their last dimensions must be equal. Reshape "
+        "one of them.",
     ),
-    "an array of NumPy": Case(
-        lambda: update(np.ones((N, 2))),
-        "GraphError",
-        "Field 'x' is of type ndarray; expected a tensor.",
-    ),
-    "a list": Case(
-        lambda: update([1.0] * N),
-        "GraphError",
-        "Field 'x' is of type list; expected a tensor.",
-    ),
-    "features of another number of nodes": Case(
+    "an array of NumPy": case(lambda: update(np.ones((N, 2))), "Field 'x' is of type ndarray; expected a tensor."),
+    "a list": case(lambda: update([1.0] * N), "Field 'x' is of type list; expected a tensor."),
+    "features of another number of nodes": case(
         lambda: update(ones(N - 1, 2)),
-        "GraphError",
         "Field 'x' has shape (19, 2), but there are 20 nodes of type '_N' on this worker; set one row for each.",
     ),
-    "features without rows": Case(
+    "features without rows": case(
         lambda: update(torch.tensor(1.0)),
-        "GraphError",
         "Field 'x' has shape (), but there are 20 nodes of type '_N' on this worker; set one row for each.",
     ),
-    "a sparse tensor": Case(
+    "a sparse tensor": case(
         lambda: update(ones().to_sparse()),
-        "GraphError",
         "Field 'x' is torch.sparse_coo; expected a dense tensor: call .to_dense() on it first.",
     ),
-    "features on another device": Case(
-        lambda: update(ones().to("meta")),
-        "GraphError",
-        "Field 'x' is on meta, the graph on cpu; move one of them.",
+    "features on another device": case(
+        lambda: update(ones().to("meta")), "Field 'x' is on meta, the graph on cpu; move one of them."
     ),
-    "nodes' features as edges'": Case(
+    "nodes' features as edges'": case(
         lambda: update(ones(), ones()),
-        "GraphError",
         "Field 'e' has shape (20, 2), but there are 60 edges of type ('_N', '_E', '_N') on this worker; set one "
         "row for each.",
     ),
-    "a field that nobody has set": Case(
+    "a field that nobody has set": case(
         lambda: update(),
-        "FieldError",
-        "There is no field 'x' on the nodes of type '_N'; set there: none. Features of a partition are in its data: "
-        "data['x'].",
+        "There is no field 'x' on the nodes of type '_N'; set there: none. Features of a partition are in its "
+        "data: data['x'].",
+        error="FieldError",
     ),
-    "a field that is not there to delete": Case(
+    "a field that is not there to delete": case(
         lambda: graph().ndata.pop("y"),
-        "FieldError",
-        "There is no field 'y' on the nodes of type '_N'; set there: none. Features of a partition are in its data: "
-        "data['y'].",
+        "There is no field 'y' on the nodes of type '_N'; set there: none. Features of a partition are in its "
+        "data: data['y'].",
+        error="FieldError",
     ),
-    "one tensor for several types": Case(
+    "one tensor for several types": case(
         lambda: typed().ndata.__setitem__("x", ones()),
-        "GraphError",
         "The graph has several types; set 'x' to a dictionary from type to tensor.",
     ),
-    "a reducer of another field": Case(
+    "a reducer of another field": case(
         lambda: update(ones(), reducer=fn.sum("message", "out")),
-        "GraphError",
         "The message function makes 'm', but the reducer reads 'message'; use one name for both.",
     ),
-    "a reducer's name": Case(
+    "a reducer's name": case(
         lambda: update(ones(), reducer="sum"),
-        "GraphError",
         "'sum' is not a reducer; expected sum, mean, max, min of dgl.function, or a function.",
     ),
-    "no reducer": Case(
+    "no reducer": case(
         lambda: update(ones(), reducer=None),
-        "GraphError",
         "None is not a reducer; expected sum, mean, max, min of dgl.function, or a function.",
     ),
-    "a message function's name": Case(
+    "a message function's name": case(
         lambda: update(ones(), message="copy_u"),
-        "GraphError",
         "'copy_u' is not a message function; expected one of dgl.function, or a Python function.",
     ),
-    "no message function": Case(
+    "no message function": case(
         lambda: update(ones(), message=None),
-        "GraphError",
         "None is not a message function; expected one of dgl.function, or a Python function.",
     ),
-    "functions in the wrong order": Case(
+    "functions in the wrong order": case(
         lambda: update(ones(), message=SUM, reducer=COPY),
-        "GraphError",
         "'sum' is not a message function; expected one of dgl.function, or a Python function.",
     ),
-    "a message function that returns a tensor": Case(
+    "a message function that returns a tensor": case(
         lambda: update(ones(), message=lambda edges: edges.src["x"]),
-        "GraphError",
         "<lambda>.<locals>.<lambda> returned a Tensor; expected a dictionary from field name to tensor.",
     ),
-    "a message function that returns nothing": Case(
+    "a message function that returns nothing": case(
         lambda: update(ones(), message=lambda edges: None),
-        "GraphError",
         "<lambda>.<locals>.<lambda> returned a NoneType; expected a dictionary from field name to tensor.",
     ),
-    "a message function that drops edges": Case(
+    "a message function that drops edges": case(
         lambda: update(ones(), message=lambda edges: {"m": edges.src["x"][:1]}),
-        "GraphError",
         "<lambda>.<locals>.<lambda> returned 'm' with (1, 2); expected a tensor of 60 rows.",
     ),
-    "a message function that makes another field": Case(
+    "a message function that makes another field": case(
         lambda: update(ones(), message=lambda edges: {"z": edges.src["x"]}),
-        "GraphError",
         "<lambda>.<locals>.<lambda> makes ['z'], but the reducer reads 'm'; use one name for both.",
     ),
-    "a message function that reads what is not there": Case(
+    "a message function that reads what is not there": case(
         lambda: update(ones(), message=lambda edges: {"m": edges.src["y"]}),
-        "FieldError",
-        "There is no field 'y' on the nodes of type '_N'; set there: 'x'. Features of a partition are in its data: "
-        "data['y'].",
+        "There is no field 'y' on the nodes of type '_N'; set there: 'x'. Features of a partition are in its "
+        "data: data['y'].",
+        error="FieldError",
     ),
-    "a reduce function that returns a tensor": Case(
+    "a reduce function that returns a tensor": case(
         lambda: update(ones(), reducer=lambda nodes: nodes.mailbox["m"].sum(1)),
-        "GraphError",
         "<lambda>.<locals>.<lambda> returned a Tensor; expected a dictionary from field name to tensor.",
     ),
-    "a reduce function that drops nodes": Case(
+    "a reduce function that drops nodes": case(
         lambda: update(ones(), reducer=lambda nodes: {"out": nodes.mailbox["m"].sum(1)[:0]}),
-        "GraphError",
         "<lambda>.<locals>.<lambda> returned 'out' with (0, 2); expected a tensor of 5 rows.",
     ),
-    "apply_edges with a field's name": Case(
+    "apply_edges with a field's name": case(
         lambda: graph().apply_edges("x"),
-        "GraphError",
         "'x' is not a message function; expected one of dgl.function, or a Python function.",
     ),
-    "logits of another number of edges": Case(
+    "logits of another number of edges": case(
         lambda: sar.edge_softmax(graph(), ones(3, 1)),
-        "GraphError",
         "The logits have shape (3, 1); expected 60 rows, one for each edge.",
     ),
-    "logits that are integers": Case(
-        lambda: sar.edge_softmax(graph(), ones(E, 1).long()),
-        "GraphError",
-        "The logits are torch.int64; expected floating point.",
+    "logits that are integers": case(
+        lambda: sar.edge_softmax(graph(), ones(E, 1).long()), "The logits are torch.int64; expected floating point."
     ),
-    "softmax over something else": Case(
+    "softmax over something else": case(
         lambda: sar.edge_softmax(graph(), ones(E, 1), norm_by="both"),
-        "GraphError",
         "edge_softmax got norm_by='both'; expected 'dst' or 'src'.",
     ),
-    "softmax of edges that are not there": Case(
+    "softmax of edges that are not there": case(
         lambda: sar.edge_softmax(graph(), ones(2, 1), eids=torch.tensor([0, 9999])),
-        "GraphError",
         "eids are from 0 to 9999; expected 0 to 59.",
     ),
-    "a layer's input of another number of nodes": Case(
+    "a layer's input of another number of nodes": case(
         lambda: dgl.nn.SAGEConv(3, 2, "mean")(graph(), ones(N - 1, 3)),
-        "GraphError",
         "Field 'h' has shape (19, 2), but there are 20 nodes of type '_N' on this worker; set one row for each.",
     ),
-    "rows of another width to normalise": Case(
+    "rows of another width to normalise": case(
         lambda: sar.DistributedBN1D(3)(ones(4, 2)),
-        "GraphError",
         "DistributedBN1D got (4, 2) of torch.float32; expected (nodes, 3), floating point.",
     ),
-    "integers to normalise": Case(
+    "integers to normalise": case(
         lambda: sar.DistributedBN1D(3)(ones(4, 3).long()),
-        "GraphError",
         "DistributedBN1D got (4, 3) of torch.int64; expected (nodes, 3), floating point.",
     ),
-    "a single row to normalise": Case(
+    "a single row to normalise": case(
         lambda: sar.DistributedBN1D(3)(ones(1, 3)),
-        "GraphError",
         "DistributedBN1D needs more than one row on all workers together to take their statistics.",
     ),
 }

@@ -17,17 +17,14 @@ def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries:
     There are N > P lists, not all empty. `weights`, (N, K), are in units of the capacity of a part. METIS is given
     about `most_entries` if there are more. Of several trials the best counts.
     """
-    unit = _sum_of_weights(csr) / most_entries if csr.num_entries > most_entries else 1.0
+    unit = 1.0
+    if csr.num_entries > most_entries:
+        weighed = sum(float(window.weights.sum(dtype=np.float64)) for window in csr.windows()) if csr.weighted else 0.0
+        unit = (weighed if csr.weighted else csr.num_entries) / most_entries
     lists = _adjacency_lists(csr, unit, task.seed)
     whole_numbers = np.rint(weights * (MOST / weights.sum(axis=0, dtype=np.float64)))
     parts = metis_parts(lists, whole_numbers, task.num_parts, imbalance=task.imbalance, seed=task.seed, trials=trials)
     return parts.astype(np.int32)
-
-
-def _sum_of_weights(csr: ExternalCsr) -> float:
-    if not csr.weighted:
-        return float(csr.num_entries)
-    return sum(float(window.weights.sum(dtype=np.float64)) for window in csr.windows())
 
 
 def _adjacency_lists(csr: ExternalCsr, unit: float, seed: int) -> AdjacencyLists:

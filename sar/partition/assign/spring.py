@@ -74,8 +74,15 @@ def spring(task: AssignmentTask) -> Array:
     """
     order, merging = merged_clusters(task)
     task.progress("assigning clusters", 1.0)
+    # Lines 26 to 29.
     means = part_means(task.constraints().weights, task.num_parts)
-    return rebalance(task, _assign(order, merging, means, task.num_parts))
+    size = merging.weights[:, 0]
+    left = order[size[order] > 0]
+    left = left[np.argsort(-size[left], kind="stable")]
+    part_of_cluster = np.empty(len(order), np.int32)
+    part_of_cluster[left] = list_schedule(merging.weights[left], means, np.zeros((task.num_parts, len(means))))
+    _follow(merging.into)
+    return rebalance(task, part_of_cluster[merging.into[merging.of_node]])
 
 
 def merged_clusters(task: AssignmentTask) -> tuple[Array, Merging]:
@@ -115,18 +122,6 @@ def no_clusters(degree: Array) -> Clusters:
     """Nodes of these degrees, (N,), in no clusters yet."""
     of_node = np.full(len(degree), NONE, index_dtype(len(degree)))
     return Clusters(degree, of_node, np.zeros(len(degree), np.int64))
-
-
-def _assign(order: Array, merging: Merging, means: Array, num_parts: int) -> Array:
-    """Lines 26 to 29: the part of every node, (N,) int32."""
-    size = merging.weights[:, 0]
-    left = order[size[order] > 0]
-    left = left[np.argsort(-size[left], kind="stable")]
-    part_of_cluster = np.empty(len(order), np.int32)
-    part_of_cluster[left] = list_schedule(merging.weights[left], means, np.zeros((num_parts, len(means))))
-    _follow(merging.into)
-    parts: Array = part_of_cluster[merging.into[merging.of_node]]
-    return parts
 
 
 @compiled
@@ -210,28 +205,18 @@ def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) 
         if size_then != size[one] or node == NONE:
             continue
         target = _root(merging.into, merging.of_node[neighbours.richest[node]])
-        if target == one or not _fit_together(one, target, most, merging):
+        fits = target != one
+        for k in range(most.size):
+            fits = fits and merging.weights[one, k] + merging.weights[target, k] <= most[k]
+        if not fits:
             continue
-        _merge_into(one, target, merging)
+        merging.into[one] = target
+        for k in range(most.size):
+            merging.weights[target, k] += merging.weights[one, k]
+        size[one] = 0
         representative[target] = _richer(representative[target], node, neighbours)
         heapq.heappush(queue, (size[target], -added, np.int64(target)))
         added += 1
-
-
-@compiled
-def _fit_together(one: int, other: int, most: Array, merging: Merging) -> bool:
-    for k in range(most.size):  # noqa: SIM110 compiled
-        if merging.weights[one, k] + merging.weights[other, k] > most[k]:
-            return False
-    return True
-
-
-@compiled
-def _merge_into(one: int, target: int, merging: Merging) -> None:
-    merging.into[one] = target
-    for k in range(merging.weights.shape[1]):
-        merging.weights[target, k] += merging.weights[one, k]
-    merging.weights[one, 0] = 0
 
 
 @compiled
@@ -245,5 +230,6 @@ def _root(into: Array, one: int) -> int:
 
 @compiled
 def _follow(into: Array) -> None:
+    """Let every cluster point at the one that it has ended in."""
     for one in range(len(into)):
         into[one] = _root(into, one)

@@ -153,8 +153,12 @@ class DirectoryReport:
             for of, counts in (("nodes", self.num_nodes), ("edges", self.num_edges))
             for name, count in counts.items()
         ]
+        nodes, edges = sum(self.num_nodes.values()), sum(self.num_edges.values())
+        places = {"nodes": self.orig_node_ids, "edges": self.orig_edge_ids}
+        originals = ", ".join(f"{what} in {place}" for what, place in places.items() if place)
         blocks = [
-            self._heading(),
+            f"{self.name or 'graph without a name'}: {nodes:,} nodes, {edges:,} edges in {len(self.parts)} parts\n"
+            f"format: {self.format}; method: {self.method or 'not said'}; original IDs: {originals or 'none'}",
             as_text([("type", "of", "number", "largest / mean"), *types]),
             as_text([("feature", "of", "dtype", "width"), *features], left=3) if features else "",
             self.parts_as_text(),
@@ -175,15 +179,6 @@ class DirectoryReport:
             f"{as_text(rows, left=1)}\n\n"
             f"edge cut {self.edge_cut:.2%}, replication factor {self.replication_factor:.3f}; largest / mean: "
             + ", ".join(f"{name} {value:.3f}" for name, value in self.balances.items())
-        )
-
-    def _heading(self) -> str:
-        nodes, edges = sum(self.num_nodes.values()), sum(self.num_edges.values())
-        places = {"nodes": self.orig_node_ids, "edges": self.orig_edge_ids}
-        originals = ", ".join(f"{what} in {place}" for what, place in places.items() if place)
-        return (
-            f"{self.name or 'graph without a name'}: {nodes:,} nodes, {edges:,} edges in {len(self.parts)} parts\n"
-            f"format: {self.format}; method: {self.method or 'not said'}; original IDs: {originals or 'none'}"
         )
 
 
