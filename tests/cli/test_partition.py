@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,8 @@ def test_mistakes_are_told(
     assert [file.name for file in tmp_path.iterdir()] == ["edges.csv"]
 
 
-def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def asked_for(monkeypatch: pytest.MonkeyPatch, line: str) -> list[Any]:
+    """The input, assignment and output that a command line asks for, before anything is done."""
     asked: list[Any] = []
 
     def record(*options: Any) -> Any:
@@ -97,30 +97,16 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "run_partition", record)
-    typed = [
-        "x:r:y=dir/r.csv",
-        "y:s:y=s*.csv",
-        "--parts",
-        "8",
-        "--out",
-        "parts",
-        "--num-nodes",
-        "x=4",
-        "--num-nodes",
-        "y=5",
-    ]
-    more = ["--balance", "train_mask", "in_edges", "--columns", "a", "1", "--add-self-loops", "--no-header"]
-    more += ["--remove-self-loops"]  # as scripts for DGL do before
-    fields = [
-        "--node-feature",
-        "x/feat=f.npy",
-        "--edge-feature",
-        "w=w.parquet#a,b",
-        "--memory-limit",
-        "1.5MB",
-    ]
-    assert main(["partition", *typed, *more, *fields, "--undirected", "--seed", "3", "--assignment", "given"]) == 130
-    source, assigning, output, _ = asked
+    assert main(["partition", *line.split()]) == 130
+    return asked[:3]
+
+
+def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = "x:r:y=dir/r.csv y:s:y=s*.csv --parts 8 --out parts --num-nodes x=4 --num-nodes y=5"
+    more = "--balance train_mask in_edges --columns a 1 --add-self-loops --no-header --undirected --seed 3"
+    more += " --remove-self-loops"  # as scripts for DGL do before
+    fields = "--node-feature x/feat=f.npy --edge-feature w=w.parquet#a,b --memory-limit 1.5MB --assignment given"
+    source, assigning, output = asked_for(monkeypatch, f"{typed} {more} {fields}")
     assert source.path == {"x:r:y": "dir/r.csv", "y:s:y": "s*.csv"}
     assert source.num_nodes == {"x": 4, "y": 5}
     assert (source.columns, source.header, source.self_loops, source.undirected) == (("a", 1), False, "add", True)
@@ -131,14 +117,9 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(command, "run_partition", lambda *options: asked.extend(options) or sys.exit(3))
-    how = ["--format", "text", "--delimiter", ";", "--header", "--allow-nan", "--dtype", "int32", "--imbalance", "0.2"]
-    how += ["--allow-outside"]
-    clean = ["--remove-duplicates", "--remove-self-loops", "--overwrite", "--split", "0.5,0.25,0.25", "--num-hops", "2"]
-    with pytest.raises(SystemExit):
-        main(["partition", "a.txt", "b.txt", "--parts", "2", "--out", "parts", *how, *clean])
-    source, assigning, output, _ = asked
+    how = "--format text --delimiter ; --header --allow-nan --dtype int32 --imbalance 0.2 --allow-outside"
+    clean = "--remove-duplicates --remove-self-loops --overwrite --split 0.5,0.25,0.25 --num-hops 2"
+    source, assigning, output = asked_for(monkeypatch, f"a.txt b.txt --parts 2 --out parts {how} {clean}")
     assert source.path == ["a.txt", "b.txt"]
     assert (source.format, source.delimiter, source.header, source.dtype) == ("text", ";", True, "int32")
     assert (source.allow_nan, source.remove_duplicates, source.self_loops) == (True, True, "remove")
@@ -163,19 +144,13 @@ def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path,
     assert int(sum(data[name].int() for name in SPLIT).max()) == 1
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_as_many_parts_as_fit(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str], alone: bool) -> None:
-    written = ["--assign-only", "--write-assignment", str(tmp_path / "assigned")] if alone else []
-    typed = ["partition", str(edges), *AUTOMATIC, "--method", "random"]
-    typed += written or ["--out", str(tmp_path / "parts")]
+def test_as_many_parts_as_fit(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["partition", str(edges), *AUTOMATIC, "--method", "random", "--out", str(tmp_path / "parts")]
     assert main([*typed, "--reserve", "1MB"]) == 0
     said = capsys.readouterr().out
     assert "\nmethod random\n2 parts: 2 workers hold one each" in f"\n{said}"
     assert "a worker has 1,072.7 of 1,073.7 MB for them" in said
-    if alone:
-        assert read_assignment(tmp_path / "assigned", {"_N": 50}).num_parts == 2
-    else:
-        assert len(inspect_directory(tmp_path / "parts").parts) == 2
+    assert len(inspect_directory(tmp_path / "parts").parts) == 2
 
 
 def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:
