@@ -18,7 +18,7 @@ from sar.partition.graph_source import GraphSource, logged_stages
 from sar.partition.ingest.features import check_splits
 from sar.partition.ingest.objects import as_array, from_object, mask_of_ids, with_masks
 from sar.partition.pipeline import OutputOptions, run_partition
-from sar.partition.write.write import PartitionReport, by_worker_0
+from sar.partition.write.write import PartitionReport, by_worker_0, part_sizes
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
 
@@ -132,7 +132,7 @@ def divide(data: GraphData | GraphSource, out_dir: StrPath, name: str, num_parts
     _check_parts(graph, num_parts)
     options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
     outcome = run_partition(graph, options, OutputOptions(Path(out_dir), name), logged_stages())
-    return PartitionReport.of(outcome.json_file, outcome.written.sizes)
+    return PartitionReport.of(outcome.json_file, part_sizes(outcome.report))
 
 
 def _check_parts(graph: GraphSource, num_parts: int) -> None:

@@ -18,7 +18,7 @@ from sar.partition.ingest.files import ADVICE, Files
 from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.directory_report import DirectoryReport
 from sar.partition.new_directory import check_replaceable, new_directory
-from sar.partition.write.write import Written, write_parts, written_report
+from sar.partition.write.write import write_parts
 from sar.partition.write.write_job import check_hops, check_writable
 
 _TRAINER = "trainer_id"
@@ -69,7 +69,6 @@ class Outcome(NamedTuple):
 
     json_file: Path  # for `sar.load_dgl_partition_data`
     assigned: Assigned
-    written: Written
     report: DirectoryReport  # in the directory too, as `report.json`
     notes: Sequence[str]  # remarks on the input, as in `GraphSource`
 
@@ -111,7 +110,7 @@ def run_partition(
             parts, num_parts = assigned.part_of // trainers, assigned.num_parts // trainers
             assigned = assigned._replace(part_of=parts, num_parts=num_parts)
         method = assigned.method or "custom"
-        written = write_parts(
+        report = write_parts(
             directory,
             graph,
             assigned.part_of,
@@ -122,9 +121,8 @@ def run_partition(
             output.num_hops,
             progress,
         )
-        report = written_report(graph, assigned.part_of, written, name, method)
         report.save(directory.path)
-    return Outcome(directory.target / f"{name}.json", assigned, written, report, graph.notes)
+    return Outcome(directory.target / f"{name}.json", assigned, report, graph.notes)
 
 
 def run_assignment(

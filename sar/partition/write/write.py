@@ -31,20 +31,6 @@ from sar.partition.write.write_job import (
 )
 
 
-class Written(NamedTuple):
-    """The sizes of a written directory, by part and by type in their order in the graph."""
-
-    nodes: Array  # (P, T)
-    edges: Array  # (P, R)
-    edges_from: Array  # (P, P) by the part that they lead into and the part that they come from
-    rows_from: Array  # (P, P) distinct nodes that they come from; 0 on the diagonal
-
-    @property
-    def sizes(self) -> Array:
-        """By part the number of nodes, of edges into them, and of those from the part itself, (3, P)."""
-        return np.stack([self.nodes.sum(axis=1), self.edges.sum(axis=1), self.edges_from.diagonal()])
-
-
 class PartitionReport(NamedTuple):
     """The result of partitioning."""
 
@@ -55,9 +41,9 @@ class PartitionReport(NamedTuple):
 
     @classmethod
     def of(cls, json_file: Path, sizes: Array) -> "PartitionReport":
-        """From the numbers of `Written.sizes`."""
-        nodes, edges, inside = sizes.tolist()
-        return cls(json_file, nodes, edges, (sum(edges) - sum(inside)) / max(1, sum(edges)))
+        """From the numbers of `part_sizes`."""
+        nodes, edges, cut = sizes.tolist()
+        return cls(json_file, nodes, edges, sum(cut) / max(1, sum(edges)))
 
 
 def write_partitions(
@@ -104,10 +90,16 @@ def write_partitions(
         with new_directory(folder, overwrite=overwrite) as directory:
             check_writable(graph, name, memory)
             told = progress or logged_stages()
-            return write_parts(directory, graph, part_of, num_parts, name, method, memory, num_hops, told).sizes
+            return part_sizes(write_parts(directory, graph, part_of, num_parts, name, method, memory, num_hops, told))
 
     call = "partitioning (sar.write_partitions), which all workers do together"
     return PartitionReport.of(folder / f"{name}.json", by_worker_0(call, write, (3, num_parts)))
+
+
+def part_sizes(report: DirectoryReport) -> Array:
+    """By part the number of nodes, of edges into them, and of those that are cut, (3, P) int64."""
+    nodes, edges = [part.num_nodes for part in report.parts], [part.num_edges for part in report.parts]
+    return np.array([nodes, edges, report.cut_edges], np.int64)
 
 
 def by_worker_0(call: str, work: Callable[[], Array], shape: tuple[int, ...]) -> Array:
@@ -134,8 +126,11 @@ def write_parts(
     memory: int | None,
     num_hops: int | None,
     progress: Progress,
-) -> Written:
-    """Write the parts into a directory in the making; the arguments are those of `write_partitions`."""
+) -> DirectoryReport:
+    """Write the parts into a directory in the making; the arguments are those of `write_partitions`.
+
+    The report is that of `inspect_directory`, without reading what was written.
+    """
     size = slice_bytes(graph.total_nodes, num_parts, memory)
     allow_open_files(num_parts)
     job = WriteJob(directory, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, num_hops)
@@ -143,45 +138,39 @@ def write_parts(
     buckets = EdgeBuckets(job)
     write_node_fields(job)
     write_edge_fields(job, buckets)
-    edges_from, rows_from = np.zeros((2, num_parts, num_parts), np.int64)
+    edge_types = [":".join(etype) for etype in job.etypes]
+    nodes = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
+    split = _split(graph, job.numbering.part_of, num_parts)
     local = np.empty_like(job.numbering.new_id)
+    parts = []
     for part, folder in enumerate(folders):
         job.progress("writing parts", part / num_parts)
-        edges_from[part], rows_from[part] = write_part_graph(job, buckets, part, local)
+        edges_from, rows_from = write_part_graph(job, buckets, part, local)
         write_sums(folder)
-    data = {**job.graph.node_data, **{":".join(etype): fields for etype, fields in job.graph.edge_data.items()}}
+        parts.append(
+            PartReport(
+                nodes=dict(zip(job.ntypes, nodes[part].tolist(), strict=True)),
+                in_edges=dict(zip(edge_types, buckets.counts[part].tolist(), strict=True)),
+                edges_from=edges_from.tolist(),
+                rows_from=rows_from,
+                split={mask: int(counts[part]) for mask, counts in split.items()},
+            )
+        )
+    columns = [("nodes", ntype, graph.node_data.get(ntype, {})) for ntype in job.ntypes]
+    columns += [("edges", ":".join(etype), graph.edge_data.get(etype, {})) for etype in job.etypes]
+    fields = [(of, kind, key, column) for of, kind, of_type in columns for key, column in of_type.items()]
     PartitionJson(
         path=job.directory.path / f"{name}.json",
         name=name,
         method=method,
         halo_hops=job.num_hops or 1,
         node_types=job.ntypes,
-        edge_types=[":".join(etype) for etype in job.etypes],
+        edge_types=edge_types,
         node_ranges=job.numbering.ranges,
         edge_ranges=buckets.ranges,
         files=[{kind: folder / file for kind, file in PART_FILES.items()} for folder in folders],
-        bool_fields=[f"{kind}/{key}" for kind in data for key, one in data[kind].items() if one.dtype.kind == "b"],
+        bool_fields=[f"{kind}/{key}" for _, kind, key, column in fields if column.dtype.kind == "b"],
     ).write()
-    nodes = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
-    return Written(nodes, buckets.counts, edges_from, rows_from)
-
-
-def written_report(graph: GraphSource, part_of: Array, written: Written, name: str, method: str) -> DirectoryReport:
-    """The report of `inspect_directory` on a directory that was just written, without reading it."""
-    num_edges = {":".join(etype): edges.num_edges for etype, edges in graph.edges.items()}
-    data = [("nodes", ntype, graph.node_data.get(ntype, {})) for ntype in graph.num_nodes]
-    data += [("edges", ":".join(etype), graph.edge_data.get(etype, {})) for etype in graph.edges]
-    split = _split(graph, part_of, len(written.nodes))
-    parts = [
-        PartReport(
-            nodes=dict(zip(graph.num_nodes, written.nodes[part].tolist(), strict=True)),
-            in_edges=dict(zip(num_edges, written.edges[part].tolist(), strict=True)),
-            edges_from=written.edges_from[part].tolist(),
-            rows_from=written.rows_from[part].tolist(),
-            split={mask: int(counts[part]) for mask, counts in split.items()},
-        )
-        for part in range(len(written.nodes))
-    ]
     return DirectoryReport(
         name=name,
         method=method,
@@ -189,11 +178,10 @@ def written_report(graph: GraphSource, part_of: Array, written: Written, name: s
         orig_node_ids=ORIGINAL_NODES,
         orig_edge_ids=ORIGINAL_EDGES,
         num_nodes=dict(graph.num_nodes),
-        num_edges=num_edges,
+        num_edges={name: edges.num_edges for name, edges in zip(edge_types, graph.edges.values(), strict=True)},
         features=[
             FeatureReport(of, kind, key, stored_spec(key, column).dtype.name, tuple(column.shape[1:]), None)
-            for of, kind, columns in data
-            for key, column in columns.items()
+            for of, kind, key, column in fields
         ],
         parts=parts,
         problems=[],
