@@ -1,6 +1,7 @@
 """Neighbour lists on disk against lists in memory."""
 
 import errno
+import threading
 from collections import Counter
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.assign.external_csr import ExternalCsr
+from sar.partition.assign.external_csr import ExternalCsr, made_ahead
 from tests.partition.graph_tasks import odd_graphs, source
 
 
@@ -127,3 +128,34 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"the disk of '.*lists' is full"):
         ExternalCsr.of_graph(odd_graphs()["star"], tmp_path / "lists")
     assert list((tmp_path / "lists").iterdir()) == []
+
+
+# ---- a thread that makes the next item while another uses the last one
+
+
+def test_items_are_the_same_and_come_in_order():
+    assert list(made_ahead(iter(range(5)))) == [0, 1, 2, 3, 4]
+    assert list(made_ahead(iter([]))) == []
+
+
+def test_the_next_item_is_made_while_one_is_in_use():
+    second_begun = threading.Event()
+
+    def items():
+        yield "first"
+        second_begun.set()
+        yield "second"
+
+    for item in made_ahead(items()):
+        assert second_begun.wait(60), item
+
+
+def test_an_error_reaches_who_takes_the_items():
+    def items():
+        yield 1
+        raise ValueError("no more")
+
+    made = made_ahead(items())
+    assert next(made) == 1
+    with pytest.raises(ValueError, match="no more"):
+        next(made)
