@@ -177,15 +177,15 @@ MUTANTS = [
     Mutant(
         "degrees without clamp",
         "sar/core/relation.py",
-        "return self.in_degrees.clamp(min=1).to(values.dtype)",
-        "return self.in_degrees.to(values.dtype)",
+        "degrees = self.in_degrees.clamp(min=1).to(dtype)",
+        "degrees = self.in_degrees.to(dtype)",
         "tests/parity/test_values.py::test_nothing_reduces_to_zero",
     ),
     Mutant(
         "a mean's gradient without the degree",
-        "sar/core/passing/builtin.py",
-        "grad = grad / relation.degrees_like(grad)",
-        "grad = grad * 1",
+        "sar/core/passing/reductions.py",
+        'return grad / self.relation.degrees(grad.dtype, grad.dim()) if self.reducer == "mean" else grad',
+        "return grad",
         "tests/parity/test_messages.py::test_messages",
     ),
     Mutant(
@@ -303,7 +303,7 @@ MUTANTS = [
     Mutant(
         "another message function in the backward",
         "sar/core/passing/python_messages.py",
-        "if not sums.fingerprint.equals(self.fingerprint):",
+        "if not fingerprint.equals(self.fingerprint):",
         "if False:",
         "tests/core/test_second_run.py::test_other_messages_than_in_the_forward_are_an_error",
     ),

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain, islice, repeat
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -34,10 +35,11 @@ from sar.comm import session
 from sar.comm.exchange import Exchange, Layout
 from sar.comm.gradients import refuse_average
 from sar.comm.group import Group
+from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import BACKWARD
-from sar.comm.tiles import OWN_ROWS, Tile
+from sar.comm.tiles import OWN_ROWS, GradientReturn, LocalFields, Tile
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype
@@ -60,44 +62,11 @@ class CallContext:
             f"graph {self.structure.signature}, {self.settings}"
         )
 
-    def layout(self, widest: RowFormat, *, both_ways: bool = True) -> Layout:
-        """The tiles of a call whose rows are at most `widest`; see `Layout`."""
-        return Layout.of(self.relation.plan, self.settings, widest, both_ways=both_ways)
-
-    def exchange(self, layout: Layout, signature: str) -> Exchange:
-        """An exchange for the call's forward or its backward."""
-        pool = session.current().pool
-        return Exchange(self.structure.group, self.relation.plan, self.settings, layout, pool, signature)
-
     def can_hide_wire(self, x: Tensor) -> bool:
         """Whether other work can overlap with the messages of a call on x, (N_src, ...); equal on all workers."""
         few = self.relation.plan.mean_rows * x.itemsize * x.shape[1:].numel() < SMALL_TILE
         on_cpu = x.device.type == self.structure.group.device.type == "cpu"
         return on_cpu and not few and len(self.structure.group.local_peers) == 1
-
-    def tiles(self, received: Iterable[Tile] | None) -> Iterator[tuple[EdgeBlock, Tile]]:
-        """Iterate over all edges of the relation: each block with the tile it reads.
-
-        Edges that read this worker's rows come with `OWN_ROWS`, while the first messages travel. `received` is an
-        exchange that has begun; None if nothing travels.
-        """
-        if received is None:
-            for block in self.relation.blocks:
-                yield block, OWN_ROWS
-            return
-        for tile in received:
-            halo = tile.halo
-            if halo is None:
-                block = self.relation.blocks[self.structure.group.rank]
-            elif tile.sources is None:
-                block = self.relation.tile(halo)
-            else:
-                block = self.relation.in_place(halo.owner, tile.sources)
-            if traced():
-                with named("own edges" if halo is None else f"tile {halo.begin}-{halo.end} of worker {halo.owner}"):
-                    yield block, tile
-            else:
-                yield block, tile
 
 
 class ForwardOutput(NamedTuple):
@@ -106,11 +75,6 @@ class ForwardOutput(NamedTuple):
     results: tuple[Tensor, ...]
     saved: Sequence[Tensor | None] = ()
     constants: tuple[Tensor, ...] = ()  # results that are never differentiable
-
-
-def widest_row(fields: Sequence[Tensor]) -> RowFormat:
-    """Format of the widest rows that travel for fields: their own rows, or gradients in float32 at least."""
-    return RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in fields))
 
 
 def zero_total(field: Tensor) -> Tensor:
@@ -130,6 +94,9 @@ class Collective(ABC):
         self.needed = 0  # OR of all workers' flags; by default bit i is set if input i needs a gradient
         self.dtypes: list[torch.dtype | None] = []  # dtypes of the inputs
         self.number = 0  # number of the forward; see `Group.call_id`
+        # Rows of tiles that the forward keeps for the backward. In between autograd has them, and we their numbers.
+        self.kept: dict[HaloSlice, list[Tensor]] = {}
+        self.num_kept: dict[HaloSlice, int] = {}
         self.input_ties: list[Tensor] = []  # empty tensors that depend on the inputs: see [Note: second derivatives]
 
     @abstractmethod
@@ -190,7 +157,9 @@ class Collective(ABC):
         """Save tensors for the backward, and return the results."""
         ctx.call = self
         if self.needed:
-            ctx.save_for_backward(*output.saved)
+            ctx.save_for_backward(*output.saved, *chain.from_iterable(self.kept.values()))
+            if self.kept:
+                self.num_kept, self.kept = {halo: len(rows) for halo, rows in self.kept.items()}, {}
             constants = [r for r in output.results if not r.is_floating_point() and not r.is_complex()]
             ctx.mark_non_differentiable(*output.constants, *constants)
         else:
@@ -202,13 +171,80 @@ class Collective(ABC):
         saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
         ctx.maybe_clear_saved_tensors()
         self.begin(f"{BACKWARD}{self.signature}; call {self.number}", communicates=self.backward_communicates)
-        return saved
+        num_saved = len(saved) - sum(self.num_kept.values())
+        rows = iter(saved[num_saved:])
+        self.kept = {halo: list(islice(rows, count)) for halo, count in self.num_kept.items()}
+        return saved[:num_saved]
 
     def end_backward(self, input_grads: Sequence[Tensor | None], *grads: Tensor) -> Any:
         """The gradients of a node's arguments: the anchor, the call, and the inputs."""
         columns = zip(input_grads, self.dtypes, self.needs, strict=True)
         arguments = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in columns)]
         return NotTwice.apply(arguments, *self.input_ties, *grads) if torch.is_grad_enabled() else tuple(arguments)
+
+
+class TileCall(Collective):
+    """An operation along a relation, which goes through the relation's tiles in the forward and in the backward."""
+
+    def __init__(self, context: CallContext, signature: str, *, distributed: bool = True) -> None:
+        super().__init__(context.structure.group, signature, distributed=distributed)
+        self.context = context
+        self.relation = context.relation
+
+    @property
+    def rows_needed(self) -> bool:
+        """Whether the backward reads rows of the sources; equal on all workers."""
+        return bool(self.needed)
+
+    def layout(self, fields: Sequence[Tensor]) -> Layout:
+        """The tiles of an exchange of fields, whose gradients travel in float32 at least; equal in both directions."""
+        widest = RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in fields))
+        return Layout.of(self.relation.plan, self.context.settings, widest)
+
+    def tiles(
+        self,
+        fields: list[Tensor] | None = None,
+        *,
+        backward: bool = False,
+        local: LocalFields | None = None,
+        returns: GradientReturn | None = None,
+        own_first: bool = False,
+    ) -> Iterator[tuple[EdgeBlock, Tile]]:
+        """Iterate over all edges of the relation: each block with the tile it reads, from `Exchange.exchange_tiles`.
+
+        The first messages are posted at once. Edges that read this worker's rows come with `OWN_ROWS`, while these
+        travel. In modes 2 and 3 the forward keeps the rows that the backward reads, which does not fetch them again.
+        """
+        if not self.distributed:
+            return zip(self.relation.blocks, repeat(OWN_ROWS), strict=False)
+        structure, settings = self.context.structure, self.context.settings
+        keep, layout, pool = settings.keep and self.rows_needed, self.layout(fields or ()), session.current().pool
+        exchange = Exchange(structure.group, self.relation.plan, settings, layout, pool, self.signature)
+        fields = None if keep and backward else fields
+        received = exchange.exchange_tiles(
+            structure.device, fields, keep=keep, local=local, returns=returns, own_first=own_first
+        )
+        return self._with_blocks(received, keep)
+
+    def _with_blocks(self, received: Iterable[Tile], keep: bool) -> Iterator[tuple[EdgeBlock, Tile]]:
+        for tile in received:
+            halo = tile.halo
+            if halo is None:
+                block = self.relation.blocks[self.context.structure.group.rank]
+            elif tile.sources is None:
+                block = self.relation.tile(halo)
+            else:
+                block = self.relation.in_place(halo.owner, tile.sources)
+            if keep and halo is not None:
+                if tile.rows is None:
+                    tile = tile._replace(rows=self.kept.pop(halo))
+                else:
+                    self.kept[halo] = tile.rows
+            if traced():
+                with named("own edges" if halo is None else f"tile {halo.begin}-{halo.end} of worker {halo.owner}"):
+                    yield block, tile
+            else:
+                yield block, tile
 
 
 class Node(torch.autograd.Function):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.gradients import refuse_average
-from sar.core.collective import Collective, ForwardOutput, NotTwice
+from sar.core.collective import ForwardOutput, NotTwice, TileCall
 from sar.errors import GraphError
 from sar.per_thread import PerThread
 
@@ -25,12 +25,11 @@ Steps = Generator[None, None, Any]
 """One direction of a call, as a generator that yields at points where it may pause and returns the results."""
 
 
-class Overlapping(Collective):
+class Overlapping(TileCall):
     """A collective that may pause while its first messages travel."""
 
-    # Subclasses define these: whether overlapping other work with this call pays, which is equal on all workers, and
-    # `forward` and `backward` as generators.
-    can_hide_wire: Callable[..., bool]
+    # Subclasses define these: the index of the input with rows of sources, and `forward` and `backward` as generators.
+    source: int | None
     forward_steps: Callable[..., Steps]
     backward_steps: Callable[..., Steps]
 
@@ -72,7 +71,8 @@ class Overlapping(Collective):
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the results, as one node of autograd, or as two with the work of `meanwhile` between them."""
         work = _meanwhile.value
-        if work is None or not self.distributed or not self.can_hide_wire(*inputs):
+        rows = None if self.source is None else inputs[self.source]
+        if work is None or not self.distributed or rows is None or not self.context.can_hide_wire(rows):
             return super().apply(*inputs)
         _meanwhile.value = None
         with self.guard():

@@ -51,7 +51,7 @@ class Relation:
     # By tile size; the latest used is last.
     _tiles: dict[int, dict[HaloSlice, EdgeBlock]] = field(init=False, default_factory=dict)
     _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
-    _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
+    _degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
     operations: dict[Any, Any] = field(init=False, default_factory=dict)  # built-in calls, compiled: see `Operation`
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Relation:
         """Bytes of the structure on this worker, with its caches."""
         tiles = [block for cut in self._tiles.values() for block in cut.values() if block not in self.blocks]
         tensors = [*self.halos, *self.plan.send_rows, self.in_degrees, self.out_degrees]
-        tensors += self._inverse_degrees.values()
+        tensors += self._degrees.values()
         blocks = *self.blocks, *tiles, *self._in_place.values()
         return sum(block.nbytes for block in blocks) + sum(tensor.nbytes for tensor in tensors)
 
@@ -118,18 +118,13 @@ class Relation:
             degrees = self.in_degrees[self.in_degrees > 0].unique().tolist()
             return [(degree, (self.in_degrees == degree).nonzero().squeeze(1)) for degree in degrees]
 
-    def inverse_degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
-        """1 / in-degree, or 1 without in-edges, (N_dst, 1, ...) with `dims` trailing dimensions; cached."""
-        key = (dtype, dims)
-        if key not in self._inverse_degrees:
+    def degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
+        """In-degrees, at least 1, (N_dst, 1, ...) with `dims` dimensions; cached."""
+        if (dtype, dims) not in self._degrees:
             with torch.inference_mode(False):  # so that later backwards can use the cached tensor
                 degrees = self.in_degrees.clamp(min=1).to(dtype)
-                self._inverse_degrees[key] = degrees.reciprocal_().view(-1, *[1] * dims)
-        return self._inverse_degrees[key]
-
-    def degrees_like(self, values: Tensor) -> Tensor:
-        """In-degrees, at least 1, shaped to divide (N_dst, ...) values."""
-        return self.in_degrees.clamp(min=1).to(values.dtype).view(-1, *[1] * (values.dim() - 1))
+                self._degrees[dtype, dims] = degrees.view(-1, *[1] * (dims - 1))
+        return self._degrees[dtype, dims]
 
     def to(self, device: torch.device) -> "Relation":
         return replace(

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from sar.comm.halo_plan import HaloSlice
 from sar.comm.tiles import GradientReturn, LocalFields
-from sar.core.collective import CallContext, Collective, ForwardOutput, widest_row, zero_total
+from sar.core.collective import CallContext, ForwardOutput, TileCall, zero_total
 from sar.core.eager import is_exactly, uncompiled
 from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.errors import GraphError
@@ -133,38 +132,29 @@ def attention(
     return call.apply(*inputs, *(() if recompute is None else recompute.tensors))[0]
 
 
-class _AttentionCall(Collective):
+class _AttentionCall(TileCall):
     """One call of `attention`: see [Note: one pass over shards]. Tensors of `Recompute` follow the inputs."""
 
     def __init__(
         self, context: CallContext, how: Attention, recompute: Callable[..., Tensor] | None, signature: str
     ) -> None:
-        super().__init__(context.structure.group, signature)
-        self.context = context
-        self.relation = context.relation
+        super().__init__(context, signature)
         self.how = how
         self.recompute = recompute
-        self.kept: list[HaloSlice | None] = []
 
     def forward(self, *inputs: Any) -> ForwardOutput:
         operands, recompute_from = Inputs(*inputs[:5]), inputs[5:]
-        keep = bool(self.needed) and self.context.settings.keep
-        x, received, scores = operands.x, None, self._scores(operands)
-        if self.distributed:
-            # Begin the exchange first, so that the first tiles travel while this worker's own nodes are computed.
-            exchange = self.context.exchange(self.context.layout(widest_row([x])), self.signature)
-            received = exchange.exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
-        ends, kept_rows = _ends(operands, *scores), {}
+        x, scores = operands.x, self._scores(operands)
+        # Begin the exchange first, so that the first tiles travel while this worker's own nodes are computed.
+        tiles = self.tiles([x], local=LocalFields(scores))
+        ends = _ends(operands, *scores)
         running = OnlineSoftmaxState.start(self.relation.num_dst, ends.x)
-        for block, tile in self.context.tiles(received):
+        for block, tile in tiles:
             attend(block, self.how, ends if tile.rows is None else _replaced(ends, tile.rows), running)
-            if keep and tile.rows is not None:
-                kept_rows[tile.halo] = tile.rows[0]
         out, normaliser = running.finish(self.relation.in_degrees)
-        self.kept = list(kept_rows)
         result = out.to(reduce(torch.promote_types, [tensor.dtype for tensor in operands if tensor is not None]))
         saved_x = x if self.recompute is None else None
-        return ForwardOutput((result,), [out, normaliser, saved_x, *operands[1:], *recompute_from, *kept_rows.values()])
+        return ForwardOutput((result,), [out, normaliser, saved_x, *operands[1:], *recompute_from])
 
     def _scores(self, inputs: Inputs) -> list[Tensor]:
         """The sources' share of ADDITIVE scores, (N_src, H); empty for other scores."""
@@ -179,18 +169,13 @@ class _AttentionCall(Collective):
         stats = destination_statistics(self.how, normaliser, grad, out)
         # Free the result, which is no longer needed, unless the graph is retained.
         del saved[:2], out, normaliser
-        inputs, recompute_from = Inputs(*saved[:5]), saved[5 : len(saved) - len(self.kept)]
-        kept_rows = dict(zip(self.kept, saved[len(saved) - len(self.kept) :], strict=True))
+        inputs, recompute_from = Inputs(*saved[:5]), saved[5:]
         if self.recompute is not None:
             inputs = inputs._replace(x=self.recompute(*recompute_from))
-        x, received, scores = inputs.x, None, self._scores(inputs)
+        x, scores = inputs.x, self._scores(inputs)
         totals = list(map(zero_total, (x, *scores)))
-        if self.distributed:
-            keep = self.context.settings.keep
-            exchange = self.context.exchange(self.context.layout(widest_row([x])), self.signature)
-            returns, local = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])
-            fetch = None if keep else [x]
-            received = exchange.exchange_tiles(x.device, fetch, keep=keep, local=local, returns=returns)
+        returns, local = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])
+        tiles = self.tiles([x], backward=True, local=local, returns=returns)
         ends = _ends(inputs, *scores)
         note_scores(self.how, stats, ends.y)
         ends_grad = totals[0]  # sources and destinations share a gradient if they are the same
@@ -198,10 +183,10 @@ class _AttentionCall(Collective):
             ends_grad = torch.zeros_like(ends.y)
         attn_grad, weight_grad = (None if each is None else torch.zeros_like(each) for each in (ends.attn, ends.weight))
         sums = Gradients(totals[0], ends_grad, attn_grad, weight_grad, *totals[1:])
-        for block, tile in self.context.tiles(received):
+        for block, tile in tiles:
             operands, gradients = ends, sums
-            if tile.grads is not None:
-                operands = _replaced(ends, [kept_rows[tile.halo]] if tile.rows is None else tile.rows)
+            if tile.rows is not None and tile.grads is not None:
+                operands = _replaced(ends, tile.rows)
                 gradients = sums._replace(x=tile.grads[0], x_score=None if operands.x_score is None else tile.grads[1])
             attend_grad(block, self.how, operands, grad, stats, gradients)
         if scores:

@@ -8,18 +8,16 @@ sources (`operand_values_needed`). It returns the gradients of each tile as soon
 keep the fetched rows instead.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from sar.comm.exchange import Layout
-from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.tiles import GradientReturn, LocalFields, Tile
+from sar.comm.tiles import GradientReturn, LocalFields
 from sar.core.collective import CallContext, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.overlap import Overlapping, Steps
@@ -142,17 +140,16 @@ def aggregate(
         dtype = torch.promote_types(lhs.dtype, rhs.dtype)
         if lhs.is_floating_point() and rhs.is_floating_point():
             operands = lhs.to(dtype), rhs.to(dtype)
+
+    def call(*operands: Tensor) -> Tensor:
+        return BuiltinCall(context, Operation.of(context, message, reducer, operands)).apply(*operands)[0]
+
     if tensor_file.value is not None and reducer is not None and message.op is not Op.DOT:
         sides = zip((message.lhs, message.rhs), operands, strict=False)
         rows = next((x for side, x in sides if side is not None and side.target is Target.U), None)
         if rows is not None and all(operand.dim() <= rows.dim() for operand in operands):
-            return in_blocks(partial(_aggregate, context, message, reducer), column_blocks(context, rows, operands))
-    return _aggregate(context, message, reducer, *operands)
-
-
-def _aggregate(context: CallContext, message: Message, reducer: str | None, *operands: Tensor) -> Tensor:
-    operation = Operation.of(context, message, reducer, operands)
-    return BuiltinCall(context, operation).apply(*operands)[0]
+            return in_blocks(call, column_blocks(context, rows, operands))
+    return call(*operands)
 
 
 def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
@@ -226,26 +223,16 @@ class BuiltinCall(Overlapping):
     """One call of an operation: see [Note: forward and backward]."""
 
     def __init__(self, context: CallContext, operation: Operation) -> None:
-        super().__init__(context.structure.group, operation.signature, distributed=operation.source is not None)
-        self.context = context
+        super().__init__(context, operation.signature, distributed=operation.source is not None)
         self.operation = operation
         self.message = operation.message
         self.source = operation.source
         self.reduction = Reduction(context.relation, operation.reducer, operation.dtype, operation.message.shape)
         self.reducer = self.reduction.reducer
-        self.kept: list[HaloSlice | None] = []
-
-    def can_hide_wire(self, *operands: Any) -> bool:
-        return self.source is not None and self.context.can_hide_wire(operands[self.source])
-
-    def values_needed(self) -> tuple[bool, ...]:
-        """Whether the backward reads the values of each operand."""
-        return self.operation.values_read[self.needed & 3]
 
     @property
     def rows_needed(self) -> bool:
-        """Whether the backward reads the values of source rows."""
-        return self.source is not None and self.values_needed()[self.source]
+        return self.source is not None and self.operation.values_read[self.needed & 3][self.source]
 
     @property
     def backward_communicates(self) -> bool:
@@ -254,37 +241,27 @@ class BuiltinCall(Overlapping):
             return False
         return bool(self.needed >> self.source & 1) or (self.rows_needed and not self.context.settings.keep)
 
-    def exchange(
-        self, device: torch.device, fields: list[Tensor] | None = None, *, returns: GradientReturn | None = None
-    ) -> Iterator[Tile]:
-        """Begin an exchange; see `Exchange.exchange_tiles`. Forward and backward use the same layout."""
+    def layout(self, fields: Sequence[Tensor]) -> Layout:
         assert self.source is not None
-        rows_needed, layouts = self.rows_needed, self.operation.layouts
-        both_ways = bool(self.needed >> self.source & 1) and rows_needed
+        assert self.operation.widest is not None
+        layouts, both_ways = self.operation.layouts, bool(self.needed >> self.source & 1) and self.rows_needed
         if both_ways not in layouts:
-            assert self.operation.widest is not None
-            layouts[both_ways] = self.context.layout(self.operation.widest, both_ways=both_ways)
-        exchange = self.context.exchange(layouts[both_ways], self.signature)
-        keep = rows_needed and self.context.settings.keep
-        return exchange.exchange_tiles(device, fields, keep=keep, local=LocalFields(), returns=returns)
+            plan, settings = self.relation.plan, self.context.settings
+            layouts[both_ways] = Layout.of(plan, settings, self.operation.widest, both_ways=both_ways)
+        return layouts[both_ways]
 
     # -- forward
 
     def forward_steps(self, *operands: Any) -> Steps:
-        source, values_needed = self.source, self.values_needed()
-        received = None
-        kept_rows: dict[HaloSlice | None, Tensor] | None = None
-        if self.distributed and source is not None:
-            received = self.exchange(operands[source].device, [operands[source]])
+        source = self.source
+        tiles = self.tiles(None if source is None else [operands[source]], local=LocalFields())
+        if self.distributed:
             yield
-            kept_rows = {} if values_needed[source] and self.context.settings.keep else None
         combined = self.reduction.start()  # allocated only after this worker's turn may have passed
-        for block, tile in self.context.tiles(received):
+        for block, tile in tiles:
             values = operands
             if tile.rows is not None and source is not None:
                 values = (*operands[:source], tile.rows[0], *operands[source + 1 :])
-                if kept_rows is not None:
-                    kept_rows[tile.halo] = tile.rows[0]
             message = self.message.with_values(values)
             if self.reducer is None:
                 edge_apply(block, message, combined.total)
@@ -293,26 +270,23 @@ class BuiltinCall(Overlapping):
             else:
                 aggregate_cmp(block, message, combined.total, combined.argmax, self.reducer == "max")
         out = self.reduction.finish(combined)
-        self.kept = list(kept_rows or ())
-        saved = [operand if read else None for operand, read in zip(operands, values_needed, strict=True)]
-        return ForwardOutput((out,), [*saved, combined.argmax, *(kept_rows or {}).values()])
+        read = self.operation.values_read[self.needed & 3]
+        saved = [operand if is_read else None for operand, is_read in zip(operands, read, strict=True)]
+        return ForwardOutput((out,), [*saved, combined.argmax])
 
     # -- backward
 
     def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
-        count, sum_dtype = len(self.message.operands), self.operation.sum_dtype
-        values, argmax, rows = saved[:count], saved[count], saved[count + 1 :]
-        kept_rows = dict(zip(self.kept, rows, strict=True))
-        grad, message, relation = grads[0], self.message, self.context.relation
+        *values, argmax = saved
+        grad, message, count = grads[0], self.message, len(values)
         if self.reducer == "mean" and message.op is Op.COPY:
             # Compute the backward of a sum of copies times 1 / in-degree, which needs no copy of the gradient. The
             # forward divides the sum instead, so that the mean of equal rows is exactly that row.
-            weights = relation.inverse_degrees(sum_dtype, len(message.lhs.shape))
+            weights = self.relation.degrees(self.operation.sum_dtype, 1 + len(message.lhs.shape)).reciprocal()
             message, values = EdgeMessage(Op.MUL, message.lhs, EdgeOperand.of(weights, Target.V)), [None, weights]
         elif self.reducer == "mean":
-            grad = grad.to(sum_dtype)
-            grad = grad / relation.degrees_like(grad)
-        input_grads = yield from self.gradients(message, values, grad, self.needed, argmax, kept_rows)
+            grad = self.reduction.total_grad(grad)
+        input_grads = yield from self.gradients(message, values, grad, self.needed, argmax)
         return input_grads[:count]
 
     def gradients(
@@ -322,7 +296,6 @@ class BuiltinCall(Overlapping):
         grad: Tensor,
         needed: int,
         argmax: Tensor | None = None,
-        kept_rows: Mapping[HaloSlice | None, Tensor] | None = None,
     ) -> Steps:
         """Compute the gradients of this worker's operands, after the agreement on the backward.
 
@@ -331,10 +304,9 @@ class BuiltinCall(Overlapping):
             grad: gradient of the result, before the division of means.
             needed: operands that need a gradient on any worker, as bits.
             argmax: edges of the maxima or minima.
-            kept_rows: source rows that the forward has kept.
         """
         gradient = EdgeOperand.of(grad, Target.E if self.reducer is None else Target.V)
-        relation, dtype = self.context.relation, self.operation.sum_dtype
+        relation, dtype = self.relation, self.operation.sum_dtype
         rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}
         grads: list[Tensor | None] = [None] * len(message.operands)
         for i, spec in enumerate(message.operands):
@@ -343,18 +315,19 @@ class BuiltinCall(Overlapping):
                 grads[i] = empty_spillable(shape, dtype, grad.device, zeros=True)
             elif needed >> i & 1:
                 grads[i] = torch.zeros(shape, dtype=dtype, device=grad.device)
-        received = None
-        if self.distributed and self.source is not None:
-            own, own_grad = values[self.source], grads[self.source]
-            fetch = None if own is None or self.context.settings.keep else [own]
-            returns = None if own_grad is None else GradientReturn([own_grad], add_rows)
-            received = self.exchange(grad.device, fetch, returns=returns)
-        for block, tile in self.context.tiles(received):
+        own, own_grad = (None, None) if self.source is None else (values[self.source], grads[self.source])
+        tiles = self.tiles(
+            None if own is None else [own],
+            backward=True,
+            local=LocalFields(),
+            returns=None if own_grad is None else GradientReturn([own_grad], add_rows),
+        )
+        for block, tile in tiles:
             tile_values, tile_grads = list(values), list(grads)
             if tile.halo is None:
                 yield  # other work may run while the first messages travel
             if tile.halo is not None and self.source is not None:
-                tile_values[self.source] = (kept_rows or {}).get(tile.halo) if tile.rows is None else tile.rows[0]
+                tile_values[self.source] = None if tile.rows is None else tile.rows[0]
                 tile_grads[self.source] = None if tile.grads is None else tile.grads[0]
             for i, out in enumerate(tile_grads):
                 if out is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm.tiles import GradientReturn
+from sar.comm.tiles import GradientReturn, LocalFields
 from sar.core.collective import CallContext, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.overlap import Steps
@@ -112,28 +112,7 @@ def sum_at_sources(context: CallContext, values: Tensor) -> Tensor:
 
     A collective call. The values are (E, ...) floating point, in the visible edge order; the sums are (N_src, ...).
     """
-    return _SumAtSources("sum", context, values).apply(values)[0]
-
-
-class _AtSources(BuiltinCall):
-    """Sends edge values to their sources, as the backward of a copy from sources to edges does."""
-
-    def __init__(self, what: str, context: CallContext, values: Tensor) -> None:
-        super().__init__(context, Operation.of(context, COPY_SOURCE, None, [values]))
-        self.signature = f"{what} at sources; {self.signature}"
-
-
-class _SumAtSources(_AtSources):
-    """The backward of a copy from sources to edges. Its own backward is that copy."""
-
-    def forward_steps(self, *operands: Any) -> Steps:
-        (values,) = operands
-        (out,) = yield from self.gradients(self.message, [None], values.to(self.operation.sum_dtype), needed=1)
-        return ForwardOutput((out.to(values.dtype),))
-
-    def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
-        output = yield from super().forward_steps(grads[0].contiguous())
-        return [output.results[0]]
+    return _AtSources("sum", context, values).apply(values)[0]
 
 
 @uncompiled
@@ -143,25 +122,37 @@ def max_at_sources(context: CallContext, values: Tensor) -> Tensor:
 
     A collective call without gradients. `sum_at_sources` describes the values.
     """
-    return _MaxAtSources("maximum", context, values).apply(values)[0]
+    return _AtSources("maximum", context, values).apply(values)[0]
 
 
-class _MaxAtSources(_AtSources):
+class _AtSources(BuiltinCall):
+    """Sends edge values to their sources, as the backward of a copy from sources to edges does.
+
+    The backward of a sum is that copy.
+    """
+
+    def __init__(self, what: str, context: CallContext, values: Tensor) -> None:
+        super().__init__(context, Operation.of(context, COPY_SOURCE, None, [values]))
+        self.is_sum = what == "sum"
+        self.signature = f"{what} at sources; {self.signature}"
+
     def forward_steps(self, *operands: Any) -> Steps:
         (values,) = operands
-        shape = self.context.relation.num_src, *values.shape[1:]
+        if self.is_sum:
+            (out,) = yield from self.gradients(self.message, [None], values.to(self.operation.sum_dtype), needed=1)
+            return ForwardOutput((out.to(values.dtype),))
+        shape = self.relation.num_src, *values.shape[1:]
         greatest = empty_spillable(shape, values.dtype, values.device).fill_(-torch.inf)
-        received = None
-        if self.distributed:
-            returns = GradientReturn(
-                [greatest],
-                lambda rows, values, total: total.index_copy_(0, rows.long(), total[rows.long()].maximum(values)),
-                start=-torch.inf,
-            )
-            received = self.exchange(values.device, returns=returns)
-        for block, tile in self.context.tiles(received):
-            if tile.halo is None:
-                yield
+        returns = GradientReturn(
+            [greatest],
+            lambda rows, values, total: total.index_copy_(0, rows.long(), total[rows.long()].maximum(values)),
+            start=-torch.inf,
+        )
+        for block, tile in self.tiles(local=LocalFields(), returns=returns):
             total = greatest if tile.grads is None else tile.grads[0]
             total.index_reduce_(0, block.cols, values[block.ids(0, block.num_edges)], "amax")
         return ForwardOutput((greatest,))
+
+    def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
+        output = yield from super().forward_steps(grads[0].contiguous())
+        return [output.results[0]]

@@ -11,7 +11,6 @@ captured tensors]). We check that it computes the same messages ([Note: fingerpr
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import RowFormat
 from sar.comm.tiles import GradientReturn, Tile
 from sar.common_tuples import EID
-from sar.core.collective import CallContext, Collective, ForwardOutput, widest_row, zero_total
+from sar.core.collective import CallContext, ForwardOutput, TileCall, zero_total
 from sar.core.eager import views_of_nothing
 from sar.core.graph.frames import Frame
 from sar.core.passing.batches import (
@@ -91,22 +90,6 @@ class Recording(NamedTuple):
     columns: list[Tensor]  # all columns of `read`
 
 
-class _Sample(dict[str, Tensor]):
-    """The first rows of each of a frame's fields, detached from autograd's graph."""
-
-    def __init__(self, fields: Fields, rows: int) -> None:
-        super().__init__()
-        self.fields = fields
-        for name, column in fields.items():
-            first = column.detach()[:rows]
-            if len(first) < rows:
-                first = first.new_zeros(rows, *column.shape[1:])
-            self[name] = first.requires_grad_(column.requires_grad and torch.is_grad_enabled())
-
-    def __missing__(self, key: str) -> Tensor:
-        return self.fields[key]  # raises the frame's own error
-
-
 def record(context: CallContext, function: MessageFunction, fields: EdgeFields) -> Recording:
     """Record the inputs and outputs of a function in a call on an empty batch, or on one edge if that fails."""
     device, reads = context.structure.device, (set[str](), set[str](), set[str]())
@@ -115,7 +98,11 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
 
     def call(rows: int) -> Mapping[str, Tensor]:
         ids = torch.zeros(rows, dtype=torch.int64, device=device)
-        samples = [_Sample(frame, rows) for frame in fields]
+        samples = [Frame(rows, frame.device, frame.what) for frame in fields]
+        for sample, frame in zip(samples, fields, strict=True):
+            for name, x in frame.items():
+                first = x.detach()[:rows] if len(x) >= rows else x.new_zeros(rows, *x.shape[1:])
+                sample[name] = first.requires_grad_(x.requires_grad and torch.is_grad_enabled())
         src, dst, edge = (
             RowView(sample, lambda column: column, read) for sample, read in zip(samples, reads, strict=True)
         )
@@ -145,7 +132,7 @@ class _Recorded(dict[str, Tensor]):
 # -- the call
 
 
-class PythonCall(Collective):
+class PythonCall(TileCall):
     """One call of a Python message function: see [Note: replay].
 
     Its inputs are the fields of sources, destinations and edges, followed by the captured tensors.
@@ -166,8 +153,7 @@ class PythonCall(Collective):
             f"{reducer or 'apply_edges'} of {self.name}, which reads {_described(reads)} of the sources "
             f"and makes {_described(makes)}"
         )
-        super().__init__(context.structure.group, signature, distributed=bool(reads))
-        self.context = context
+        super().__init__(context, signature, distributed=bool(reads))
         self.names = [list(fields) for fields in recording.read]
         self.num_src, self.num_fields = len(reads), len(recording.columns)
         self.first_edge_field = self.num_src + len(recording.read[1])
@@ -179,7 +165,6 @@ class PythonCall(Collective):
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
         self.captured = Captured(function, recording.captured)
         self.state = recording.state
-        self.kept: list[HaloSlice | None] = []
         self.used: set[int] = set()  # numbers of the captured tensors that the forward has used
 
     def flags(self) -> int:
@@ -193,19 +178,10 @@ class PythonCall(Collective):
         fields, captured = [x.detach() for x in inputs[: self.num_fields]], inputs[self.num_fields :]
         leaves = StandIns(self.captured, captured)
         combined = {name: reduction.start() for name, reduction in self.reductions.items()}
-        softmax = OnlineSoftmax(self.context.relation.num_dst, [each.total for each in combined.values()])
+        softmax = OnlineSoftmax(self.relation.num_dst, [each.total for each in combined.values()])
         self.fingerprint = Fingerprint(self.context.structure.device)
-        keep = bool(self.needed) and self.context.settings.keep
-        received = None
-        if self.distributed:
-            src = fields[: self.num_src]
-            exchange = self.context.exchange(self.context.layout(widest_row(src)), self.signature)
-            received = exchange.exchange_tiles(self.context.structure.device, src, keep=keep)
-        kept_rows: list[Tensor] = []
-        for block, tile in self.context.tiles(received):
-            if keep and tile.rows is not None:
-                self.kept.append(tile.halo)
-                kept_rows += tile.rows
+        src = fields[: self.num_src]
+        for block, tile in self.tiles(src):
             for part in self.parts(block):
                 with leaves, self.state.autocast():
                     messages = self.run(part, tile, self.rows(part, tile, fields), softmax.rise)
@@ -215,14 +191,14 @@ class PythonCall(Collective):
                         self.fingerprint.add(messages[name].detach(), part.ids(0, part.num_edges))
                 del messages  # free the messages before the next ones
         if self.needed and softmax.peak is not None:
-            nodes = torch.arange(self.context.relation.num_dst, device=softmax.peak.device)
+            nodes = torch.arange(self.relation.num_dst, device=softmax.peak.device)
             for each in combined.values():
                 self.fingerprint.add(each.total, nodes, relative=True)
         self.used = leaves.used
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         constants = () if softmax.peak is None else (softmax.peak,)
         argmax = [each.argmax for each in combined.values()]
-        saved = [*inputs[: self.num_fields], *argmax, softmax.peak, *captured, *kept_rows]
+        saved = [*inputs[: self.num_fields], *argmax, softmax.peak, *captured]
         return ForwardOutput((*results, *constants), saved, constants)
 
     def parts(self, block: EdgeBlock) -> list[EdgeBlock]:
@@ -246,7 +222,7 @@ class PythonCall(Collective):
             RowView(src, lambda column: gather_rows(column, block, Target.U)),
             RowView(dst, lambda column: gather_rows(column, block, Target.V)),
             RowView(edge, lambda column: column),
-            self.context.relation.etype,
+            self.relation.etype,
             block.num_edges,
             lambda: self._find_edges(block, tile.halo),
             lambda scores: exponentials(scores, block.renumbered),
@@ -261,7 +237,7 @@ class PythonCall(Collective):
 
     def _find_edges(self, block: EdgeBlock, halo: HaloSlice | None) -> tuple[Tensor, Tensor, Tensor]:
         """The IDs that `EdgeBatch.edges` returns."""
-        structure, relation = self.context.structure, self.context.relation
+        structure, relation = self.context.structure, self.relation
         source, _, destination = relation.etype
         cols = block.cols.long()
         if halo is None:
@@ -274,119 +250,84 @@ class PythonCall(Collective):
     # -- backward
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
+        device, num_src = self.context.structure.device, self.num_src
         fields = [x.detach() for x in saved[: self.num_fields]]
         first_captured = self.num_fields + len(self.reductions) + 1
         *argmax, peak = saved[self.num_fields : first_captured]
-        grads = grads[: len(argmax)]  # the peaks, a further result, take none
-        first_kept = first_captured + len(self.captured.tensors)
-        leaves = StandIns(self.captured, saved[first_captured:first_kept])
-        sums = _GradientSums(
-            self, fields, leaves, argmax, OnlineSoftmax(self.context.relation.num_dst, (), peak), grads
-        )
-        received = None
-        if self.distributed:
-            src = fields[: self.num_src]
-            totals = [total for total in sums.totals[: self.num_src] if total is not None]
-            returns = GradientReturn(totals, add_rows) if totals else None
-            exchange = self.context.exchange(self.context.layout(widest_row(src)), self.signature)
-            fetch = not self.context.settings.keep
-            device = self.context.structure.device
-            # Keep the order of the forward, because the function draws random numbers.
-            received = exchange.exchange_tiles(device, src if fetch else None, returns=returns, own_first=True)
-        rows = iter(saved[first_kept:])
-        kept_rows = {halo: [next(rows) for _ in range(self.num_src)] for halo in self.kept}
+        leaves, fingerprint = StandIns(self.captured, saved[first_captured:]), Fingerprint(device)
+        softmax = OnlineSoftmax(self.relation.num_dst, (), peak)
+        # The peaks, a further result, take no gradient.
+        of_results = [each.total_grad(grad) for each, grad in zip(self.reductions.values(), grads, strict=False)]
+        needs = [self.needed & SOURCES] * num_src + [*self.needs[num_src : self.num_fields]]
+        totals = [  # gradients of the fields
+            zero_total(x) if need and (x.is_floating_point() or x.is_complex()) else None
+            for x, need in zip(fields, needs, strict=True)
+        ]
+        of_captured: list[Tensor | None] = [None] * len(leaves.leaves)
+        wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
+        of_sources = [total for total in totals[:num_src] if total is not None]
+        returns = GradientReturn(of_sources, add_rows) if of_sources else None
+
+        def run_again(part: EdgeBlock, tile: Tile) -> None:
+            """Run the function on the edges of a block again, and add the gradients of its inputs."""
+            rows = [
+                each.detach() if total is None else each.detach().requires_grad_()
+                for each, total in zip(self.rows(part, tile, fields), totals, strict=True)
+            ]
+            with torch.enable_grad(), leaves:
+                outputs = self.run(part, tile, rows, softmax.exponentials)
+            places = (part.ids if peak is None else part.destinations)(0, part.num_edges)
+            messages, of_messages = [], []
+            for i, (name, reduction) in enumerate(self.reductions.items()):
+                message = outputs[name].detach()
+                fingerprint.add(message, places, relative=peak is not None)
+                if outputs[name].requires_grad:
+                    messages.append(outputs[name])
+                    of_messages.append(reduction.message_grad(of_results[i], argmax[i], part, message))
+            if not messages:
+                return
+            inputs = [each for each in rows if each.requires_grad]
+            reached = leaves.reached(messages, inputs)
+            used = [*inputs, *(leaves.leaves[i] for i in wanted), *(leaves.captured[i] for i in reached)]
+            input_grads = iter(torch.autograd.grad(messages, used, of_messages, allow_unused=True))
+            returned = iter(tile.grads or ())
+            for i, total in enumerate(totals):
+                if total is None:
+                    continue
+                grad = next(input_grads)
+                if tile.halo is not None and i < num_src:
+                    total = next(returned)
+                if grad is not None and i < self.first_edge_field:
+                    total += grad
+                elif grad is not None and part.edge_ids is None:
+                    edge_rows(total, part).add_(grad)
+                elif grad is not None:
+                    total.index_add_(0, part.edge_ids, grad.to(total.dtype))
+            for number, grad in zip([*wanted, *reached], input_grads, strict=True):
+                before = of_captured[number]
+                if grad is not None:
+                    grad = grad.to(accumulation_dtype(grad.dtype))
+                    of_captured[number] = grad if before is None else before + grad
+
+        # Keep the order of the forward, because the function draws random numbers.
+        tiles = self.tiles(fields[:num_src], backward=True, returns=returns, own_first=True)
         with self.state.restored():
-            for block, tile in self.context.tiles(received):
-                if tile.halo is not None and tile.rows is None:
-                    tile = tile._replace(rows=kept_rows[tile.halo])
+            for block, tile in tiles:
                 for part in self.parts(block):
-                    sums.add(part, tile)
+                    run_again(part, tile)
         if leaves.used != self.used:
             raise GraphError(
                 f"{self.name} uses other tensors in the backward than in the forward, for which "
                 "torch.func.functional_call, for example, had given its layers other weights. Let it take such tensors "
                 "from variables around it, or set them as fields."
             )
-        if not sums.fingerprint.equals(self.fingerprint):
+        if not fingerprint.equals(self.fingerprint):
             raise GraphError(
                 f"{self.name} makes other messages in the backward, where it runs again, than in the forward: it keeps "
                 "state, draws from a random generator of its own, or reads something that has changed. Let it use the "
                 "default generators of torch, numpy or Python, and set what changes as a field."
             )
-        return [*sums.totals, *sums.captured]
-
-
-@dataclass(eq=False)
-class _GradientSums:
-    """Adds up the gradients of a call's inputs block by block.
-
-    totals: gradients of the fields; None for those that need none.
-    captured: gradients of the captured tensors; None before the first one.
-    """
-
-    call: PythonCall
-    fields: list[Tensor]
-    leaves: StandIns
-    argmax: Sequence[Tensor | None]
-    softmax: OnlineSoftmax
-    grads: InitVar[Sequence[Tensor]]
-
-    def __post_init__(self, grads: Sequence[Tensor]) -> None:
-        call, leaves = self.call, self.leaves
-        self.result_grads = [
-            reduction.total_grad(grad) for reduction, grad in zip(call.reductions.values(), grads, strict=True)
-        ]
-        needs = [call.needed & SOURCES] * call.num_src + [*call.needs[call.num_src : call.num_fields]]
-        wanted = zip(self.fields, needs, strict=True)
-        takes = [need and (x.is_floating_point() or x.is_complex()) for x, need in wanted]
-        self.totals = [zero_total(x) if take else None for x, take in zip(self.fields, takes, strict=True)]
-        self.wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
-        self.captured: list[Tensor | None] = [None] * len(leaves.leaves)
-        self.fingerprint = Fingerprint(call.context.structure.device)
-
-    def add(self, block: EdgeBlock, tile: Tile) -> None:
-        """Run the function on a block again, and add the gradients of its inputs."""
-        call, leaves = self.call, self.leaves
-        rows = [
-            each.detach() if total is None else each.detach().requires_grad_()
-            for each, total in zip(call.rows(block, tile, self.fields), self.totals, strict=True)
-        ]
-        with torch.enable_grad(), leaves:
-            outputs = call.run(block, tile, rows, self.softmax.exponentials)
-        relative = self.softmax.peak is not None
-        places = (block.destinations if relative else block.ids)(0, block.num_edges)
-        messages, grads = [], []
-        for i, (name, reduction) in enumerate(call.reductions.items()):
-            self.fingerprint.add(outputs[name].detach(), places, relative=relative)
-            if outputs[name].requires_grad:
-                messages.append(outputs[name])
-                grads.append(
-                    reduction.message_grad(self.result_grads[i], self.argmax[i], block, outputs[name].detach())
-                )
-        if not messages:
-            return
-        inputs = [each for each in rows if each.requires_grad]
-        reached = leaves.reached(messages, inputs)
-        used = [*inputs, *(leaves.leaves[i] for i in self.wanted), *(leaves.captured[i] for i in reached)]
-        input_grads = torch.autograd.grad(messages, used, grads, allow_unused=True)
-        field_grads, returned = iter(input_grads), iter(tile.grads or ())
-        for i, total in enumerate(self.totals):
-            if total is None:
-                continue
-            grad = next(field_grads)
-            if tile.halo is not None and i < call.num_src:
-                total = next(returned)
-            if grad is not None and i < call.first_edge_field:
-                total += grad
-            elif grad is not None and block.edge_ids is None:
-                edge_rows(total, block).add_(grad)
-            elif grad is not None:
-                total.index_add_(0, block.edge_ids, grad.to(total.dtype))
-        for number, grad in zip([*self.wanted, *reached], input_grads[len(inputs) :], strict=True):
-            before = self.captured[number]
-            if grad is not None:
-                grad = grad.to(accumulation_dtype(grad.dtype))
-                self.captured[number] = grad if before is None else before + grad
+        return [*totals, *of_captured]
 
 
 def _described(fields: Fields) -> str:

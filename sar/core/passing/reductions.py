@@ -70,7 +70,8 @@ class Combined:
     """Partial result of a reduction."""
 
     total: Tensor
-    argmax: Any  # edges of the maxima or minima, -1 for none; None for other reducers
+    # Edges of the maxima or minima, -1 for none, or data for the backward of `TORCH_REDUCERS`; else None.
+    argmax: Any
 
 
 class Reduction:
@@ -94,6 +95,8 @@ class Reduction:
         total = torch.full(shape, fill, dtype=accumulation_dtype(self.dtype), device=device)
         if self.reducer in ("max", "min"):
             argmax = torch.full(shape, -1, dtype=index_dtype(relation.num_edges), device=device)
+        elif self.reducer in TORCH_REDUCERS:
+            argmax = torch.zeros_like(total)
         return Combined(total, argmax)
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
@@ -120,7 +123,7 @@ class Reduction:
         """The final result, after all messages have been added."""
         total = combined.total
         if self.reducer == "mean":
-            total.div_(self.relation.degrees_like(total))
+            total.div_(self.relation.degrees(total.dtype, total.dim()))
         elif combined.argmax is not None and self.fills:
             # DGL does the same, whether there are no messages or a message is infinite.
             infinite = total.isinf()
@@ -133,7 +136,7 @@ class Reduction:
         if self.reducer is None:
             return grad
         grad = grad.to(accumulation_dtype(self.dtype))
-        return grad / self.relation.degrees_like(grad) if self.reducer == "mean" else grad
+        return grad / self.relation.degrees(grad.dtype, grad.dim()) if self.reducer == "mean" else grad
 
     def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
         """Compute the gradient of a block's messages, (E_block, ...), from that of the total."""
@@ -165,20 +168,12 @@ def places(block: EdgeBlock, like: Tensor) -> tuple[Tensor, Tensor]:
     return block.rows.long(), place.view(-1, *[1] * (like.dim() - 1)).expand_as(like)
 
 
-class _LikeTorch(Reduction):
-    """Maxima, minima and products with the gradients of `torch.scatter_reduce`, which differ from DGL's.
+class Extreme(Reduction):
+    """Maxima or minima with the gradient of `torch.scatter_reduce`, which differs from DGL's.
 
-    Equal maxima share the gradient evenly, infinities and NaN do not change, and nodes without messages get 0, or 1 for
-    a product. `Combined.argmax` holds data for the backward.
+    Messages equal to the result share the gradient evenly; `Combined.argmax` counts them. Infinities and NaN do not
+    change, and nodes without messages get 0.
     """
-
-    def start(self) -> Combined:
-        total = super().start().total
-        return Combined(total, torch.zeros_like(total))
-
-
-class Extreme(_LikeTorch):
-    """Maxima or minima. `Combined.argmax` counts the messages equal to the result, which share its gradient."""
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         rows, place = places(block, message)
@@ -202,8 +197,8 @@ class Extreme(_LikeTorch):
         return (share.gather(0, place) * (message == total.gather(0, place))).to(self.dtype)
 
 
-class Product(_LikeTorch):
-    """Products. `Combined.total` excludes messages that are 0, and `Combined.argmax` counts them."""
+class Product(Reduction):
+    """Products, 1 without messages. `Combined.total` leaves out messages that are 0; `Combined.argmax` counts them."""
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         rows, place = places(block, message)
