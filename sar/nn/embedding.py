@@ -26,7 +26,7 @@ from sar.core.passing.attention import SEED_STEP
 from sar.data.versions import Rows, find_rows, newest_version, write_version
 from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
-from sar.nn.rows import RowOwners, added_up
+from sar.nn.rows import RowOwners, added_up, send
 from sar.tensor_views import to_device
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
@@ -146,8 +146,8 @@ class DistEmbedding(nn.Module):
                 ids = [torch.empty(0, dtype=torch.int64, device="cpu"), *(ids for ids, _ in lookups)]
                 values = [self.weight.detach()[:0], *(rows.grad for _, rows in lookups if rows.grad is not None)]
                 fetched, sums = _summed(torch.cat(ids), torch.cat(values))
-                used.append(self._owners.rows(torch.cat(self._owners.send(fetched, fetched))).to(device))
-                grads += [to_device(arrived, device) for arrived in self._owners.send(fetched, sums)]
+                used.append(self._owners.rows(torch.cat(send(fetched, fetched, self._owners.ends))).to(device))
+                grads += [to_device(arrived, device) for arrived in send(fetched, sums, self._owners.ends)]
         rows, total = (used[0], grads[0]) if len(used) == 1 else _summed(torch.cat(used), torch.cat(grads))
         return rows, total.to(self.weight.dtype)
 

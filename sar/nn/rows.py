@@ -27,10 +27,20 @@ from sar.tensor_views import to_device
 Pairs = TypeVar("Pairs", bound="PairGraph")
 
 
+def send(ids: Tensor, values: Tensor, ends: Tensor) -> list[Tensor]:
+    """Send values of ascending `ids`, (K,), to the workers whose ranges of IDs have these `ends`; a collective call.
+
+    Returns the values that arrive, by sender.
+    """
+    sizes = torch.searchsorted(ids, ends).diff(prepend=ends.new_zeros(1)).tolist()
+    return exchange_tensors(to_device(values, session.comm_device()).split(sizes))
+
+
 class RowOwners:
     """The owners of the nodes of a type, and the rows that they have there.
 
-    `node_ids` are the global IDs of this worker's nodes, (N_i,) int64, ascending, in the order of their rows.
+    `node_ids` are the global IDs of this worker's nodes, (N_i,) int64, ascending, in the order of their rows;
+    `ends`, (W,), the ends of all workers' ranges of IDs.
     """
 
     def __init__(self, graph: GraphShardManager, ntype: str | None) -> None:
@@ -38,7 +48,7 @@ class RowOwners:
             raise GraphError("A message flow graph has only some of the nodes; give the whole graph.")
         self.node_ids = graph.node_ids(ntype)
         self.ntype = ntype or "nodes"
-        self._ends = torch.tensor([end for _, end in graph.node_ranges], device="cpu")
+        self.ends = torch.tensor([end for _, end in graph.node_ranges], device="cpu")
         self._rank = graph._structure.group.rank
         start, end = graph.node_ranges[self._rank]
         self._first = start if len(self.node_ids) == end - start else None  # of this worker's nodes, if all are these
@@ -49,7 +59,7 @@ class RowOwners:
             raise GraphError(
                 f"The nodes are {node_ids.dtype} {tuple(node_ids.shape)}; expected global IDs, (K,) int64."
             )
-        ids, bound = node_ids.detach().cpu().long(), int(self._ends[-1])
+        ids, bound = node_ids.detach().cpu().long(), int(self.ends[-1])
         outside = ids[(ids < 0) | (ids >= bound)]
         if len(outside):
             raise GraphError(
@@ -58,16 +68,10 @@ class RowOwners:
             )
         return ids
 
-    def send(self, ids: Tensor, values: Tensor) -> list[Tensor]:
-        """Send values of ascending `ids`, (K,), to their owners, in a collective call; return those that arrive."""
-        ends = torch.searchsorted(ids, self._ends)
-        values = to_device(values, session.comm_device())
-        return exchange_tensors(values.split(ends.diff(prepend=ends.new_zeros(1)).tolist()))
-
     def sort(self, ids: Tensor) -> tuple[Tensor, list[int]]:
         """Positions in `ids`, (K,), sorted stably by the worker that owns the node, and the number for each worker."""
-        owners = torch.searchsorted(self._ends, ids, right=True)
-        return owners.argsort(stable=True), owners.bincount(minlength=len(self._ends)).tolist()
+        owners = torch.searchsorted(self.ends, ids, right=True)
+        return owners.argsort(stable=True), owners.bincount(minlength=len(self.ends)).tolist()
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of this worker's nodes by global ID. Raises a GraphError for nodes of another type."""
@@ -87,7 +91,7 @@ class RowOwners:
         Returns:
             (K, ...), on the device of `tensor`, and the indices of this worker's rows that each worker fetches.
         """
-        asked = self.send(ids, ids)
+        asked = send(ids, ids, self.ends)
         rows_sent = list(self.rows(torch.cat(asked)).split(list(map(len, asked))))
         rows = [tensor[rows] for rows in rows_sent]
         own, rows[self._rank] = rows[self._rank], tensor[:0]  # own rows do not leave their device
@@ -159,16 +163,10 @@ def global_ids(graph: GraphShardManager, original_ids: Tensor, ntype: str | None
         for ids in (own, wanted):
             if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < total:
                 raise GraphError(f"The original IDs are {ids[0]} to {ids[-1]}; expected some of 0 to {total - 1}.")
-
-        def send(ids: Tensor, values: Tensor) -> list[Tensor]:
-            """Send values of ascending original IDs to the workers that are told of these."""
-            sizes = torch.searchsorted(ids, ends).diff(prepend=ends.new_zeros(1)).tolist()
-            return exchange_tensors(to_device(values, session.comm_device()).split(sizes))
-
-        told = torch.cat(send(own, torch.stack([own, graph.node_ids(ntype).cpu()[order]], 1))).cpu()
+        told = torch.cat(send(own, torch.stack([own, graph.node_ids(ntype).cpu()[order]], 1), ends)).cpu()
         known = torch.full((int(counts[group.rank]),), -1, device="cpu")
         known[told[:, 0] - first] = told[:, 1]
-        answers = [known[asked.cpu() - first] for asked in send(wanted, wanted)]
+        answers = [known[asked.cpu() - first] for asked in send(wanted, wanted, ends)]
         found = torch.cat(exchange_tensors([to_device(ids, session.comm_device()) for ids in answers])).cpu()
         if (missing := wanted[found < 0]).numel():
             raise GraphError(f"{len(missing)} of the original IDs, such as {missing[0]}, are of no node.")
@@ -200,7 +198,7 @@ class _Fetch(Collective):
     def backward(self, saved: list[Tensor | None], *grads: Tensor) -> tuple[Tensor]:
         sums = added_up(grads[0], self.place, len(self.wanted))
         total = sums.new_zeros(self.shape)
-        for rows, gradients in zip(self.sent, self.owners.send(self.wanted, sums), strict=True):
+        for rows, gradients in zip(self.sent, send(self.wanted, sums, self.owners.ends), strict=True):
             total.index_add_(0, rows, to_device(gradients, total.device))
         return (total,)
 
@@ -305,7 +303,7 @@ def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEty
         if len(graph._structure.dst.ids) > 1:  # else all nodes are of the right type
             destinations.rows(dst)
             distinct = src.unique()
-            for asked in sources.send(distinct, distinct):
+            for asked in send(distinct, distinct, sources.ends):
                 sources.rows(asked)
         old, (order, counts) = graph._structure, sources.sort(src)
         shards = [column[order].to(graph.device).split(counts) for column in (src, dst, ids)]
