@@ -15,7 +15,7 @@ from sar.kernels.attention_operands import Attention, Score
 from sar.kernels.torch import dropout_factors
 from tests.core.attempts import catch
 from tests.graphs import partition_in_memory, random_graph
-from tests.parity.harness import MODES, assert_close, build, deal, merge, random_data
+from tests.parity.harness import MODES, assert_close, build, deal, merge, random_data, random_shares
 from tests.parity.scenarios import SCENARIOS, scattered
 
 HEADS, DIM, DROPOUT, SLOPE, SEED = 2, 3, 0.4, 0.2, 7
@@ -213,8 +213,7 @@ def result_during_backward(mine, retain_graph):
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_result_is_let_go_of(pool, world_size):
     """Before the backward makes anything of its size; not where the graph is retained."""
-    parts = SCENARIOS["random"](world_size)
-    mine = deal(parts, random_data(parts))
+    mine = random_shares(world_size)
     once = pool.run(result_during_backward, False, per_rank=mine)
     twice = pool.run(result_during_backward, True, per_rank=mine)
     assert [found for found, _ in once] == [[False]] * world_size
@@ -239,6 +238,5 @@ def wrong_operands(mine):
 @pytest.mark.parametrize("world_size", [1])
 def test_operands_that_do_not_fit(pool, world_size):
     """They are refused before anything is computed."""
-    parts = SCENARIOS["random"](world_size)
-    (errors,) = pool.run(wrong_operands, per_rank=deal(parts, random_data(parts)))
+    (errors,) = pool.run(wrong_operands, per_rank=random_shares(world_size))
     assert [error.kind for error in errors] == ["GraphError"] * 5

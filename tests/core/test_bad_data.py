@@ -22,38 +22,15 @@ def replace_shard(partition, source, **changes):
     return partition._replace(all_shard_edges=shards)
 
 
-def short_feature(partition):
-    shard = partition.all_shard_edges[0]
-    features = shard.edge_features | {"w": torch.rand(len(shard.edges[0]) - 1)}
-    return replace_shard(partition, 0, edge_features=features)
+def with_feature(partition, source, make, dtype=torch.float32):
+    """One shard with a feature w of `make(edges)` rows."""
+    shard = partition.all_shard_edges[source]
+    rows = torch.rand(make(len(shard.edges[0])), dtype=dtype)
+    return replace_shard(partition, source, edge_features=shard.edge_features | {"w": rows})
 
 
-def feature_on_one_shard_only(partition):
-    shard = partition.all_shard_edges[1]
-    return replace_shard(partition, 1, edge_features=shard.edge_features | {"w": torch.rand(len(shard.edges[0]))})
-
-
-def unlike_dtypes(partition):
-    for source, dtype in enumerate((torch.float32, torch.float64)):
-        shard = partition.all_shard_edges[source]
-        features = shard.edge_features | {"w": torch.rand(len(shard.edges[0]), dtype=dtype)}
-        partition = replace_shard(partition, source, edge_features=features)
-    return partition
-
-
-def source_of_another_partition(partition):
-    src, dst = partition.all_shard_edges[0].edges
-    return replace_shard(partition, 0, edges=(src + 30, dst))
-
-
-def destination_out_of_range(partition):
-    src, dst = partition.all_shard_edges[1].edges
-    return replace_shard(partition, 1, edges=(src, dst + 40))
-
-
-def fewer_destinations(partition):
-    src, dst = partition.all_shard_edges[1].edges
-    return replace_shard(partition, 1, edges=(src, dst[:-1]))
+def with_edges(partition, source, change):
+    return replace_shard(partition, source, edges=change(*partition.all_shard_edges[source].edges))
 
 
 def one_partition_too_many(partition):
@@ -63,32 +40,41 @@ def one_partition_too_many(partition):
     )
 
 
-def unsorted_ranges(partition):
-    return partition._replace(node_ranges=[(0, 10), (15, 40)])
-
-
 BAD = {
-    short_feature: ("'w'", "expected"),
-    feature_on_one_shard_only: ("'w'", "missing"),
-    unlike_dtypes: ("'w'", "dtype"),
-    source_of_another_partition: ("sources", "expected"),
-    destination_out_of_range: ("destinations", "expected"),
-    fewer_destinations: ("sources", "destinations"),
-    one_partition_too_many: ("3", "2", "workers"),
-    unsorted_ranges: ("expected",),
+    "a short feature": (lambda mine: with_feature(mine, 0, lambda edges: edges - 1), ("'w'", "expected")),
+    "a feature of one shard": (lambda mine: with_feature(mine, 1, int), ("'w'", "missing")),
+    "unlike dtypes": (
+        lambda mine: with_feature(with_feature(mine, 0, int), 1, int, torch.float64),
+        ("'w'", "dtype"),
+    ),
+    "sources of another partition": (
+        lambda mine: with_edges(mine, 0, lambda src, dst: (src + 30, dst)),
+        ("sources", "expected"),
+    ),
+    "destinations out of range": (
+        lambda mine: with_edges(mine, 1, lambda src, dst: (src, dst + 40)),
+        ("destinations", "expected"),
+    ),
+    "fewer destinations": (
+        lambda mine: with_edges(mine, 1, lambda src, dst: (src, dst[:-1])),
+        ("sources", "destinations"),
+    ),
+    "one partition too many": (one_partition_too_many, ("3", "2", "workers")),
+    "unsorted ranges": (lambda mine: mine._replace(node_ranges=[(0, 10), (15, 40)]), ("expected",)),
 }
+"""What is wrong with a partition, and words of the error."""
 
 
-@pytest.mark.parametrize("spoil", BAD, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("spoil", BAD)
 @pytest.mark.parametrize("world_size", [2])
 def test_bad_data_on_one_rank(pool, spoil):
     parts = SCENARIOS["random"](2)
-    results = pool.run(_build_mine, spoil.__name__, per_rank=parts.partitions)
+    results = pool.run(_build_mine, spoil, per_rank=parts.partitions)
     (first, edges), (second, _) = results
     assert isinstance(second, Failure), "the bad partition was accepted"
     assert second.kind in ("PartitionError", "DisagreementError"), second
     if second.kind == "PartitionError":
-        for word in BAD[spoil]:
+        for word in BAD[spoil][1]:
             assert word.lower() in second.message.lower(), second.message
     assert first is not None, "the others went on"
     assert first.kind in ("PeerError", "DisagreementError", "PartitionError"), first
@@ -97,7 +83,7 @@ def test_bad_data_on_one_rank(pool, spoil):
 
 
 def _build_mine(good, spoil):
-    bad = globals()[spoil](good) if sar.rank() == 1 else good
+    bad = BAD[spoil][0](good) if sar.rank() == 1 else good
     return build_then_build(bad, good)
 
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import sar
 from sar.comm import session
 from tests.matrix import corner
-from tests.parity.harness import build, check, deal, parameter_gradients, random_data, weighted_sum
+from tests.parity.harness import build, check, deal, parameter_gradients, random_data, random_shares, weighted_sum
 from tests.parity.programs import LAYERS, weighted
 from tests.parity.scenarios import SCENARIOS
 
@@ -95,8 +95,7 @@ def kept_under_a_checkpoint(mine, mode):
 @pytest.mark.parametrize("mode", [1, 2])
 @pytest.mark.parametrize("world_size", [2])
 def test_what_a_python_function_captures_is_freed(pool, mode):
-    parts = SCENARIOS["random"](2)
-    assert pool.run(kept_under_a_checkpoint, mode, per_rank=deal(parts, random_data(parts))) == [[False, False]] * 2
+    assert pool.run(kept_under_a_checkpoint, mode, per_rank=random_shares(2)) == [[False, False]] * 2
 
 
 def rows_saved(mine, mode):

@@ -7,8 +7,7 @@ from torch import nn
 
 import sar
 from sar.nn.statistics import global_mean
-from tests.parity.harness import Mine, build, deal, random_data
-from tests.parity.scenarios import SCENARIOS
+from tests.parity.harness import Mine, build, random_shares
 
 
 def a_round_of_all(mine: Mine, default: str, folder: str) -> list[torch.Tensor]:
@@ -68,8 +67,7 @@ def a_round_of_all(mine: Mine, default: str, folder: str) -> list[torch.Tensor]:
 @pytest.mark.processes("the default device is a thread's, and each of them would have it")
 @pytest.mark.parametrize("world_size", [2])
 def test_any_default_device(pool, world_size, tmp_path):
-    parts = SCENARIOS["random"](world_size)
-    mine = deal(parts, random_data(parts))
+    mine = random_shares(world_size)
     expected, found = (
         pool.run(a_round_of_all, how, str(tmp_path / how), per_rank=mine, timeout=250) for how in ("cpu", "meta")
     )

@@ -15,8 +15,14 @@ import sar
 from tests import pretend_gpu
 from tests.gpu.places import PLACES, Place
 from tests.gpu.test_batches import typed_parts
-from tests.parity.harness import assert_close, build, deal, parameter_gradients, partition_to, random_data, weighted_sum
-from tests.parity.scenarios import SCENARIOS
+from tests.parity.harness import (
+    assert_close,
+    build,
+    parameter_gradients,
+    partition_to,
+    random_shares,
+    weighted_sum,
+)
 
 
 def aggregated(graph, data, message, reducer):
@@ -260,8 +266,7 @@ def run(mine, program, device, how):
 @pytest.mark.parametrize("program", [*PROGRAMS, saved, samplers], ids=lambda program: program.__name__)
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
 def test_on_another_device(place: Place, program):
-    parts = SCENARIOS["random"](place.world_size)
-    mine = deal(parts, random_data(parts))
+    mine = random_shares(place.world_size)
     first = place.device if place.backend == "nccl" else f"{place.device}:0"  # with which each has its own
     for how, device in (("made there", first), ("moved", place.device)):
         for (expected, _), (found, places) in place.pool.run(run, program, device, how, per_rank=mine):

@@ -16,7 +16,7 @@ from sar.comm.session import current_group
 from tests.core.attempts import Failure, catch, fail_on_all_ranks
 from tests.graphs import EdgeList, partition_in_memory
 from tests.matrix import corner
-from tests.parity.harness import build, deal, random_data
+from tests.parity.harness import build, deal, random_data, random_shares
 from tests.parity.programs import pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
 from tests.workers import Err, Ok, WorkerPool
@@ -98,10 +98,9 @@ def _steps(graph, data, victim, number):
 @pytest.mark.parametrize("world_size", [3])
 def test_a_death_is_noticed_by_everybody(world_size, victim, mode):
     """Worker 0 hosts the store, so its death is tested apart. `Config.timeout` is longer than the case may take."""
-    parts = SCENARIOS["random"](world_size)
     with closing(WorkerPool(world_size)) as pool:
         outcomes = pool.outcomes(
-            train_until, victim, signal.SIGKILL, mode, 600.0, per_rank=deal(parts, random_data(parts)), timeout=30
+            train_until, victim, signal.SIGKILL, mode, 600.0, per_rank=random_shares(world_size), timeout=30
         )
     assert isinstance(outcomes[victim], Err)
     assert outcomes[victim].kind == "Died"
@@ -163,21 +162,6 @@ def train_with_a_sleeper(mine, victim, timeout):
     return catch(lambda: weighted(graph, h, w).sum().backward())
 
 
-@pytest.mark.processes("a virtual worker that sleeps keeps the turn")
-@pytest.mark.parametrize("victim", [0, corner(2)])
-@pytest.mark.parametrize("world_size", [3])
-def test_a_worker_that_does_not_answer_runs_into_the_timeout(pool, world_size, victim):
-    parts = SCENARIOS["random"](world_size)
-    failures = pool.run(train_with_a_sleeper, victim, 1.5, per_rank=deal(parts, random_data(parts)))
-    awake = [failure for rank, failure in enumerate(failures) if rank != victim]
-    assert any(failure.kind == "CommunicationTimeout" for failure in awake), failures
-    for failure in failures:
-        assert isinstance(failure, Failure)
-        assert failure.kind in ("CommunicationTimeout", "PeerError"), failure
-        assert "1.5 s" in failure.message
-    assert failures[victim].kind == "PeerError", "it is told when it comes back"
-
-
 def freeze_one(mine, victim, timeout):
     """Stop the victim's whole process, threads of gloo and of the store included, for a while."""
     partition, data = mine
@@ -189,13 +173,18 @@ def freeze_one(mine, victim, timeout):
     return catch(_steps, graph, data, victim, signal.SIGSTOP)
 
 
-@pytest.mark.processes("of a frozen process")
-@pytest.mark.parametrize("victim", [0, corner(1)])
+@pytest.mark.processes("a virtual worker that sleeps keeps the turn, and a frozen process has all of them")
+@pytest.mark.parametrize(
+    "program, victim",
+    [(train_with_a_sleeper, 0), corner(train_with_a_sleeper, 2), (freeze_one, 0), corner(freeze_one, 1)],
+)
 @pytest.mark.parametrize("world_size", [3])
-def test_a_frozen_process_runs_into_the_timeout(pool, world_size, victim):
-    parts = SCENARIOS["random"](world_size)
-    failures = pool.run(freeze_one, victim, 1.5, per_rank=deal(parts, random_data(parts)))
-    assert any(failure.kind == "CommunicationTimeout" for failure in failures), failures
+def test_a_worker_that_does_not_answer_runs_into_the_timeout(pool, world_size, program, victim):
+    failures = pool.run(program, victim, 1.5, per_rank=random_shares(world_size))
+    told = [failure for rank, failure in enumerate(failures) if rank != victim or program is freeze_one]
+    assert any(failure.kind == "CommunicationTimeout" for failure in told), failures
     for failure in failures:
+        assert isinstance(failure, Failure)
         assert failure.kind in ("CommunicationTimeout", "PeerError"), failure
         assert "1.5 s" in failure.message
+    assert failures[victim].kind == "PeerError" or program is freeze_one, "it is told when it comes back"

@@ -92,61 +92,34 @@ def test_double_backward_raises(pool, world_size, mode, layer, program):
         assert "twice" in failure.message, failure.message
 
 
-def softmax_by_destination(graph, w):
-    return sar.edge_softmax(graph, w)
+OF_EDGE_VALUES = {
+    "softmax by destination": lambda graph, w: sar.edge_softmax(graph, w),
+    "softmax by source": lambda graph, w: sar.edge_softmax(graph, w, norm_by="src"),
+    "sums at sources": lambda graph, w: sum_at_sources(graph.call_context(), w),
+    "batch norm": lambda graph, w: sar.DistributedBN1D(1).to(w.dtype)(w),
+}
 
 
-def softmax_by_source(graph, w):
-    return sar.edge_softmax(graph, w, norm_by="src")
-
-
-def sums_at_sources(graph, w):
-    return sum_at_sources(graph.call_context(), w)
-
-
-def batch_norm(graph, w):
-    return sar.DistributedBN1D(1).to(w.dtype)(w)
-
-
-def double_backward_of_edge_values(graph, data, program):
+def double_backward_of_edge_values(graph, data, name):
     w = data.leaf("w")
-    loss = program(graph, w).sum() + w.pow(3).sum()
+    loss = OF_EDGE_VALUES[name](graph, w).sum() + w.pow(3).sum()
     (grad,) = torch.autograd.grad(loss, w, create_graph=True)
     grad.square().sum().backward()
 
 
-@pytest.mark.parametrize(
-    "program", [softmax_by_destination, softmax_by_source, sums_at_sources, batch_norm], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("name", OF_EDGE_VALUES)
 @pytest.mark.parametrize("world_size", [2])
-def test_double_backward_of_edge_values_raises(pool, program):
-    for failure in fail_on_all_ranks(pool, SCENARIOS["random"](2), double_backward_of_edge_values, program):
+def test_double_backward_of_edge_values_raises(pool, name):
+    for failure in fail_on_all_ranks(pool, SCENARIOS["random"](2), double_backward_of_edge_values, name):
         assert failure.kind == "GraphError", failure
         assert "twice" in failure.message, failure.message
 
 
-def field_changed_in_place(graph, data):
+def field_changed_in_place(graph, data, layer, name):
     """torch's own check: a tensor that the backward needs has changed."""
-    x, w = data.leaf("x"), data.leaf("w")
-    h = x * 1
-    out = pairwise(graph, h, w)
-    h.add_(1)
-    out.sum().backward()
-
-
-def edge_field_changed_in_place(graph, data):
-    x, w = data.leaf("x"), data.leaf("w")
-    weight = w * 1
-    out = weighted(graph, x, weight)
-    weight.mul_(2)
-    out.sum().backward()
-
-
-def field_of_a_python_function_changed_in_place(graph, data):
-    x, w = data.leaf("x"), data.leaf("w")
-    h = x * 1
-    out = gated(graph, h, w)
-    h.add_(1)
+    fields = {"x": data.leaf("x") * 1, "w": data.leaf("w") * 1}
+    out = layer(graph, fields["x"], fields["w"])
+    fields[name].add_(1)
     out.sum().backward()
 
 
@@ -182,22 +155,21 @@ def parameter_of_a_pyg_layer_updated(graph, data):
 
 
 @pytest.mark.parametrize(
-    "program",
+    "program, args",
     [
-        field_changed_in_place,
-        edge_field_changed_in_place,
-        field_of_a_python_function_changed_in_place,
-        captured_parameter_updated,
-        captured_constant_changed_in_place,
-        parameter_of_a_pyg_layer_updated,
+        (field_changed_in_place, (pairwise, "x")),
+        (field_changed_in_place, (weighted, "w")),
+        (field_changed_in_place, (gated, "x")),
+        (captured_parameter_updated, ()),
+        (captured_constant_changed_in_place, ()),
+        (parameter_of_a_pyg_layer_updated, ()),
     ],
-    ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("mode", [1, 2, 3])
 @pytest.mark.parametrize("world_size", [2])
-def test_a_needed_field_changed_in_place_is_an_error(pool, program, mode):
+def test_a_needed_field_changed_in_place_is_an_error(pool, program, args, mode):
     """Fetching the changed rows again in the backward would give wrong gradients without a word."""
-    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), program, mode=mode)
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), program, *args, mode=mode)
     assert any("modified by an inplace operation" in failure.message for failure in failures), failures
     for failure in failures:
         assert failure.kind in ("RuntimeError", "PeerError"), failure

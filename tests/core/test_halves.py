@@ -17,7 +17,7 @@ from sar.core.overlap import Overlapping
 from sar.core.passing import builtin
 from tests.core.attempts import catch, fail_on_all_ranks
 from tests.matrix import corner
-from tests.parity.harness import build, check, deal, parameter_gradients, random_data, weighted_sum
+from tests.parity.harness import build, check, parameter_gradients, random_data, random_shares, weighted_sum
 from tests.parity.pyg_layers import edges_of, layer_results, random_parts
 from tests.parity.scenarios import SCENARIOS
 
@@ -119,13 +119,6 @@ def hops(graph, data, how):
     return {"node h": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 
 
-@pytest.mark.parametrize("world_size", [2])
-def test_hops(pool, world_size):
-    parts = SCENARIOS["isolated"](world_size)
-    cases = [(hops, (how,)) for how in ("", "no bias", "hooked", "weighted")]
-    check(pool, parts, random_data(parts, torch.float64), cases, modes=(1, 2))
-
-
 def hooked(graph, data, kind):
     """Hooks on the module beside the call see and change what they do on one machine; so do those on `propagate`."""
     torch.manual_seed(1)
@@ -142,14 +135,7 @@ def hooked(graph, data, kind):
     return {"node own": own, "node h": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 
 
-@pytest.mark.parametrize("world_size", [2])
-def test_hooks(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    cases = [(hooked, (kind,)) for kind in ("module", "propagate")]
-    check(pool, parts, random_data(parts, torch.float64), cases)
-
-
-def lazy(graph, data):
+def lazy(graph, data, _):
     """Parameters are drawn in the order in which the layer calls its modules."""
     torch.manual_seed(1)
     layer, x = SAGEConv(-1, 4).double(), data.leaf("x")
@@ -159,12 +145,6 @@ def lazy(graph, data):
     return {"node first": first, "node second": second}
 
 
-@pytest.mark.parametrize("world_size", [2])
-def test_parameters_that_are_drawn_in_the_first_call(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    check(pool, parts, random_data(parts, torch.float64), [(lazy, ())])
-
-
 class Tied(SAGEConv):
     """Also applies to neighbours' rows what `SAGEConv` applies to the nodes' own."""
 
@@ -172,7 +152,7 @@ class Tied(SAGEConv):
         return self.lin_r(x_j) + self.lin_r.weight.sum()
 
 
-def tied(graph, data):
+def tied(graph, data, _):
     torch.manual_seed(1)
     layer, x = Tied(6, 6).double(), data.leaf("x")
     with in_two_halves():
@@ -181,22 +161,22 @@ def tied(graph, data):
     return {"node h": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 
 
+@pytest.mark.parametrize(
+    "program, cases",
+    [(hops, ("", "no bias", "hooked", "weighted")), (hooked, ("module", "propagate")), (lazy, ()), (tied, ())],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 @pytest.mark.parametrize("world_size", [2])
-def test_a_layer_of_one_s_own(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    check(pool, parts, random_data(parts, torch.float64), [(tied, ())])
+def test_layers(pool, world_size, program, cases):
+    parts = SCENARIOS["isolated" if program is hops else "random"](world_size)
+    modes = (1, 2) if program is hops else (1, 2, 3)
+    check(pool, parts, random_data(parts, torch.float64), [(program, (case,)) for case in cases or ("",)], modes)
 
 
 def one_row_for_all(graph, data):
     sar.patch_dgl()
     with in_two_halves():
         dgl.nn.TAGConv(6, 4).double()(graph, data.leaf("x")[:1])
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_hops_of_the_wrong_number_of_rows(pool, world_size):
-    failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), one_row_for_all)
-    assert all("Sizes of tensors must match" in failure.message for failure in failures)
 
 
 def add_own(graph, x, in_forward, in_backward):
@@ -224,8 +204,7 @@ def what_happens(mine):
 
 @pytest.mark.parametrize("world_size", [2])
 def test_the_second_half_comes_after_what_stands_between(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    for events in pool.run(what_happens, per_rank=deal(parts, random_data(parts, torch.float64))):
+    for events in pool.run(what_happens, per_rank=random_shares(world_size, torch.float64)):
         assert events == ["forward", "rest", "backward", "rest"]
 
 
@@ -256,10 +235,14 @@ def change_in_place(graph, data):
         add_own(graph, x, lambda: torch.relu_(x), nothing)
 
 
+@pytest.mark.parametrize(
+    "program, words", [(change_in_place, "in place"), (one_row_for_all, "Sizes of tensors must match")]
+)
 @pytest.mark.parametrize("world_size", [2])
-def test_what_is_computed_beside_leaves_the_rows_as_they_are(pool, world_size):
-    failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), change_in_place)
-    assert all("in place" in failure.message for failure in failures)
+def test_layers_that_are_refused(pool, world_size, program, words):
+    """What is computed beside a call leaves the rows as they are."""
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), program)
+    assert all(words in failure.message for failure in failures)
 
 
 @pytest.mark.parametrize("program", [error_in_the_forward, error_in_the_second_half])
@@ -290,8 +273,7 @@ def error_in_the_backward(mine):
 
 @pytest.mark.parametrize("world_size", [2])
 def test_an_error_in_the_backward_is_one_worker_s_own(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    of_0, of_1 = pool.run(error_in_the_backward, per_rank=deal(parts, random_data(parts, torch.float64)))
+    of_0, of_1 = pool.run(error_in_the_backward, per_rank=random_shares(world_size, torch.float64))
     assert of_0[0] is None
     assert "on purpose" in of_1[0].message
     # Worker 1 runs the rest of the first backward in the agreement after it.

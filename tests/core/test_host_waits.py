@@ -22,8 +22,7 @@ from sar.nn.statistics import global_max, global_mean
 from tests import pretend_gpu
 from tests.comm.pretend_nccl import PretendNccl
 from tests.gpu.places import PRETEND, Place
-from tests.parity.harness import Mine, assert_close, build, deal, random_data
-from tests.parity.scenarios import SCENARIOS
+from tests.parity.harness import Mine, assert_close, build, random_shares
 from tests.pretend_gpu import PretendGpu, host_waits
 from tests.python_process import run
 
@@ -131,8 +130,7 @@ def train(
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 @pytest.mark.parametrize("place", [PRETEND], indirect=True, ids=str)
 def test_where_the_host_waits(place: Place, backend):
-    parts = SCENARIOS["random"](place.world_size)
-    for (expected, found), waits in place.pool.run(train, backend, per_rank=deal(parts, random_data(parts))):
+    for (expected, found), waits in place.pool.run(train, backend, per_rank=random_shares(place.world_size)):
         assert_close(torch.tensor(found), torch.tensor(expected))
         assert waits == (MEANT if backend == "nccl" else MEANT | THROUGH_THE_CPU)
 
@@ -191,9 +189,8 @@ def step_on_two_kinds(rank):
 @pytest.mark.filterwarnings("ignore:User provided device_type")
 @pytest.mark.parametrize("place", [PRETEND], indirect=True, ids=str)
 def test_rows_that_travel_in_half_precision(place: Place):
-    parts = SCENARIOS["random"](place.world_size)
     for backend, mode in (("gloo", 1), ("nccl", 2)):
-        mine = deal(parts, random_data(parts))
+        mine = random_shares(place.world_size)
         for (expected, found), _ in place.pool.run(train, backend, torch.float16, mode, per_rank=mine):
             assert_close(torch.tensor(found), torch.tensor(expected))
 

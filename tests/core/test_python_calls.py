@@ -8,8 +8,7 @@ import dgl.function as fn
 import pytest
 
 import sar
-from tests.parity.harness import build, deal, random_data
-from tests.parity.scenarios import SCENARIOS
+from tests.parity.harness import build, random_shares
 
 PACKAGE = str(Path(sar.__file__).parent) + "/"
 MOST = {1: 90, 2: 150}
@@ -55,8 +54,7 @@ def calls_of_a_forward(mine):
 @pytest.mark.processes("workers of one process read each other's rows in another way")
 @pytest.mark.parametrize("world_size", sorted(MOST))
 def test_a_forward_makes_few_python_calls(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    for calls in pool.run(calls_of_a_forward, per_rank=deal(parts, random_data(parts))):
+    for calls in pool.run(calls_of_a_forward, per_rank=random_shares(world_size)):
         assert len(calls) <= MOST[world_size], Counter(calls).most_common(40)
 
 
@@ -64,7 +62,6 @@ def test_a_forward_makes_few_python_calls(pool, world_size):
 @pytest.mark.processes("workers of one process read each other's rows in another way")
 @pytest.mark.parametrize("world_size", [2])
 def test_the_stops_of_a_forward(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    for calls in pool.run(calls_of_a_forward, per_rank=deal(parts, random_data(parts))):
+    for calls in pool.run(calls_of_a_forward, per_rank=random_shares(world_size)):
         assert not set(STOPS) - set(calls)
         assert sorted(STOPS, key=calls.index) == STOPS

@@ -17,9 +17,8 @@ import sar
 import sar.pyg
 from tests.matrix import corner
 from tests.parity.conv_layers import conv_gradients
-from tests.parity.harness import build, deal, random_data, weighted_sum
+from tests.parity.harness import build, random_shares, weighted_sum
 from tests.parity.programs import LAYERS
-from tests.parity.scenarios import SCENARIOS
 
 
 def layers(graph, data):
@@ -112,8 +111,7 @@ def in_cycles(mine, mode, programs):
 @pytest.mark.processes("looks at the garbage of a process")
 @pytest.mark.parametrize("world_size", [corner(1), 2])
 def test_nothing_waits_for_the_garbage_collector(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    mine = deal(parts, random_data(parts, torch.float64))
+    mine = random_shares(world_size, torch.float64)
     for mode, programs in ((1, PROGRAMS), (3, PROGRAMS[:2])):
         for found in pool.run(in_cycles, mode, programs, per_rank=mine, timeout=120):
             assert found == {program.__name__: {} for program in programs}

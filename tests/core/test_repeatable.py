@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 import sar
-from tests.parity.harness import build, deal, random_data, weighted_sum
-from tests.parity.scenarios import SCENARIOS
+from tests.parity.harness import build, random_shares, weighted_sum
 
 
 class Model(nn.Module):
@@ -58,8 +57,7 @@ def train(mine, seed):
 
 @pytest.mark.parametrize("world_size", [2])
 def test_one_seed_one_result(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    mine = deal(parts, random_data(parts))
+    mine = random_shares(world_size)
     once, again, other = (pool.run(train, seed, per_rank=mine) for seed in (5, 5, 6))
     for found, repeated, different in zip(once, again, other, strict=True):
         assert len(found) == len(repeated)

@@ -13,7 +13,7 @@ from sar.comm.settings import Settings
 from sar.comm.tiles import OWN_ROWS, GradientReturn
 from sar.core.relation import TILE_SIZES
 from tests.graphs import PartitionedGraph
-from tests.parity.harness import build, deal, random_data
+from tests.parity.harness import build, deal, random_data, random_shares
 from tests.parity.scenarios import SCENARIOS
 
 WIDTH, ITEM = 6, 8
@@ -146,8 +146,7 @@ def exchange_at_depth(mine, depth, both_ways, grads):
 @pytest.mark.parametrize("world_size", [2])
 def test_buffers_are_used_from_the_start_and_keep_within_their_limit(pool, world_size, depth, both_ways, grads):
     """What gradients need later holds rows while the own shard is computed."""
-    parts = SCENARIOS["random"](world_size)
-    mine = deal(parts, random_data(parts, torch.float64))
+    mine = random_shares(world_size, torch.float64)
     for at_once, most, budget in pool.run(exchange_at_depth, depth, both_ways, grads, per_rank=mine):
         assert at_once == (2 if both_ways else 1) * depth + 1
         assert most <= budget

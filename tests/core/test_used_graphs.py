@@ -9,7 +9,7 @@ import torch
 
 import sar
 from tests.matrix import corner
-from tests.parity.harness import assert_close, build, check, deal, random_data
+from tests.parity.harness import assert_close, build, check, deal, random_data, random_shares
 from tests.parity.programs import gated, largest, pairwise
 from tests.parity.scenarios import SCENARIOS
 
@@ -82,8 +82,7 @@ def change_a_used_graph(mine, change, mode):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("world_size", [corner(1), 2])
 def test_a_change_of_a_used_graph(pool, world_size, change):
-    parts = SCENARIOS["random"](world_size)
-    mine = deal(parts, random_data(parts, torch.float64))
+    mine = random_shares(world_size, torch.float64)
     for mode in (1, 3):
         for found, fresh, after, before in pool.run(change_a_used_graph, change, mode, per_rank=mine):
             assert all(map(torch.equal, found, fresh)), mode

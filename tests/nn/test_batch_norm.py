@@ -1,4 +1,4 @@
-"""`DistributedBN1D` against `torch.nn.BatchNorm1d` on all rows together."""
+"""`DistributedBN1D` against `torch.nn.BatchNorm1d` on all rows together; means and maxima over all workers."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch import nn
 
 import sar
 from sar.errors import ConfigError
+from sar.nn.statistics import global_max, global_mean
 from tests.core.attempts import catch_and_recover
 from tests.matrix import corner
 from tests.parity.harness import assert_close, merge, weighted_sum
@@ -95,32 +96,27 @@ def test_one_row_on_all_workers_together_is_refused(pool, world_size, options, t
         assert shape == (2, 4), "works on"
 
 
-def one_row_each(rows):
-    return sar.DistributedBN1D(4, affine=False)(rows)
+def normalised(rows, **options):
+    return sar.DistributedBN1D(4, **options)(rows).detach()
 
 
 @pytest.mark.parametrize("world_size", [3])
 def test_one_row_on_each_worker_is_enough(pool):
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-    out = torch.cat(pool.run(one_row_each, per_rank=list(x.split(1))))
-    assert_close(out, nn.BatchNorm1d(4, affine=False)(x))
+    assert_close(torch.cat(pool.run(normalised, per_rank=list(x.split(1)))), nn.BatchNorm1d(4)(x).detach())
 
 
 def local_only(rows):
-    return sar.DistributedBN1D(4, distributed=False)(rows).detach()
+    return normalised(rows, distributed=False)
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_not_distributed(pool):
+def test_without_communication_it_is_torchs(pool):
     x = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
     for out, rows in zip(pool.run(local_only, per_rank=list(x.split([6, 3]))), x.split([6, 3]), strict=True):
         assert_close(out, nn.BatchNorm1d(4)(rows).detach())
-
-
-def test_without_communication_it_is_torchs():
-    x = torch.randn(7, 4, generator=torch.Generator().manual_seed(4))
     assert not sar.comm.is_initialized()
-    assert_close(sar.DistributedBN1D(4)(x).detach(), nn.BatchNorm1d(4)(x).detach())
+    assert_close(normalised(x), nn.BatchNorm1d(4)(x).detach())
 
 
 def gradient_on_one_rank(rows, chosen):
@@ -139,24 +135,12 @@ def test_a_gradient_wanted_on_one_rank_only(pool):
     assert_close(results[1], whole.grad[6:])
 
 
-def state_dict_of_torch():
-    torch_norm = nn.BatchNorm1d(4)
+def test_state_dicts_are_interchangeable_with_torch():
+    torch_norm, norm, x = nn.BatchNorm1d(4), sar.DistributedBN1D(4), torch.randn(3, 4)
     torch_norm(torch.randn(5, 4))
-    norm = sar.DistributedBN1D(4)
     norm.load_state_dict(torch_norm.state_dict())
-    x = torch.randn(3, 4)
-    return (
-        norm.eval()(x).detach(),
-        torch_norm.eval()(x).detach(),
-        set(norm.state_dict()) == set(torch_norm.state_dict()),
-    )
-
-
-@pytest.mark.parametrize("world_size", [1])
-def test_state_dicts_are_interchangeable_with_torch(pool):
-    for ours, theirs, same_keys in pool.run(state_dict_of_torch):
-        assert same_keys
-        assert_close(ours, theirs)
+    assert set(norm.state_dict()) == set(torch_norm.state_dict())
+    assert_close(norm.eval()(x).detach(), torch_norm.eval()(x).detach())
 
 
 def converted_model(shared):
@@ -211,3 +195,53 @@ def test_convert_batchnorm_refuses_other_dimensions(other):
     with pytest.raises(ConfigError, match=f"found 3 {type(other).__name__}; expected BatchNorm1d"):
         sar.convert_batchnorm(model)
     assert type(model[1]) is nn.BatchNorm1d, "nothing is changed"
+
+
+# -- means and maxima
+
+MANY = 70_000
+"""More than the greatest number of float16, and than bfloat16 counts one by one."""
+
+
+def reduce(dtype):
+    x = torch.rand(MANY, 2, generator=torch.Generator().manual_seed(sar.rank())).round().to(dtype).requires_grad_()
+    mean, greatest = global_mean(x), global_max(x)
+    (64 * mean + 64 * greatest).sum().backward()
+    return x.detach().double(), x.grad, mean.detach(), greatest.detach()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_half_precisions(pool, world_size, dtype):
+    found = pool.run(reduce, dtype)
+    x = torch.cat([own for own, *_ in found])
+    expected = 64 * world_size * (1 / len(x) + (x == 1).double() / (x == 1).sum(0))
+    for rank, (_, grad, mean, greatest) in enumerate(found):
+        assert mean.dtype == greatest.dtype == grad.dtype == dtype
+        assert torch.equal(mean, x.mean(0).to(dtype))
+        assert greatest.eq(1).all()
+        torch.testing.assert_close(grad.double(), expected[rank * MANY :][:MANY], rtol=2**-6, atol=1e-6)
+
+
+def greatest(x):
+    x = x.clone().requires_grad_()
+    found = global_max(x)
+    (found * torch.arange(1.0, 9.0)).sum().backward()
+    return found.detach(), x.grad
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_maxima_of_special_values(pool, world_size):
+    """As `torch.amax` has them and their gradients, on any worker."""
+    inf, nan = torch.inf, torch.nan
+    columns = [1, 2, 2], [inf, inf, 0], [nan, 1, -inf], [-inf] * 3, [-inf, 1, 2], [0, 0, -1], [inf, nan, 1], [nan] * 3
+    for order in ([0, 1, 2], [2, 1, 0]):
+        x = torch.tensor(columns).T[order]
+        whole = x.clone().requires_grad_()
+        whole.amax(0).mul(torch.arange(1.0, 9.0)).sum().mul(world_size).backward()
+        found = pool.run(greatest, per_rank=x.tensor_split(world_size))
+        for result, _ in found:
+            torch.testing.assert_close(result, x.amax(0), equal_nan=True)
+        torch.testing.assert_close(torch.cat([grad for _, grad in found]), whole.grad, equal_nan=True)
+    result, _ = pool.run(greatest, x[:0])[0]
+    assert result.tolist() == [-inf] * 8

@@ -54,8 +54,9 @@ def save(partition, folder, by_original, with_optimizer):
     return partition.node_features["orig_id"], after().detach(), optimizer.state[emb.weight], emb().detach()
 
 
-def load(partition, folder, by_original, then):
+def load(mine, folder, by_original):
     """Rows and state as loaded, and the rows after one more step at the nodes with global IDs `then`."""
+    partition, then = mine
     emb = sar.nn.DistEmbedding(sar.construct_full_graph(partition), DIM, dtype=torch.float64)
     optimizer = sar.nn.SparseAdam([emb], lr=0.1)
     emb.load(folder, optimizer=optimizer, **names_of(partition, by_original))
@@ -118,15 +119,10 @@ def test_other_partitionings_and_numbers_of_workers(pool, tmp_path, savers, by_o
     firsts = torch.cat([original[:1] for original, *_ in saved])
     new_id = torch.cat([p.node_features["orig_id"] for p in partitions]).argsort()
     then = [new_id[firsts[:1]], new_id[firsts[1:]]]
-    loaded = pool.run(load_case, folder, by_original, per_rank=list(zip(partitions, then, strict=True)))
+    loaded = pool.run(load, folder, by_original, per_rank=list(zip(partitions, then, strict=True)))
     assert torch.equal(*(by_node([(ids, rows) for ids, rows, *_ in pieces]) for pieces in (loaded, saved)))
     assert torch.allclose(*(by_node([(ids, rows) for ids, *_, rows in pieces]) for pieces in (loaded, saved)))
     assert [state for _, _, state, _ in loaded] == [2, 2]
-
-
-def load_case(mine, folder, by_original):
-    partition, then = mine
-    return load(partition, folder, by_original, then)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -141,60 +137,19 @@ def test_a_new_save_replaces_an_old_one_and_drafts(pool, world_size, tmp_path):
         assert names == ["manifest.json", "shared.pt", *(f"worker-{rank}.pt" for rank in range(world_size))]
 
 
-def save_without_names(partition, folder):
+def without_names(partition, folder, saves):
     del partition.node_features["orig_id"]
     emb, _ = trained(partition)
-    emb.save(folder)
-    emb.load(folder)
-
-
-def load_without_names(partition, folder):
-    del partition.node_features["orig_id"]
-    emb, _ = trained(partition)
+    if saves:
+        emb.save(folder)
     return catch(emb.load, folder)
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_global_ids_serve_for_one_partitioning_only(pool, tmp_path):
-    pool.run(save_without_names, tmp_path, per_rank=cut(1, 2))
-    for failure in pool.run(load_without_names, tmp_path, per_rank=cut(2, 2)):
+    assert pool.run(without_names, tmp_path, True, per_rank=cut(1, 2)) == [None] * 2
+    for failure in pool.run(without_names, tmp_path, False, per_rank=cut(2, 2)):
         assert "Global IDs serve for one partitioning only" in require(failure).message
-
-
-def nothing(folder):
-    shutil.rmtree(folder)
-
-
-def one_missing(folder):
-    next(folder.glob("*/worker-1.pt")).unlink()
-
-
-def one_damaged(folder):
-    file = next(folder.glob("*/worker-1.pt"))
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-
-
-def no_manifest(folder):
-    next(folder.glob("*/manifest.json")).unlink()
-
-
-def one_changed(change):
-    def changed(parts):
-        return [parts[0], {"rows": {"0": rows_of(parts[1]) | change(rows_of(parts[1]))}}]
-
-    return changed
-
-
-def wider(folder):
-    rewrite(folder, one_changed(lambda rows: {"columns": {n: c.repeat(1, 2) for n, c in rows["columns"].items()}}))
-
-
-def without_state(folder):
-    rewrite(folder, one_changed(lambda rows: {"columns": {"weight": rows["columns"]["weight"]}}))
-
-
-def other_names(folder):
-    rewrite(folder, one_changed(lambda rows: {"node_ids": rows["node_ids"] + 100}))
 
 
 class Trap:
@@ -204,8 +159,29 @@ class Trap:
         return os.abort, ()
 
 
-def trapped(folder):
-    rewrite(folder, lambda parts: [parts[0], Trap()])
+def changed(change):
+    """Change the rows that worker 1 has saved."""
+    return lambda folder: rewrite(
+        folder, lambda parts: [parts[0], {"rows": {"0": rows_of(parts[1]) | change(rows_of(parts[1]))}}]
+    )
+
+
+def one_damaged(folder):
+    file = next(folder.glob("*/worker-1.pt"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+
+DAMAGES = {
+    "nothing": (shutil.rmtree, "has no rows"),
+    "one missing": (lambda folder: next(folder.glob("*/worker-1.pt")).unlink(), "no whole checkpoint"),
+    "one damaged": (one_damaged, "no whole checkpoint"),
+    "no manifest": (lambda folder: next(folder.glob("*/manifest.json")).unlink(), "no whole checkpoint"),
+    "wider": (changed(lambda of: {"columns": {n: c.repeat(1, 2) for n, c in of["columns"].items()}}), "expected"),
+    "without state": (changed(lambda of: {"columns": {"weight": of["columns"]["weight"]}}), "optimizer"),
+    "other names": (changed(lambda of: {"node_ids": of["node_ids"] + 100}), "are not in"),
+    "trapped": (lambda folder: rewrite(folder, lambda parts: [parts[0], Trap()]), "cannot be read"),
+}
+"""Changes of the saved files, and words of the error."""
 
 
 def attempt(partition, folder, damage):
@@ -214,7 +190,7 @@ def attempt(partition, folder, damage):
     emb.save(folder, node_ids=original, optimizer=optimizer)
     sar.comm.all_reduce(torch.zeros(1))
     if sar.rank() == 0:
-        damage(folder)
+        DAMAGES[damage][0](folder)
     sar.comm.all_reduce(torch.zeros(1))
     before = emb().detach().clone()
     failure = catch_and_recover(lambda: emb.load(folder, node_ids=original, optimizer=optimizer))
@@ -222,24 +198,12 @@ def attempt(partition, folder, damage):
     return failure, torch.equal(emb(), before)
 
 
-@pytest.mark.parametrize(
-    "damage, words",
-    [
-        (nothing, "has no rows"),
-        (one_missing, "no whole checkpoint"),
-        (one_damaged, "no whole checkpoint"),
-        (no_manifest, "no whole checkpoint"),
-        (wider, "expected"),
-        (without_state, "optimizer"),
-        (other_names, "are not in"),
-        (trapped, "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("world_size", [2])
-def test_files_that_cannot_be_read_are_an_error_on_all(pool, tmp_path, damage, words):
+def test_files_that_cannot_be_read_are_an_error_on_all(pool, tmp_path, damage):
     for failure, unchanged in pool.run(attempt, tmp_path, damage, per_rank=cut(1, 2)):
         assert "SarError" in require(failure).bases
-        assert words in failure.message, failure.message
+        assert DAMAGES[damage][1] in failure.message, failure.message
         assert unchanged
 
 

@@ -21,6 +21,7 @@ import sar
 from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
 from tests import pretend_gpu
 from tests.graphs import PartitionedGraph
+from tests.parity.scenarios import SCENARIOS
 from tests.workers import WorkerPool
 
 Results = dict[str, Tensor]
@@ -105,6 +106,12 @@ def deal(parts: PartitionedGraph, data: Data) -> list[Mine]:
         (partition, Data({k: v[rank] for k, v in nodes.items()}, {k: v[rank] for k, v in edges.items()}))
         for rank, partition in enumerate(parts.partitions)
     ]
+
+
+def random_shares(world_size: int, dtype: torch.dtype = torch.float32) -> list[Mine]:
+    """What each worker is given of the random graph, with random data."""
+    parts = SCENARIOS["random"](world_size)
+    return deal(parts, random_data(parts, dtype))
 
 
 def run_on_worker(

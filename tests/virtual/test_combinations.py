@@ -39,46 +39,26 @@ def numbers(dtype=torch.float32):
 # -- writes that torch's dispatcher does not see
 
 
-def through_its_address(tensor):
-    (ctypes.c_float * SIZE).from_address(tensor.data_ptr())[0] = 7
-
-
-def through_an_address_from_before(tensor):
-    address = addresses.setdefault(threading.get_ident(), tensor.data_ptr())
-    (ctypes.c_float * SIZE).from_address(address)[0] += 7
-
-
-def through_the_storage(tensor):
-    (ctypes.c_float * SIZE).from_address(tensor.untyped_storage().data_ptr())[0] = 7
-
-
-def through_dgl(tensor):
-    array = dgl_backend.zerocopy_to_dgl_ndarray_for_write(tensor)
-    np.from_dlpack(array.to_dlpack(0) if False else torch.from_dlpack(array.to_dlpack(0)))[0] = 7
-
-
-def through_numpy(tensor):
-    tensor.numpy()[0] = 7
-
-
-def through_dlpack(tensor):
-    torch.from_dlpack(tensor.__dlpack__())[0] = 7
-
-
-def through_numpys_dlpack(tensor):
-    np.from_dlpack(tensor)  # which is read-only
-    torch.from_dlpack(tensor)[0] = 7
-
-
-def through_data(tensor):
-    tensor.data[0] = 7
+def at(address):
+    return (ctypes.c_float * SIZE).from_address(address)
 
 
 addresses: dict[int, int] = {}
-WAYS = [value for name, value in dict(globals()).items() if name.startswith("through_")]
+WAYS = {
+    "its address": lambda tensor: at(tensor.data_ptr()),
+    "an address from before": lambda tensor: at(addresses.setdefault(threading.get_ident(), tensor.data_ptr())),
+    "the storage": lambda tensor: at(tensor.untyped_storage().data_ptr()),
+    "DGL": lambda tensor: np.from_dlpack(
+        torch.from_dlpack(dgl_backend.zerocopy_to_dgl_ndarray_for_write(tensor).to_dlpack(0))
+    ),
+    "numpy": lambda tensor: tensor.numpy(),
+    "DLPack": lambda tensor: torch.from_dlpack(tensor.__dlpack__()),
+    "numpy's DLPack": lambda tensor: (np.from_dlpack(tensor), torch.from_dlpack(tensor))[1],  # numpy's is read-only
+    "data": lambda tensor: tensor.data,
+}
 
 
-def written_unseen(place):
+def written_unseen(way):
     tensor = numbers()
     tensor[0] = 0
     other = tensor.clone()
@@ -86,7 +66,7 @@ def written_unseen(place):
     for _ in range(3):
         passes()
         tensor.sum()
-        WAYS[place](tensor)
+        WAYS[way](tensor)[0] += 7
         read_by_all = sar.comm.exchange_tensors([tensor] * sar.world_size())
         passes()
         found.append(tensor[0].item())
@@ -97,16 +77,12 @@ def written_unseen(place):
     return found
 
 
-@pytest.mark.parametrize("place", range(len(WAYS)), ids=[way.__name__ for way in WAYS])
-def test_unseen_writes(place):
-    assert VirtualPool(1, 2).run(written_unseen, place) == [[7.0] * 3] * 2
+@pytest.mark.parametrize("way", WAYS)
+def test_unseen_writes(way):
+    assert VirtualPool(1, 2).run(written_unseen, way) == [[7.0] * 3] * 2
 
 
 # -- what looks at memory past torch's dispatcher, or from elsewhere
-
-
-def copied_deeply(tensor):
-    return copy.deepcopy({"average": tensor})["average"]
 
 
 def averaged(tensor):
@@ -117,10 +93,6 @@ def averaged(tensor):
     passes()
     average.update_parameters(model)
     return average.module.weight.detach().flatten()
-
-
-def pickled(tensor):
-    return pickle.loads(pickle.dumps(tensor))
 
 
 def saved(tensor):
@@ -160,10 +132,6 @@ def read_by_a_thread_meanwhile(tensor):
             thread.join()
     assert not wrong
     return tensor
-
-
-def listed(tensor):
-    return torch.tensor(tensor.tolist())
 
 
 def viewed_by_numpy(tensor):
@@ -225,24 +193,28 @@ def with_data_replaced(tensor):
     return parameter.detach()
 
 
-LOOKS = [
-    copied_deeply, averaged, pickled, saved, saved_in_the_background, read_by_a_thread_meanwhile, listed,
-    viewed_by_numpy, in_shared_memory, in_a_forked_process, after_another_size, with_data_replaced,
-]  # fmt: skip
+LOOKS = {
+    "copied deeply": lambda tensor: copy.deepcopy({"average": tensor})["average"],
+    "pickled": lambda tensor: pickle.loads(pickle.dumps(tensor)),
+    "listed": lambda tensor: torch.tensor(tensor.tolist()),
+    **{look.__name__: look for look in (averaged, saved, saved_in_the_background, read_by_a_thread_meanwhile)},
+    **{look.__name__: look for look in (viewed_by_numpy, in_shared_memory, in_a_forked_process)},
+    **{look.__name__: look for look in (after_another_size, with_data_replaced)},
+}
 
 
-def looked_at(place):
+def looked_at(name):
     with session.current_group().guard():  # as what calls return is made
         tensor = numbers()
     passes()
-    found = LOOKS[place](tensor)
+    found = LOOKS[name](tensor)
     passes()
-    return torch.equal(found, numbers()), torch.equal(tensor, numbers()) or LOOKS[place] is in_a_forked_process
+    return torch.equal(found, numbers()), torch.equal(tensor, numbers()) or name == in_a_forked_process.__name__
 
 
-@pytest.mark.parametrize("place", range(len(LOOKS)), ids=[look.__name__ for look in LOOKS])
-def test_looks_from_elsewhere(place):
-    assert VirtualPool(1, 2).run(looked_at, place) == [(True, True)] * 2
+@pytest.mark.parametrize("name", LOOKS)
+def test_looks_from_elsewhere(name):
+    assert VirtualPool(1, 2).run(looked_at, name) == [(True, True)] * 2
 
 
 everybodys: dict[int, torch.Tensor] = {}
@@ -288,14 +260,6 @@ def nested(x):
     return (rows * rows).sin().values()
 
 
-def mapped_over(x):
-    return torch.func.vmap(torch.func.grad(lambda row: row.pow(3).sum()))(x.view(64, -1))
-
-
-def checkpointed(x):
-    return checkpoint(lambda y: torch.nn.functional.dropout(y.sin()).exp(), x, use_reentrant=False)
-
-
 def on_a_hook(x):
     with saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
         return x.sin() * x.exp()
@@ -310,19 +274,18 @@ class Subclass(torch.Tensor):
     """Of a user."""
 
 
-def of_a_subclass(x):
-    return x.as_subclass(Subclass).sin().square().as_subclass(torch.Tensor)
+COMPUTED = {
+    **{made.__name__: made for made in (complex_parts, sparse_products, views, nested, on_a_hook, with_autocast)},
+    "mapped over": lambda x: torch.func.vmap(torch.func.grad(lambda row: row.pow(3).sum()))(x.view(64, -1)),
+    "checkpointed": lambda x: checkpoint(lambda y: torch.nn.functional.dropout(y.sin()).exp(), x, use_reentrant=False),
+    "of a subclass": lambda x: x.as_subclass(Subclass).sin().square().as_subclass(torch.Tensor),
+}
 
 
-COMPUTED = [
-    complex_parts, sparse_products, views, nested, mapped_over, checkpointed, on_a_hook, with_autocast, of_a_subclass,
-]  # fmt: skip
-
-
-def gradient(place, turns):
+def gradient(name, turns):
     torch.manual_seed(0)
     x = torch.randn(SIZE, dtype=torch.float64, requires_grad=True)
-    y = COMPUTED[place](x)
+    y = COMPUTED[name](x)
     if turns:
         passes()
     y = y.double()
@@ -334,11 +297,11 @@ def gradient(place, turns):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("place", range(len(COMPUTED)), ids=[one.__name__ for one in COMPUTED])
-def test_what_autograd_saves(place):
-    expected = gradient(place, False)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_autograd_saves(name):
+    expected = gradient(name, False)
     assert expected.any()
-    for found in VirtualPool(1, 2).run(gradient, place, True):
+    for found in VirtualPool(1, 2).run(gradient, name, True):
         torch.testing.assert_close(found, expected)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import signal
 import threading
 import time
@@ -13,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sar
-from sar.comm import liveness, session
+from sar.comm import session
 from sar.errors import ConfigError
 from sar.outofcore import workers
 from sar.outofcore.residency import Residency
@@ -25,7 +24,6 @@ from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import Err
 
 PLACES = 3
-everybodys: dict[str, object] = {}
 
 
 def outcomes_of(case, *args, processes=1, timeout=30):
@@ -39,40 +37,6 @@ def outcomes_of(case, *args, processes=1, timeout=30):
 
 def together():
     return sar.all_sum(torch.ones(20_000))
-
-
-def raises(outside_of_calls):
-    together()
-    if sar.rank() == 1:
-        if outside_of_calls:
-            raise ZeroDivisionError("mine alone")
-        sar.comm.exchange_tensors([torch.ones(1)])
-    together()
-    together()
-
-
-@pytest.mark.parametrize("outside_of_calls", [True, False])
-def test_an_exception(outside_of_calls):
-    outcomes = outcomes_of(raises, outside_of_calls)
-    kind = "ZeroDivisionError" if outside_of_calls else "ConfigError"
-    assert outcomes[1].kind == kind
-    for rank in (0, 2):
-        assert outcomes[rank].kind == "PeerError"
-        assert f"orker 1 raised {kind}" in outcomes[rank].message
-
-
-def returns():
-    together()
-    if sar.rank() != 2:
-        together()
-
-
-def test_an_early_return():
-    outcomes = VirtualPool(1, PLACES).outcomes(returns)
-    assert outcomes[2].value is None
-    for rank in (0, 1):
-        assert outcomes[rank].kind == "PeerError"
-        assert "Worker 2 has ended, while others wait" in outcomes[rank].message
 
 
 def calls_another():
@@ -104,65 +68,30 @@ def test_threads_make_no_calls():
         assert "A thread that worker 0 has started makes a distributed call" in outcome.message
 
 
-def compiles():
-    together()
-    return torch.compile(torch.nn.Linear(2, 2))
-
-
-def test_compiled_code_is_refused():
-    before = torch.compile
-    assert any(
-        one.message.startswith("torch.compile cannot run in workers that share a process")
-        for one in outcomes_of(compiles)
-    )
-    assert torch.compile is before
-
-
-def averages():
-    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-
-
-def test_ddp_is_refused():
-    assert "DistributedDataParallel cannot run in workers" in outcomes_of(averages)[0].message
-
-
-def handles_signals():
-    return signal.signal(signal.SIGTERM, lambda *_: None)
-
-
-def test_handlers_of_signals_are_refused():
-    assert "signal.signal cannot run in workers" in outcomes_of(handles_signals)[0].message
-
-
 def takes_a_profile():
     with torch.profiler.profile():
         together()
 
 
-def test_profiles_of_torch_are_refused():
-    assert "torch.profiler cannot run in workers" in outcomes_of(takes_a_profile)[0].message
+REFUSED = {
+    "torch.compile": lambda: torch.compile(torch.nn.Linear(2, 2)),
+    "DistributedDataParallel": lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)),
+    "signal.signal": lambda: signal.signal(signal.SIGTERM, lambda *_: None),
+    "torch.profiler": takes_a_profile,
+}
 
 
-def keeps_a_lock(limit):
-    sar.Config.timeout = limit
-    with everybodys.setdefault("lock", threading.Lock()):
-        together()
-    return sar.rank()
+def uses(feature):
+    together()
+    REFUSED[feature]()
 
 
-def keeps_a_lock_with_short_limits(limit):
-    workers.STALL_SECONDS = limit / 2
-    try:
-        return keeps_a_lock(limit)
-    finally:
-        workers.STALL_SECONDS = liveness.STALL_SECONDS
-
-
-def test_a_lock_kept_across_a_call():
-    """The one who waits for it is left to go on once the other has let go."""
-    outcomes = outcomes_of(keeps_a_lock_with_short_limits, 2.0)
-    stuck = r"has not computed for \d s; the others wait. Perhaps it waits for a lock"
-    assert any(re.search(stuck, outcome.message) for outcome in outcomes)
+@pytest.mark.parametrize("feature", REFUSED)
+def test_features_that_are_refused(feature):
+    before = torch.compile
+    told = [outcome.message for outcome in outcomes_of(uses, feature)]
+    assert any(message.startswith(f"{feature} cannot run in workers that share a process") for message in told), told
+    assert torch.compile is before
 
 
 @pytest.mark.parametrize("lets_go", [True, False])
@@ -192,25 +121,6 @@ def test_the_stacks_show_who_waits_for_a_lock(monkeypatch, capsys, lets_go):
     assert second.endswith("in wants_the_lock\n    lock.acquire()\n\n")
     if not lets_go:
         lock.release()
-
-
-def fills_the_disk(limit):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        kept = [torch.randn(50_000) for _ in range(10)]
-        together()
-        return kept
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk():
-    outcomes = outcomes_of(fills_the_disk, 1_000_000)
-    assert sorted(outcome.kind for outcome in outcomes)[-1] == "SpillError"
-    for outcome in outcomes:
-        assert "There is no room in" in outcome.message
-        assert "more bytes of spilled tensors (File too large)" in outcome.message
 
 
 def test_a_gpu_is_refused(tmp_path):

@@ -1,14 +1,33 @@
-"""What stays in memory of a virtual worker whose turn has passed."""
+"""What stays in memory of a virtual worker whose turn has passed, what lies in files, and what is read from them ahead.
+
+What a worker loads of features is published unwritten, and changed without others' notice. Of published rows that the
+system has dropped, those asked for come back, and no others. The system is not asked if the process has not read from a
+disk for some turns.
+"""
+
+import ctypes
+import os
+import time
+from types import SimpleNamespace
 
 import dgl.function as fn
 import pytest
 import torch
+from torch import nn
 
 import sar
-from sar.spillable import tensor_file
+from sar.comm import session
+from sar.outofcore.residency import Residency
+from sar.outofcore.spill import PAGE, QUIET_TURNS, Published, SpillFile
+from sar.spillable import empty_spillable, tensor_file
+from sar.tensor_views import as_numpy
+from sar.train.profile import total
+from tests.adapters.dgl.directories import homogeneous_graph
 from tests.graphs import partition_in_memory, random_graph
-from tests.virtual.virtual_pool import VirtualPool
+from tests.virtual.virtual_pool import VirtualPool, fill_the_heap
 from tests.workers import close_shared_pools
+
+PLACES = 3
 
 
 def anonymous():
@@ -89,3 +108,228 @@ def test_sums_are_not_written_before_they_are_complete():
     close_shared_pools()  # in a heap with large gaps, tensors get no pages of their own, and are copied to the file
     parts = partition_in_memory(random_graph(0, 60, 900), torch.arange(60) % 3, 3).partitions
     assert max(VirtualPool(1, 3).run(writes, per_rank=parts)) < 0.5
+
+
+# -- features in files
+
+
+def residency() -> Residency:
+    found = session.current_group()._transport._residency
+    assert found is not None
+    return found
+
+
+def in_memory(tensor):
+    """Whether a tensor has memory of its own, which leaves with the turn."""
+    return tensor.untyped_storage().resizable()
+
+
+def loads(file):
+    data = sar.load_dgl_partition_data(file, sar.rank(), "cpu")
+    edges = {key: torch.cat([shard.edge_features[key] for shard in data.all_shard_edges]) for key in ("w", "e/f")}
+    ids = torch.cat([shard.edge_features["orig_id"] for shard in data.all_shard_edges])
+    lie_in_files = [data.node_features["_N/feat"], *(data.all_shard_edges[0].edge_features[key] for key in edges)]
+    assert not any(map(in_memory, lie_in_files))
+    sar.all_sum(torch.ones(3))  # everything has left, and comes back
+    return data.node_features["orig_id"], data.node_features["_N/feat"], ids, edges
+
+
+@pytest.mark.parametrize("parts", [1, 2, PLACES, 5])
+def test_features_are_what_the_files_have(tmp_path, parts):
+    graph = homogeneous_graph()
+    nodes, edges = sar.partition_graph(graph, "graph", parts, tmp_path / "parts", return_mapping=True)
+    loaded = VirtualPool(1, PLACES).run(loads, tmp_path / "parts" / "graph.json")
+    node_ids, features, edge_ids, fields = zip(*loaded, strict=True)
+    assert torch.equal(torch.cat(features), graph.ndata["feat"][torch.cat(node_ids)])
+    assert sorted(torch.cat(node_ids).tolist()) == sorted(nodes.tolist())
+    assert sorted(torch.cat(edge_ids).tolist()) == sorted(edges.tolist())
+    for key in ("w", "e/f"):
+        assert torch.equal(torch.cat([one[key] for one in fields]), graph.edata[key][torch.cat(edge_ids)])
+
+
+def features_of(file):
+    return sar.load_dgl_partition_data(file, sar.rank(), "cpu").node_features["_N/feat"]
+
+
+def is_published_as_it_is(file):
+    features, here = features_of(file), residency()
+    written = here.file.written
+    published = [here.publish(rows) for rows in (features, features[2:5], features[:, :2].t())]
+    assert here.file.written == written + published[2].rows.nbytes  # which does not lie so anywhere
+    here.leave()
+    assert here.file.written == written + published[2].rows.nbytes
+    assert torch.equal(published[1].rows, features[2:5])
+    assert torch.equal(published[2].rows, features[:, :2].t())
+    before = features.clone()
+    features.mul_(2)
+    features.mul_(2)  # which has a slot of its own by now
+    here.leave()
+    assert torch.equal(published[0].rows, before)
+    assert torch.equal(features, 4 * before)
+    assert torch.equal(here.publish(features).rows, 4 * before)
+    assert torch.equal(features_of(file), before)
+
+
+def is_changed_unseen(file):
+    features, here = features_of(file), residency()
+    before, first = features.clone(), here.publish(features)
+    array = features.numpy()
+    second = here.publish(features)
+    array[:] = 7
+    assert torch.equal(first.rows, before)
+    assert torch.equal(second.rows, before)
+    assert torch.equal(here.publish(features).rows, torch.full_like(before, 7))
+
+
+def is_changed_while_others_read(file):
+    features = features_of(file)
+    found = sar.comm.exchange_tensors([features] * PLACES)
+    features.zero_()
+    unchanged = sar.comm.exchange_tensors([features_of(file)] * PLACES)
+    assert all(torch.equal(found[rank], unchanged[rank]) for rank in range(PLACES) if rank != sar.rank())
+
+
+def ordinary_ones_change_unseen():
+    mine = torch.ones(40_000) * sar.rank()
+    array = mine.numpy()
+    assert all(one[0] == rank for rank, one in enumerate(sar.comm.exchange_tensors([mine] * PLACES)))
+    array += 1
+    assert all(one[0] == rank + 1 for rank, one in enumerate(sar.comm.exchange_tensors([mine] * PLACES)))
+
+
+@pytest.mark.parametrize("case", [is_published_as_it_is, is_changed_unseen, is_changed_while_others_read])
+def test_in_place(tmp_path, case):
+    sar.partition_graph(homogeneous_graph(), "graph", PLACES, tmp_path / "parts")
+    VirtualPool(1, PLACES).run(case, tmp_path / "parts" / "graph.json")
+
+
+def test_what_numpy_changes():
+    VirtualPool(1, PLACES).run(ordinary_ones_change_unseen)
+
+
+# -- reading ahead
+
+ROWS = 4096
+"""One in each page."""
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def published(tmp_path):
+    file = SpillFile(tmp_path)
+    slot, values = file.slot(ROWS * PAGE), torch.arange(ROWS).repeat_interleave(PAGE // 8)
+    slot.write(values.data_ptr())
+    os.fdatasync(file.fd)
+    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    yield Published.of(slot, (ROWS, PAGE // 8), torch.int64)
+    file.close()
+
+
+def resident(published):
+    """Which pages the system has in memory."""
+    found = (ctypes.c_ubyte * (ROWS + 1))()
+    begin = published.rows.data_ptr() // PAGE * PAGE
+    pages = -(-(published.rows.data_ptr() + published.rows.nbytes - begin) // PAGE)
+    assert libc.mincore(ctypes.c_void_p(begin), ctypes.c_size_t(pages * PAGE), found) == 0
+    return [page for page in range(pages) if found[page] & 1]
+
+
+def test_one_row(published):
+    if resident(published):
+        pytest.skip("this file system keeps what it is told to drop")
+    assert published.rows[1000, 5] == 1000
+    assert len(resident(published)) <= 2  # where a row lies on two pages
+
+
+def test_rows_asked_for(published):
+    if resident(published):
+        pytest.skip("this file system keeps what it is told to drop")
+    published.will_need(torch.tensor([50, 700, 3000]))
+    for _ in range(100):
+        if len(resident(published)) >= 2951:
+            break
+        time.sleep(0.1)
+    there = resident(published)  # maybe not all: it is advice, and a system short of memory drops what nobody has read
+    assert len(there) > 1000
+    assert set(there) <= set(range(50, 3002))
+    assert published.rows[[50, 3000], 0].tolist() == [50, 3000]
+
+
+def test_nothing_is_asked_for_while_no_disk_is_read(published):
+    if resident(published):
+        pytest.skip("this file system keeps what it is told to drop")
+    published.slot.file.quiet = QUIET_TURNS
+    published.will_need(torch.tensor([50, 700, 3000]))
+    time.sleep(0.3)
+    assert not resident(published)
+
+
+def test_turns_are_counted_in_which_no_disk_is_read(published):
+    if resident(published):
+        pytest.skip("this file system keeps what it is told to drop")
+    file = published.slot.file
+    residency = Residency(file, 1.0)
+    residency.leave()
+    assert file.quiet == 0  # what this process has read so far is new
+    for _ in range(20):  # another test's thread may read
+        residency.leave()
+    assert file.quiet > 0
+    assert published.rows[1000:1100, 5].tolist() == list(range(1000, 1100))
+    residency.leave()
+    assert file.quiet == 0
+
+
+def test_compiled_code_has_its_operands_at_hand(published):
+    residency = Residency(published.slot.file, 1.0)
+    with residency.in_thread():
+        mine = empty_spillable((100, 100), torch.float32, zeros=True)
+        (mapping,) = residency._in_file.values()
+        residency.leave()
+        assert mapping.away
+        as_numpy(mine)
+        assert not mapping.away
+
+
+def test_few_faults_do_not_count(published, monkeypatch):
+    residency = Residency(published.slot.file, 1.0)
+    for faults, quiet in ((100, 0), (101, 1), (160, 2), (224, 0), (224, 1)):
+        usage = SimpleNamespace(ru_inblock=0, ru_majflt=faults)
+        monkeypatch.setattr("sar.outofcore.residency.getrusage", lambda _, usage=usage: usage)
+        residency.leave()
+        assert published.slot.file.quiet == quiet
+
+
+# -- `sar.profile`: each worker's own turns, and what left memory
+
+PAUSE = 0.15
+
+
+class Sums(nn.Module):
+    def forward(self, x, seconds):
+        time.sleep(seconds)
+        return sar.all_sum(x)
+
+
+def profiled(spill):
+    filling = fill_the_heap() if spill else []
+    layer, kept = Sums(), torch.ones(1000, 50)
+    with sar.profile() as p:
+        for _ in range(2):
+            layer(kept, PAUSE * sar.rank())
+    del filling
+    layers = [[one.layer for one in rows] for rows in p.workers]
+    return layers, [total(rows).seconds for rows in p.workers], p.spilled, p.table(), kept.nbytes
+
+
+@pytest.mark.parametrize("spill", [True, False])
+def test_turns(spill):
+    for layers, seconds, spilled, table, kept in VirtualPool(1, PLACES, spill).run(profiled, spill):
+        assert layers == [["Sums", "everything else"]] * PLACES
+        for rank, own in enumerate(seconds):
+            assert 2 * PAUSE * rank <= own < 2 * PAUSE * rank + 3 * PAUSE
+        assert len(spilled) == (PLACES if spill else 0)
+        assert ("MB left memory" in table) == spill
+        for one in spilled:
+            assert one.left >= kept
+            assert one.written >= kept

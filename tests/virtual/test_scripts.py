@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 
 from tests import leftovers
 from tests.comm.launch import free_port
-from tests.graphs import DATA
 from tests.python_process import PythonProcess
 from tests.workers import REPOSITORY
 
@@ -171,28 +168,3 @@ def test_what_cannot_be(tmp_path, variables, told):
     status, _, output = finish(process)
     assert status == 1
     assert told in output
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (DATA / "cora.npz").exists(), reason="SAR_TEST_DATA names its folder")
-def test_training_goes_on_with_other_workers(tmp_path):
-    """From its checkpoint: virtual workers, then processes, then virtual workers of two processes."""
-    parts, spill = tmp_path / "cora", tmp_path / "spill"
-    spill.mkdir()
-    example = REPOSITORY / "examples"
-    command = [sys.executable, str(example / "partition_graph.py"), "--dataset", str(DATA / "cora.npz"), "--parts", "4"]
-    subprocess.run([*command, "--out", str(parts)], check=True, timeout=100, stdout=subprocess.DEVNULL)
-
-    virtual = "--resident", "1", "--spill", str(spill)
-    steps = [(2, ("--workers", "1", *virtual)), (3, ("--workers", "2")), (5, ("--workers", "2", *virtual))]
-    told: list[str] = []
-    for epochs, how in steps:
-        launch = [sys.executable, "-m", "sar", "launch", *how, str(example / "full_graph.py"), "--epochs", str(epochs)]
-        launch += ["--partition-json", str(parts / "cora.json"), "--checkpoint", str(tmp_path / "saved")]
-        done = subprocess.run(launch, capture_output=True, text=True, timeout=150, cwd=REPOSITORY)
-        assert done.returncode == 0, done.stderr
-        told += [line for line in done.stdout.splitlines() if line.startswith("epoch")]
-    launch[-1] = str(tmp_path / "another")
-    whole = subprocess.run(launch, capture_output=True, text=True, timeout=150, cwd=REPOSITORY).stdout.splitlines()
-    assert told == [line for line in whole if line.startswith("epoch")]
-    assert len(told) == 5

@@ -1,4 +1,4 @@
-"""What goes wrong in a virtual worker is told to those of another process by name, and to those beside it."""
+"""What goes wrong in a virtual worker is told to those beside it, and to those of another process by name."""
 
 import os
 import resource
@@ -13,14 +13,13 @@ import torch
 import sar
 from sar.comm import session
 from sar.outofcore import workers
-from tests.parity.harness import build, deal, random_data
+from tests.parity.harness import build, random_shares
 from tests.parity.programs import weighted
-from tests.parity.scenarios import SCENARIOS
 from tests.virtual.virtual_pool import VirtualPool
-from tests.workers import Err, shared_pool
+from tests.workers import Err, Ok, shared_pool
 
 VICTIM = 3
-"""Of four workers: the second one of process 1."""
+"""Of four workers: the last one of its process."""
 the_lock = threading.Lock()
 
 
@@ -41,6 +40,12 @@ def at_once(mine):
 def between_calls(mine):
     sar.all_sum(1)
     fail_if_victim()
+
+
+def in_a_call(mine):
+    sar.all_sum(1)
+    if sar.rank() == VICTIM:
+        sar.comm.exchange_tensors([torch.ones(1)])
 
 
 def in_a_hook(mine):
@@ -107,6 +112,7 @@ ALONE = f"orker {VICTIM} raised ZeroDivisionError: mine alone"
     [
         (at_once, (), ALONE),
         (between_calls, (), ALONE),
+        (in_a_call, (), f"orker {VICTIM} raised ConfigError"),
         (in_a_hook, (), ALONE),
         pytest.param(in_a_message_function, (False,), ALONE, marks=pytest.mark.slow),
         pytest.param(in_a_message_function, (True,), ALONE, marks=pytest.mark.slow),
@@ -115,16 +121,20 @@ ALONE = f"orker {VICTIM} raised ZeroDivisionError: mine alone"
         (keeps_a_lock, (), f"Worker {VICTIM} has the turn, and has not computed for "),
     ],
 )
-def test_failures_are_told(case, options, told):
-    parts = SCENARIOS["random"](4)
-    outcomes = VirtualPool(2, 2).outcomes(run, case, *options, per_rank=deal(parts, random_data(parts)), timeout=30)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_failures_are_told(case, options, told, processes):
+    pool = VirtualPool(processes, 4 // processes)
+    outcomes = pool.outcomes(run, case, *options, per_rank=random_shares(4), timeout=30)
     for rank, outcome in enumerate(outcomes):
-        if told == ALONE and rank == VICTIM:
-            assert outcome.kind == "ZeroDivisionError", outcome
-        elif case is not returns or rank != VICTIM:
+        if case is returns and rank == VICTIM:
+            assert isinstance(outcome, Ok), outcome
+        elif rank == VICTIM and (told == ALONE or case is in_a_call):
+            assert outcome.kind == ("ZeroDivisionError" if told == ALONE else "ConfigError"), outcome
+        else:
             assert isinstance(outcome, Err), rank
             assert outcome.is_a("SarError"), outcome
             assert told in outcome.message or told.removeprefix("raised SpillError: ") in outcome.message, outcome
+            assert case is not keeps_a_lock or "the others wait. Perhaps it waits for a lock" in outcome.message
             assert "(Worker " not in outcome.message  # it is a process that waits for another
 
 

@@ -11,8 +11,7 @@ import torch
 import sar
 from sar.common_tuples import EID, NID
 from tests.hetero_graphs import partition_hetero
-from tests.parity.harness import build, deal, random_data
-from tests.parity.scenarios import SCENARIOS
+from tests.parity.harness import build, random_shares
 
 FRAMES = {"srcdata", "dstdata", "ndata", "edata", "edges", "sampling_graph"}  # hold fields, which are the graph's own
 MAKES_GRAPHS = {
@@ -113,8 +112,7 @@ def use_and_spoil(mine, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_answers_are_the_callers(pool, world_size, form):
-    parts = SCENARIOS["random"](world_size)
-    counts = pool.run(use_and_spoil, form, per_rank=deal(parts, random_data(parts, torch.float64)))
+    counts = pool.run(use_and_spoil, form, per_rank=random_shares(world_size, torch.float64))
     assert min(counts) > 30
 
 
@@ -128,8 +126,7 @@ def change_edge_ids(mine):
 
 @pytest.mark.parametrize("world_size", [1])
 def test_edge_ids_that_order_messages(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    (outcome,) = pool.outcomes(change_edge_ids, per_rank=deal(parts, random_data(parts, torch.float64)))
+    (outcome,) = pool.outcomes(change_edge_ids, per_rank=random_shares(world_size, torch.float64))
     assert outcome.kind == "GraphError"
     assert "Set a changed copy instead" in outcome.message
 
@@ -167,5 +164,4 @@ def embedding_names(mine):
 
 @pytest.mark.parametrize("world_size", [1])
 def test_node_ids_of_an_embedding(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    assert pool.run(embedding_names, per_rank=deal(parts, random_data(parts))) == [True]
+    assert pool.run(embedding_names, per_rank=random_shares(world_size)) == [True]

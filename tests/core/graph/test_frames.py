@@ -113,78 +113,53 @@ def test_local_scope_restores_also_after_exceptions(pool, mode):
         assert results == dict.fromkeys(["inside", "nested", "after", "local_var", "after exception", "works on"], True)
 
 
-def unknown_field(graph, data, where):
-    graph.ndata["x"] = data.nodes["x"]
-    if where == "u":
-        graph.update_all(fn.copy_u("hidden", "m"), fn.sum("m", "out"))
-    elif where == "v":
-        graph.apply_edges(fn.u_add_v("x", "hidden", "m"))
-    elif where == "e":
-        graph.update_all(fn.u_mul_e("x", "hidden", "m"), fn.sum("m", "out"))
-    elif where == "ndata":
-        graph.ndata["hidden"]
-    elif where == "edata":
-        graph.edata.pop("hidden")
+def summed(graph, message, **options):
+    graph.update_all(message, fn.sum("m", "out"), **options)
 
 
-def unknown_type(graph, data, how):
-    graph.ndata["x"] = data.nodes["x"]
-    if how == "etype":
-        graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "out"), etype="hidden")
-    elif how == "view":
-        graph["hidden"]
-    elif how == "ntype":
-        graph.num_nodes("hidden")
-    elif how == "nodes":
-        graph.nodes["hidden"]
+MISTAKES = {
+    "field of sources": lambda graph: summed(graph, fn.copy_u("hidden", "m")),
+    "field of destinations": lambda graph: graph.apply_edges(fn.u_add_v("x", "hidden", "m")),
+    "field of edges": lambda graph: summed(graph, fn.u_mul_e("x", "hidden", "m")),
+    "ndata": lambda graph: graph.ndata["hidden"],
+    "edata": lambda graph: graph.edata.pop("hidden"),
+    "etype": lambda graph: summed(graph, fn.copy_u("x", "m"), etype="hidden"),
+    "view": lambda graph: graph["hidden"],
+    "ntype": lambda graph: graph.num_nodes("hidden"),
+    "nodes": lambda graph: graph.nodes["hidden"],
+    "integers summed": lambda graph: summed(graph, fn.copy_u("i", "m")),
+    "integers multiplied": lambda graph: summed(graph, fn.u_mul_e("i", "j", "m")),
+    "integers' maximum": lambda graph: graph.update_all(fn.copy_u("i", "m"), fn.max("m", "out")),
+    "integers' product": lambda graph: graph.apply_edges(fn.u_dot_v("i", "i", "m")),
+    "integers' minimum": lambda graph: graph.update_all(fn.u_add_e("i", "j", "m"), fn.min("m", "out")),
+    "another field": lambda graph: graph.update_all(fn.copy_u("x", "m"), fn.sum("another", "out")),
+}
+"""What a field or type that is not there, or does not fit, is used for."""
 
 
-@pytest.mark.parametrize(
-    "program, where",
-    [(unknown_field, where) for where in ("u", "v", "e", "ndata", "edata")]
-    + [(unknown_type, how) for how in ("etype", "view", "ntype", "nodes")],
-)
-@TWO
-def test_unknown_fields_and_types(pool, program, where):
-    for failure in fail_on_all_ranks(pool, example()[0], program, where):
-        assert failure.kind == "FieldError", failure
-        assert "KeyError" in failure.bases
-        assert "'hidden'" in failure.message
-        assert not failure.message.startswith('"'), "the sentence, not its repr"
-
-
-def field_names_in_error(graph, data):
+def mistake(graph, data, name):
     graph.ndata["x"] = graph.ndata["y"] = data.nodes["x"]
-    graph.ndata["hidden"]
-
-
-@TWO
-def test_an_unknown_field_is_told_what_is_there(pool):
-    for failure in fail_on_all_ranks(pool, example()[0], field_names_in_error):
-        assert "'x', 'y'" in failure.message
-
-
-def integer_arithmetic(graph, data, message, reducer):
     graph.ndata["i"] = torch.ones(graph.num_nodes(), 2, dtype=torch.int64)
     graph.edata["j"] = torch.ones(graph.num_edges(), 2, dtype=torch.int64)
-    fields = ("i",) if message == "copy_u" else ("i", "j") if message.endswith("e") else ("i", "i")
-    function = getattr(fn, message)(*fields, "m")
-    if reducer is None:
-        graph.apply_edges(function)
-    else:
-        graph.update_all(function, getattr(fn, reducer)("m", "out"))
+    MISTAKES[name](graph)
 
 
-@pytest.mark.parametrize(
-    "message, reducer",
-    [("copy_u", "sum"), ("copy_u", "max"), ("u_mul_e", "sum"), ("u_dot_v", None), ("u_add_e", "min")],
-)
+@pytest.mark.parametrize("name", MISTAKES)
 @TWO
-def test_integer_features_are_refused_in_arithmetic(pool, message, reducer):
-    for failure in fail_on_all_ranks(pool, example()[0], integer_arithmetic, message, reducer):
-        assert "SarError" in failure.bases, failure
-        assert "int64" in failure.message
-        assert "float" in failure.message, "the mend"
+def test_mistakes(pool, name):
+    for failure in fail_on_all_ranks(pool, example()[0], mistake, name):
+        if name == "another field":
+            assert failure.kind == "GraphError"
+            words = ("'m'", "'another'")
+        elif name.startswith("integers"):
+            assert "SarError" in failure.bases, failure
+            words = ("int64", "float")  # the mend
+        else:
+            assert failure.kind == "FieldError", failure
+            assert "KeyError" in failure.bases
+            assert not failure.message.startswith('"'), "the sentence, not its repr"
+            words = ("'hidden'", "'x', 'y'") if name == "ndata" else ("'hidden'",)
+        assert all(word in failure.message for word in words), failure
 
 
 def wrong_rows(graph, data, frame):
@@ -202,16 +177,3 @@ def test_a_field_of_the_wrong_length(pool, frame):
         assert str(rows) in failure.message
         assert str(rows + 1) in failure.message
         assert "'h'" in failure.message
-
-
-def reducer_of_another_field(graph, data):
-    graph.ndata["x"] = data.nodes["x"]
-    graph.update_all(fn.copy_u("x", "m"), fn.sum("another", "out"))
-
-
-@TWO
-def test_a_reducer_that_reads_another_field(pool):
-    for failure in fail_on_all_ranks(pool, example()[0], reducer_of_another_field):
-        assert failure.kind == "GraphError"
-        assert "'m'" in failure.message
-        assert "'another'" in failure.message
