@@ -124,14 +124,7 @@ def _invert(
     for i in range(count):
         # At most the total, and above 0: so the edge found has a weight above 0.
         wanted = uniform(draw(state, i)) * total
-        low, high = first, last - ONE
-        while low < high:
-            middle = (low + high) >> ONE
-            if sums[middle - first] < wanted:
-                low = middle + ONE
-            else:
-                high = middle
-        picked[to + i] = low
+        picked[to + i] = first + u64(np.searchsorted(sums[: last - first], wanted))
 
 
 @kernel
