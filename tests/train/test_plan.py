@@ -25,7 +25,7 @@ from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
 from sar.train.graph_counts import GraphInfo, count_graph
-from sar.train.plan import MakeModel, fewest_workers, plan_training
+from sar.train.plan import MakeModel, plan_training
 from tests.matrix import corner
 from tests.partition.test_write import small_types
 from tests.workers import REPOSITORY
@@ -292,17 +292,6 @@ def test_peak_memory_is_predicted_to_15_percent(tmp_path: Path, kind: Any, hidde
         assert set(sent) == {worker["bytes_sent"]}
 
 
-def test_the_fewest_workers_that_fit(directory) -> None:
-    plan = plan_training(count_graph(directory(2)), Shape("sage", (7, 4096, 4096, 5)).make, CODE)
-    largest = max(worker.memory.total for worker in plan)
-    enough = fewest_workers(plan, largest)
-    assert enough is not None
-    assert 1 <= enough <= 2
-    less = fewest_workers(plan, largest - 8 * 10**6)
-    assert less is None or less >= enough
-    assert fewest_workers(plan, 10**8) is None
-
-
 def test_calls_are_named_by_the_modules_that_make_them(directory) -> None:
     plan = plan_training(count_graph(directory(2)), Mixed, CODE)
     assert [(call.layer, call.operation) for call in plan[0].calls] == [
@@ -336,10 +325,6 @@ def test_what_cannot_be_planned(tmp_path: Path, directory) -> None:
         plan_training(counts, PicksRows, CODE)
     with pytest.raises(ConfigError, match="returned a NoneType"):
         plan_training(counts, lambda info: None, CODE)  # type: ignore[arg-type, return-value]
-    with pytest.raises(ConfigError, match="cannot be divided among 4 heads"):
-        LayerStack("gat", (8, 30, 4), 4)
-    with pytest.raises(ConfigError, match="at least two of at least 1"):
-        LayerStack("gcn", (8, 0, 4))
 
 
 def test_nothing_is_left_of_the_plan(directory) -> None:
