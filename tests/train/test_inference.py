@@ -238,6 +238,7 @@ ALL_REFUSED = [*REFUSED.items(), *(("Lone, or code before it,", after(change)) f
 @pytest.mark.parametrize("said, make", ALL_REFUSED, ids=[*REFUSED, *CHANGED])
 def test_more_than_the_neighborhood_is_refused(said, make, folder, tmp_path):
     weights = saved(make(), tmp_path / "model.pt")
+    torch.manual_seed(0)  # else dropout draws the same for a node in two runs once in 32 times
     with pytest.raises(GraphError, match=said):
         infer(folder, lambda info: make(), weights, NODES)
 
