@@ -3,10 +3,9 @@
 import argparse
 from pathlib import Path
 
-from sar.cli.graph_input import add_input, default_name, input_options
+from sar.cli.graph_input import add_input, default_name, input_of
 from sar.partition.ingest.chunked import METADATA, write_chunks
 from sar.partition.new_directory import new_directory
-from sar.partition.pipeline import open_input
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the files, print the name of their `metadata.json`, and return 0."""
     with new_directory(arguments.out) as directory:
-        graph = open_input(input_options(arguments), directory.scratch, arguments.memory, arguments.seed)
+        graph = input_of(arguments)(directory.scratch)
         name = default_name(arguments) or graph.name or "graph"
         write_chunks(graph, directory.path, name, arguments.chunks)
     print("\n".join([*graph.notes, f"wrote {directory.target / METADATA}"]))

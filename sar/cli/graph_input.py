@@ -3,9 +3,10 @@
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,14 +15,14 @@ from tqdm import tqdm
 from sar.errors import ConfigError
 from sar.logging_setup import told_on_stderr
 from sar.partition.assign.assigning import AssigningOptions
-from sar.partition.graph_source import Progress, logged_stages
+from sar.partition.graph_source import GraphSource, Progress, logged_stages
 from sar.partition.ingest.chunked import METADATA
 from sar.partition.ingest.files import FORMATS
-from sar.partition.pipeline import InputOptions, OutputOptions
+from sar.partition.pipeline import OutputOptions, read_input
 
 _TYPED = re.compile(r"([^:=/]+:[^:=/]+:[^:=/]+)=(.+)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-T = TypeVar("T", InputOptions, AssigningOptions, OutputOptions)
+T = TypeVar("T", AssigningOptions, OutputOptions)
 
 
 def add_input(parser: argparse.ArgumentParser) -> None:
@@ -74,13 +75,19 @@ def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -
     return kind(**given, **converted)
 
 
-def input_options(arguments: argparse.Namespace) -> InputOptions:
-    """The options that `add_input` declares."""
+def input_of(arguments: argparse.Namespace) -> Callable[[Path], GraphSource]:
+    """Reads the input with the options that `add_input` declares; its argument is a directory for copies."""
+    as_given = ("format", "delimiter", "header", "dtype", "allow_nan", "allow_outside", "ids", "comment", "mask_column")
     columns = [int(name) if name.isdigit() else name for name in arguments.columns or ()]
-    return options_of(
-        InputOptions,
-        arguments,
-        path=_path(arguments.input),
+    return partial(
+        read_input,
+        _path(arguments.input),
+        **{name: getattr(arguments, name) for name in (*as_given, "allow_empty", "split", "seed", "memory")},
+        cleaning={
+            "undirected": arguments.undirected,
+            "remove_duplicates": arguments.remove_duplicates,
+            "self_loops": "add" if arguments.add_self_loops else "remove" if arguments.remove_self_loops else "keep",
+        },
         num_nodes=_num_nodes(arguments.num_nodes),
         train_nodes=_node_lists("--train-nodes", arguments.train_nodes),
         val_nodes=_node_lists("--val-nodes", arguments.val_nodes),
@@ -88,7 +95,6 @@ def input_options(arguments: argparse.Namespace) -> InputOptions:
         node_features=_named("--node-feature", arguments.node_feature),
         edge_features=_named("--edge-feature", arguments.edge_feature),
         columns=tuple(columns) or None,
-        self_loops="add" if arguments.add_self_loops else "remove" if arguments.remove_self_loops else "keep",
     )
 
 

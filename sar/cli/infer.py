@@ -9,9 +9,7 @@ import numpy as np
 
 from sar.cli.model_file import load_model
 from sar.errors import ConfigError
-from sar.partition.ingest.features import FeatureSource
-from sar.partition.ingest.ids import read_ids
-from sar.partition.ingest.text import TextFormat
+from sar.partition.ingest.tables import read_node_list
 from sar.train.inference import infer
 
 
@@ -48,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
             why = pickled if "allow_pickle" in str(error) else f" as an .npy file: {error}"
             raise ConfigError(f"--nodes {arguments.nodes} cannot be read{why}") from error
     else:
-        nodes = read_ids(FeatureSource.named(arguments.nodes, TextFormat()))
+        nodes = read_node_list(arguments.nodes)
     if not arguments.out.parent.is_dir():
         raise ConfigError(f"--out {arguments.out}: there is no folder {arguments.out.parent}; make it first.")
     start = time.perf_counter()

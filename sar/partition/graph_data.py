@@ -1,6 +1,6 @@
-"""Homogeneous graphs in memory, as they are before partitioning, and their `.npz` files.
+"""Homogeneous graphs in memory, as they are before partitioning, and `.npz` files of graphs of all kinds.
 
-Heterogeneous graphs in memory are a `GraphSource` of arrays; `ingest/datasets.py` reads them.
+Heterogeneous graphs in memory are a `GraphSource` of arrays.
 """
 
 import zipfile
@@ -13,7 +13,9 @@ import numpy as np
 
 from sar.common_tuples import SPLIT, StrPath
 from sar.data.arrays import Array
+from sar.data.part_files import parse_edge_type
 from sar.errors import ConfigError
+from sar.partition.graph_source import ArrayEdges, GraphSource, find_outside, first_outside
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,16 @@ class GraphData:
         return replace(self, node_data=self.node_data | masks)
 
 
+def mask_of_ids(what: str, nodes: Array, num_nodes: int) -> Array:
+    """The mask, (N,) bool, of a list of nodes; `ConfigError`, with its name, if it has other things than their IDs."""
+    is_list = nodes.ndim == 1 and nodes.dtype.kind in "iu"
+    if not is_list or first_outside(np.ascontiguousarray(nodes, np.int64), num_nodes) is not None:
+        raise ConfigError(f"{what} has others than IDs of the {num_nodes} nodes, (K,) from 0 on.")
+    mask = np.zeros(num_nodes, np.bool_)
+    mask[nodes] = True
+    return mask
+
+
 def split_masks(chosen: Array, shares: Sequence[float], seed: int) -> dict[str, Array]:
     """Masks by the names in `SPLIT`, (N,) bool each, that divide the chosen nodes, (N,) bool, at random.
 
@@ -79,24 +91,66 @@ def split_masks(chosen: Array, shares: Sequence[float], seed: int) -> dict[str, 
 
 def read_npz(path: StrPath, split: int = 0) -> GraphData:
     """Read a homogeneous graph from an `.npz` file with the arrays of `GraphData.from_arrays`; else `ConfigError`."""
-    arrays = read_arrays(path)
-    if any(key.startswith("edges/") for key in arrays):
+    graph = read_any_npz(path, split)
+    if isinstance(graph, GraphSource):
         raise ConfigError(f"'{path}' holds a heterogeneous graph; expected a homogeneous one (src, dst, num_nodes).")
+    return graph
+
+
+def read_any_npz(path: StrPath, split: int = 0) -> GraphData | GraphSource:
+    """Read a graph from an `.npz` file, with the arrays of `GraphData.from_arrays` or `typed_graph`.
+
+    Nothing is unpickled. `ConfigError` if the file is missing, damaged or holds objects.
+    """
     try:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file '{path}'.") from error
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"'{path}' cannot be read as an .npz file of plain arrays: {error}") from error
+    try:
+        if any(key.startswith("edges/") for key in arrays):
+            return typed_graph(arrays)
         return GraphData.from_arrays(arrays, split)
     except ConfigError as error:
         raise ConfigError(f"'{path}': {error}") from error
 
 
-def read_arrays(path: StrPath) -> dict[str, Array]:
-    """All arrays of an `.npz` file, none unpickled; `ConfigError` if it is missing, damaged or holds objects."""
-    try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no file '{path}'.") from error
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"'{path}' cannot be read as an .npz file of plain arrays: {error}") from error
+def typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
+    """Check arrays named as in the `.npz` file of a heterogeneous graph, and bring them to the dtypes of `GraphData`.
+
+    They are `num_nodes/NTYPE`; `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; if known, `NAME/NTYPE` with the names
+    of `GraphData.from_arrays`, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the masks. `ConfigError` if
+    one is missing, has another length than its type, or names an unknown type.
+    """
+    num_nodes = {key.removeprefix("num_nodes/"): int(arrays[key]) for key in arrays if key.startswith("num_nodes/")}
+    relations = {key[len("edges/") : -len("/src")] for key in arrays if key[:6] == "edges/" and key[-4:] == "/src"}
+    if not num_nodes or not relations:
+        raise ConfigError(f"expected num_nodes/NTYPE and edges/NTYPE:RELATION:NTYPE/src; found {sorted(arrays)}.")
+    unusable = sorted(ntype for ntype in num_nodes if "/" in ntype or ":" in ntype)
+    if unusable:
+        raise ConfigError(f"node types {unusable} have a slash or a colon in their names; rename them.")
+    edges = {}
+    for name in sorted(relations):
+        etype = parse_edge_type(name)
+        if etype is None or "/" in name or not {etype[0], etype[2]} <= num_nodes.keys():
+            raise ConfigError(f"edge type '{name}' is not NTYPE:RELATION:NTYPE of the types {sorted(num_nodes)}.")
+        if f"edges/{name}/dst" not in arrays:
+            raise ConfigError(f"edges/{name}/dst is missing.")
+        src, dst = (arrays[f"edges/{name}/{end}"] for end in ("src", "dst"))
+        edges[etype] = ArrayEdges(*edge_ends(src, dst, num_nodes[etype[0]], num_nodes[etype[2]]))
+    node_data = {ntype: node_fields(_of_type(arrays, ntype, count), count) for ntype, count in num_nodes.items()}
+    return GraphSource(num_nodes, edges, node_data, {})
+
+
+def _of_type(arrays: Mapping[str, Array], ntype: str, num_nodes: int) -> dict[str, Array]:
+    """The arrays of one node type under their names without it, and masks for lists of node IDs."""
+    found = {key.split("/")[0]: value for key, value in arrays.items() if key.split("/")[1:] == [ntype]}
+    for name in ("train", "val", "test"):
+        if f"{name}_idx" in found:
+            found[f"{name}_mask"] = mask_of_ids(f"{name}_idx/{ntype}", found[f"{name}_idx"], num_nodes)
+    return found
 
 
 def write_npz(data: GraphData, path: StrPath) -> None:
@@ -107,12 +161,11 @@ def write_npz(data: GraphData, path: StrPath) -> None:
 
 def edge_ends(src: Array, dst: Array, num_sources: int, num_destinations: int) -> tuple[Array, Array]:
     """The ends of edges as int64, (E,) each; `ConfigError` if they differ in length, or one is no node."""
-    src, dst = (np.asarray(ids, dtype=np.int64) for ids in (src, dst))
+    src, dst = (np.ascontiguousarray(ids, dtype=np.int64) for ids in (src, dst))
     if src.ndim != 1 or src.shape != dst.shape:
         raise ConfigError(f"src and dst have shapes {src.shape} and {dst.shape}; expected (E,) for both.")
-    for ids, num_nodes in ((src, num_sources), (dst, num_destinations)):
-        if ids.size and not 0 <= ids.min() <= ids.max() < num_nodes:
-            raise ConfigError(f"an edge ends outside the nodes 0 to {num_nodes - 1}.")
+    if (found := find_outside(src, dst, (num_sources, num_destinations))) is not None:
+        raise ConfigError(f"of edge {found[0]} (from 0), {found[1]}")
     return src, dst
 
 

@@ -3,11 +3,9 @@
 Readers of files make a `GraphSource`; methods and the writer take it. Nothing here loads a whole graph.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +17,6 @@ from sar.logging_setup import logger
 
 CHUNK_ROWS = 1 << 20
 """Edges in a chunk: 16 MB of IDs."""
-SAYING_SECONDS = 30.0
 
 Progress = Callable[[str, float], None]
 """Called now and then with the present stage and the share of it that is done, 0 to 1."""
@@ -38,41 +35,40 @@ def logged_stages() -> Progress:
     return log
 
 
-class RowsRead:
-    """Tells the log every `SAYING_SECONDS` how many rows of a file have been read, as reading may take minutes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._said = path, time.monotonic()
-
-    def note(self, rows: int) -> None:
-        """Note the number of rows read so far."""
-        if time.monotonic() - self._said >= SAYING_SECONDS:
-            logger.info("read %s rows of %s", f"{rows:,}", self._path)
-            self._said = time.monotonic()
-
-
 def index_dtype(largest: int) -> np.dtype[Any]:
     """The smaller of int32 and int64 that holds numbers up to `largest`."""
     return np.dtype(np.int32 if largest < 2**31 else np.int64)
 
 
+def first_outside(ids: Array, num_nodes: int) -> int | None:
+    """The place of the first ID, of (n,) int64, that is no node; None if all are from 0 to N - 1."""
+    unsigned = ids.view(np.uint64)  # a negative number is a large one without its sign
+    return int(np.argmax(unsigned >= num_nodes)) if ids.size and int(unsigned.max()) >= num_nodes else None
+
+
+def find_outside(src: Array, dst: Array, num_nodes: tuple[int, int]) -> tuple[int, str] | None:
+    """The place of an edge, of (n,) int64 each, that ends at no node, and the problem; None if all end at nodes.
+
+    `num_nodes` are those of the source and the destination type.
+    """
+    for end, ids, count in zip(("source", "destination"), (src, dst), num_nodes, strict=True):
+        if (row := first_outside(ids, count)) is not None:
+            expected = f"0 to {count - 1}" if count < np.iinfo(np.int64).max else "0 or more"
+            problem = f"the {end} is node {ids[row]}; expected {expected}. Correct the edges, or the number of nodes."
+            return row, problem
+    return None
+
+
 def check_ends(
     src: Array, dst: Array, num_nodes: tuple[int, int], where: str, first_row: int, advice: str = ""
 ) -> None:
-    """Raise `PartitionError` if an edge, of (n,) int64 each, ends at no node.
+    """Raise `PartitionError` if an edge ends at no node, as `find_outside` tells it.
 
-    `num_nodes` are those of the source and the destination type; `where` names the edges, whose first one has the
-    number `first_row`; `advice` ends the error.
+    `where` names the edges, whose first one has the number `first_row`; `advice` ends the error.
     """
-    for end, ids, count in zip(("source", "destination"), (src, dst), num_nodes, strict=True):
-        unsigned = ids.view(np.uint64)  # a negative number is a large one without its sign
-        if ids.size and int(unsigned.max()) >= count:
-            row = int(np.argmax(unsigned >= count))
-            expected = f"0 to {count - 1}" if count < np.iinfo(np.int64).max else "0 or more"
-            raise PartitionError(
-                f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Correct "
-                f"the edges, or the number of nodes.{advice}"
-            )
+    if (found := find_outside(src, dst, num_nodes)) is not None:
+        row, problem = found
+        raise PartitionError(f"{where}, row {first_row + row} (from 0): {problem}{advice}")
 
 
 def check_parts(part_of: Array, num_nodes: int, num_parts: int, whose: str) -> None:

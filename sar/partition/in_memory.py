@@ -13,10 +13,10 @@ from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
-from sar.partition.graph_data import GraphData
+from sar.partition.graph_data import GraphData, mask_of_ids
 from sar.partition.graph_source import GraphSource, logged_stages
-from sar.partition.ingest.features import check_splits
-from sar.partition.ingest.objects import as_array, from_object, mask_of_ids, with_masks
+from sar.partition.ingest.masks import check_splits, with_masks
+from sar.partition.ingest.objects import as_array, from_object
 from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport, by_worker_0, part_sizes
 
@@ -102,7 +102,9 @@ def partition_graph(
     if unknown := sorted(set(split_idx or ()) - _OF_SPLITS.keys()):
         raise ConfigError(f"split_idx has {unknown[0]!r}; expected node IDs by {', '.join(_OF_SPLITS)}.")
     lists = [(_OF_SPLITS[split], ids) for split, ids in (split_idx or {}).items()]
-    graph = with_masks(graph, lists, lambda ids, ntype: mask_of_ids("split_idx", ids, graph.num_nodes[ntype]))
+    graph = with_masks(
+        graph, lists, lambda ids, ntype: mask_of_ids("split_idx", as_array("split_idx", ids), graph.num_nodes[ntype])
+    )
     field = balance_edges if isinstance(balance_edges, str) else None
     balance = (IN_EDGES if field is None else f"{IN_EDGES}/{field}",) if balance_edges else ()
     options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance)

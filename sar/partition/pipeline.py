@@ -1,9 +1,9 @@
 """The whole job of `sar partition`: open a graph, assign its nodes to parts, write the parts, report."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from sar.host.memory import machine_memory
 from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
 from sar.partition.assign.assignment_files import write_assignment
 from sar.partition.graph_source import GraphSource, Progress
-from sar.partition.ingest.cleanup import clean_up, with_split
+from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.files import ADVICE, Files
+from sar.partition.ingest.masks import with_split
 from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.directory_report import DirectoryReport
 from sar.partition.new_directory import check_replaceable, new_directory
@@ -23,34 +24,6 @@ from sar.partition.write.write_job import check_hops, check_writable
 
 _TRAINER = "trainer_id"
 _LEAST_BYTES = 9  # of a node, as `partition.write.write_job` needs them
-
-
-@dataclass(frozen=True)
-class InputOptions:
-    """The options of reading, as in `open_graph` and `clean_up`; `split` has the shares of `with_split`, if any."""
-
-    path: Files | Mapping[str, Files]
-    format: str | None = None
-    num_nodes: int | Mapping[str, int] | None = None
-    node_features: Mapping[str, Files] = field(default_factory=dict)
-    edge_features: Mapping[str, Files] = field(default_factory=dict)
-    delimiter: str | None = None
-    header: bool | None = None
-    columns: tuple[str | int, str | int] | None = None
-    dtype: str | None = None
-    allow_nan: bool = False
-    allow_outside: bool = False
-    ids: Literal["map"] | None = None
-    comment: str | None = None
-    train_nodes: Files | Mapping[str, Files] | None = None
-    val_nodes: Files | Mapping[str, Files] | None = None
-    test_nodes: Files | Mapping[str, Files] | None = None
-    mask_column: int | None = None
-    allow_empty: bool = False
-    undirected: bool = False
-    remove_duplicates: bool = False
-    self_loops: Literal["keep", "remove", "add"] = "keep"
-    split: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +47,7 @@ class Outcome(NamedTuple):
 
 
 def run_partition(
-    source: InputOptions | GraphSource,
+    source: Callable[[Path], GraphSource] | GraphSource,
     assigning: AssigningOptions,
     output: OutputOptions,
     progress: Progress = lambda doing, share: None,
@@ -84,9 +57,10 @@ def run_partition(
 ) -> Outcome:
     """Divide a graph into parts and write them.
 
-    `more_weights` are further weights to balance, (N,) each; `trainers` as `num_trainers_per_machine` of
-    `partition_graph`. `ConfigError` if options do not fit each other or the graph, or the directory is taken,
-    `PartitionError` if the input is damaged, or the disk is full.
+    `source` is the graph, or reads it, with a directory for copies as its argument. `more_weights` are further weights
+    to balance, (N,) each; `trainers` as `num_trainers_per_machine` of `partition_graph`. `ConfigError` if options do
+    not fit each other or the graph, or the directory is taken, `PartitionError` if the input is damaged, or the disk
+    is full.
     """
     if isinstance(assigning.parts, int) and assigning.parts < 1:
         raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
@@ -98,7 +72,7 @@ def run_partition(
             graph = source
         else:
             progress("reading the input", 0.0)
-            graph = open_input(source, directory.scratch / "input", output.memory, assigning.seed)
+            graph = source(directory.scratch / "input")
         name = output.name or graph.name or "graph"
         check_writable(graph, name, output.memory)
         assigned = assign(assigning, graph, directory.scratch / "method", output.memory, progress, more_weights)
@@ -126,7 +100,7 @@ def run_partition(
 
 
 def run_assignment(
-    source: InputOptions,
+    source: Callable[[Path], GraphSource],
     assigning: AssigningOptions,
     memory: int | None = None,
     progress: Progress = lambda doing, share: None,
@@ -139,32 +113,36 @@ def run_assignment(
         raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
     with new_directory(assigning.write_assignment) as directory:
         progress("reading the input", 0.0)
-        graph = open_input(source, directory.scratch / "input", memory, assigning.seed)
+        graph = source(directory.scratch / "input")
         assigned = assign(assigning, graph, directory.scratch / "method", memory, progress)
         write_assignment(directory.path, graph.num_nodes, *assigned[:3])
     return assigned, graph.notes
 
 
-def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: int) -> GraphSource:
-    """The graph as options say; `seed` is that of the split."""
-    reading = {option.name: getattr(source, option.name) for option in fields(source)}
-    cleaning = {name: reading.pop(name) for name in ("undirected", "remove_duplicates", "self_loops")}
-    split = reading.pop("split")
-    graph = open_graph(**reading, scratch=scratch)
-    _check_number_of_nodes(graph)
-    graph = clean_up(graph, scratch, **cleaning, memory=memory)
-    return graph if split is None else with_split(graph, split, seed)
+def read_input(
+    path: Files | Mapping[str, Files],
+    scratch: Path,
+    *,
+    cleaning: Mapping[str, Any],
+    split: Sequence[float] | None = None,
+    seed: int = 0,
+    memory: int | None = None,
+    **reading: Any,
+) -> GraphSource:
+    """Open a graph with the arguments of `open_graph`, clean it up with those of `clean_up`, and split its nodes.
 
-
-def _check_number_of_nodes(graph: GraphSource) -> None:
-    """`ConfigError` if numbers of nodes alone do not fit into this machine's memory, as with gaps in the IDs."""
-    memory = machine_memory()
-    if _LEAST_BYTES * graph.total_nodes > memory:
+    `split` and `seed` are those of `with_split`. `ConfigError` also if numbers of nodes alone do not fit into this
+    machine's memory, as with gaps in the IDs.
+    """
+    graph, most = open_graph(path, scratch, **reading), machine_memory()
+    if _LEAST_BYTES * graph.total_nodes > most:
         raise ConfigError(
             f"the graph has {graph.total_nodes:,} nodes and {graph.total_edges:,} edges, and the nodes alone take "
-            f"{_LEAST_BYTES} bytes each, more than the {memory:,} of this machine. The number of nodes is the greatest "
+            f"{_LEAST_BYTES} bytes each, more than the {most:,} of this machine. The number of nodes is the greatest "
             f"ID plus one, unless it is given.{ADVICE}"
         )
+    graph = clean_up(graph, scratch, **cleaning, memory=memory)
+    return graph if split is None else with_split(graph, split, seed)
 
 
 def _with_trainers(graph: GraphSource, trainer_of: Array) -> GraphSource:

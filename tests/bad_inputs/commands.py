@@ -61,9 +61,9 @@ CASES = {
     ),
     "an edge beyond the nodes": case(
         command("partition edges.csv --parts 2 --out parts --num-nodes 2"),
-        "sar partition: edges.csv, line 2: '1,2' has an ID out of range; expected source an integer from 0 to 1 "
-        "and destination an integer from 0 to 1. Correct the line, or name the right layout. IDs that are "
-        "strings, or have gaps, are numbered with --ids map (ids='map').",
+        "sar partition: edges.csv, line 2, '1,2': the destination is node 2; expected 0 to 1. Correct the edges, or "
+        "the number of nodes. "
+        "IDs that are strings, or have gaps, are numbered with --ids map (ids='map').",
     ),
     "too little memory": case(
         command("partition edges.csv --parts 2 --out parts --memory-limit 2B"),
@@ -77,8 +77,8 @@ CASES = {
     ),
     "text that is no edges": case(
         command("partition edges.csv --parts 2 --out parts", edges="0,1\na,b\n"),
-        "sar partition: edges.csv, line 2: 'a,b' has something that is no integer; expected source an integer "
-        "from 0 and destination an integer from 0, separated by ','. Correct the line, or name the right layout. "
+        "sar partition: edges.csv, line 2, 'a,b': column 0 has 'a'; expected an integer. Correct the line, or name "
+        "the right layout. "
         "IDs that are strings, or have gaps, are numbered with --ids map (ids='map').",
     ),
     "edges of one end": case(

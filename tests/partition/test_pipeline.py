@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.inspection import inspect_directory
-from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
+from sar.partition.pipeline import OutputOptions, read_input, run_partition
 from tests.partition.written import check_directory, content_of
 
 ONLY = ("_N", "_E", "_N")
@@ -53,10 +55,10 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[AssignmentTask]:
     return asked
 
 
-def options_for(folder: Path) -> tuple[InputOptions, AssigningOptions, OutputOptions]:
+def options_for(folder: Path) -> tuple[partial[GraphSource], AssigningOptions, OutputOptions]:
     features = {name: str(folder / f"{name}.npy") for name in ("feat", "train_mask")}
-    source = InputOptions(
-        str(folder / "edges.npy"), node_features=features, edge_features={"weight": str(folder / "weight.npy")}
+    source = partial(
+        open_graph, folder / "edges.npy", node_features=features, edge_features={"weight": folder / "weight.npy"}
     )
     return source, AssigningOptions(3, "dealt"), OutputOptions(folder / "parts", "some")
 
@@ -91,7 +93,7 @@ def test_the_report_says_what_inspection_finds(tmp_path: Path) -> None:
     }
     np.savez(tmp_path / "typed.npz", **arrays)
     options = (
-        InputOptions(str(tmp_path / "typed.npz")),
+        partial(open_graph, tmp_path / "typed.npz"),
         AssigningOptions(4, "random"),
         OutputOptions(tmp_path / "parts"),
     )
@@ -104,7 +106,8 @@ def test_the_report_says_what_inspection_finds(tmp_path: Path) -> None:
 
 def test_edges_are_cleaned_up(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("0,1\n1,2\n0,1\n3,3\n2,1\n")
-    source = InputOptions(str(tmp_path / "edges.csv"), num_nodes=5, undirected=True, self_loops="add")
+    cleaning = {"undirected": True, "self_loops": "add"}
+    source = partial(read_input, tmp_path / "edges.csv", num_nodes=5, cleaning=cleaning, memory=2**26)
     run_partition(source, AssigningOptions(2, "random"), OutputOptions(tmp_path / "parts", memory=2**26))
     src, dst = [0, 1, 1, 2, 0, 1, 2, 3, 4], [1, 0, 2, 1, 0, 1, 2, 3, 4]
     graph = GraphSource({"_N": 5}, {ONLY: ArrayEdges(np.array(src), np.array(dst))}, {}, {})
@@ -144,7 +147,7 @@ def test_balances_that_make_no_sense_are_refused(tmp_path: Path, balance: str, w
     source, _, output = options_for(tmp_path)
     if balance == "bad":
         np.save(tmp_path / "bad.npy", np.where(np.arange(NUM_NODES) == 7, -1.0, 0.0))
-        source = InputOptions(source.path, node_features={"bad": str(tmp_path / "bad.npy")})
+        source = partial(open_graph, tmp_path / "edges.npy", node_features={"bad": tmp_path / "bad.npy"})
     before = content_of(tmp_path)
     with pytest.raises(ConfigError, match=words):
         run_partition(source, AssigningOptions(3, "dealt", balance=(balance,)), output)

@@ -19,11 +19,10 @@ from sar.data.part_files import parse_edge_type
 from sar.data.partition_json import check_inside
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
-from sar.partition.ingest.edges import EdgeFormat, open_edges
-from sar.partition.ingest.features import FeatureSource, open_column
-from sar.partition.ingest.files import ALL_COLUMNS, find_files
+from sar.partition.ingest.edges import open_edges
+from sar.partition.ingest.features import open_column
+from sar.partition.ingest.files import ALL_COLUMNS, Reading, Source, TextFormat, Wanted, find_files
 from sar.partition.ingest.objects import from_object
-from sar.partition.ingest.text import TextFormat
 from sar.partition.new_directory import new_directory
 
 METADATA = "metadata.json"
@@ -33,12 +32,11 @@ _PAIRS = 1 << 17  # formatted at a time
 _CSV = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
 
 
-def open_chunked(path: Path, scratch: Path, *, allow_nan: bool, allow_outside: bool) -> GraphSource:
+def open_chunked(path: Path, how: Reading, *, allow_outside: bool) -> GraphSource:
     """A graph in the chunked format, by its `metadata.json`, in which paths are relative to its folder or absolute.
 
-    Text and Parquet are copied to `scratch` in binary. NaN is never allowed in labels and masks. With `allow_outside`
-    there may be files outside of the folder, also by links. Raises `PartitionError` if a file is missing, damaged or
-    outside, or entries contradict each other or the files that they name.
+    With `allow_outside` there may be files outside of the folder, also by links. Raises `PartitionError` if a file is
+    missing, damaged or outside, or entries contradict each other or the files that they name.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -64,10 +62,10 @@ def open_chunked(path: Path, scratch: Path, *, allow_nan: bool, allow_outside: b
     edges = {}
     for number, (key, etype) in enumerate(canonical.items()):
         ends = num_nodes[etype[0]], num_nodes[etype[2]]
-        edges[etype] = meta.edges(key, edge_files.get(key), ends, edge_chunks[key], scratch, f"edges-{number}")
+        edges[etype] = meta.edges(key, edge_files.get(key), ends, edge_chunks[key], how.scratch, f"edges-{number}")
     num_edges = {key: edges[etype].num_edges for key, etype in canonical.items()}
-    node_data = meta.columns("node_data", num_nodes, scratch, allow_nan)
-    edge_data = meta.columns("edge_data", num_edges, scratch, allow_nan)
+    node_data = meta.columns("node_data", num_nodes, how)
+    edge_data = meta.columns("edge_data", num_edges, how)
     return GraphSource(num_nodes, edges, node_data, {canonical[key]: edge_data[key] for key in canonical}, name)
 
 
@@ -124,27 +122,24 @@ class _Metadata:
         self, name: str, spec: Any, num_nodes: tuple[int, int], chunks: Sequence[int], scratch: Path, copy: str
     ) -> EdgeSource:
         """The edges of one type, as many as the counts say."""
-        format_, delimiter, files = self._files(f"edges of '{name}'", spec or {"format": {"name": "csv"}, "data": []})
-        if not files and not sum(chunks):
+        source = self._source(f"edges of '{name}'", spec or {"format": {"name": "csv"}, "data": []})
+        if not source.files and not sum(chunks):
             return ArrayEdges(np.empty(0, np.int64), np.empty(0, np.int64))
-        if not files:
+        if not source.files:
             raise self.error(f"there are no files for the {sum(chunks)} edges of '{name}'")
-        how = EdgeFormat(format_, TextFormat(delimiter), ambiguous_are_pairs=True)
-        opened = open_edges(files, how, num_nodes, scratch, copy)
-        if len(opened.counts) == len(chunks):
-            for file, found, expected in zip(files, opened.counts, chunks, strict=False):
+        edges, counts = open_edges(source, num_nodes, scratch, copy, ambiguous_are_pairs=True)
+        if len(counts) == len(chunks):
+            for file, found, expected in zip(source.files, counts, chunks, strict=False):
                 if found != expected:
                     raise self.error(f"{file} has {found} edges; expected {expected} as the counts of '{name}' say")
-        if sum(opened.counts) != sum(chunks):
+        if sum(counts) != sum(chunks):
             raise self.error(
-                f"the files of '{name}', {files[0]} and so on, have {sum(opened.counts)} edges; expected {sum(chunks)} "
-                "as its counts say"
+                f"the files of '{name}', {source.shown}, have {sum(counts)} edges; expected {sum(chunks)} as its "
+                "counts say"
             )
-        return opened.edges
+        return edges
 
-    def columns(
-        self, key: str, rows: Mapping[str, int], scratch: Path, allow_nan: bool
-    ) -> dict[str, dict[str, Column]]:
+    def columns(self, key: str, rows: Mapping[str, int], how: Reading) -> dict[str, dict[str, Column]]:
         found: dict[str, dict[str, Column]] = {name: {} for name in rows}
         for name, fields in self.section(key, list(rows)).items():
             if not isinstance(fields, dict):
@@ -152,16 +147,14 @@ class _Metadata:
                     f"{key} of '{name}' is {_short(fields)}; expected an object with an entry for each field"
                 )
             for field, spec in fields.items():
-                format_, delimiter, files = self._files(f"{key} of '{name}/{field}'", spec)
-                if not files:
+                source = self._source(f"{key} of '{name}/{field}'", spec, (ALL_COLUMNS,))
+                if not source.files:
                     raise self.error(f"there are no files for {key} of '{name}/{field}'")
-                text = TextFormat(delimiter, numbers_are_rows=True)
-                source = FeatureSource(files, format_, (ALL_COLUMNS,), text)
-                found[name][field] = open_column(source, f"{name}/{field}", rows[name], scratch, allow_nan=allow_nan)
+                found[name][field] = open_column(source, f"{name}/{field}", rows[name], how)
         return found
 
-    def _files(self, what: str, spec: Any) -> tuple[str, str | None, list[Path]]:
-        """Format, delimiter and files of a file specification."""
+    def _source(self, what: str, spec: Any, columns: Wanted = None) -> Source:
+        """The files of a file specification."""
         try:
             name, delimiter, data = spec["format"]["name"], spec["format"].get("delimiter"), spec["data"]
         except (TypeError, KeyError, AttributeError) as error:
@@ -173,7 +166,8 @@ class _Metadata:
         files = [self.path.parent / file for file in data]
         for file in [] if self.allow_outside else files:
             check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent))
-        return _FORMATS[name], delimiter or None, find_files(files) if files else []
+        text = TextFormat(delimiter or None, numbers_are_rows=True)
+        return Source(find_files(files) if files else [], _FORMATS[name], columns, text)
 
 
 def _short(found: Any) -> str:

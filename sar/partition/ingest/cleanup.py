@@ -1,4 +1,4 @@
-"""Clean-up of a graph before it is divided: reverse edges, duplicates, self-loops, masks.
+"""Clean-up of a graph before it is divided: reverse edges, duplicates, self-loops.
 
 [Note: sorting on disk] Edges are told apart by sorting. A range of sources with too many edges for memory is divided
 into narrower ones: its edges go to a file for each, and each is dealt with in turn, in order. A single source with too
@@ -8,7 +8,7 @@ place of its destination, so that copies in the input can be told from edges tha
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +16,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
+from sar.common_tuples import CanonicalEtype, StrPath
 from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import ConfigError
 from sar.id_slices import first_of_equals, pieces
-from sar.partition.graph_data import split_masks
 from sar.partition.graph_source import (
     ArrayEdges,
     Column,
@@ -30,7 +29,6 @@ from sar.partition.graph_source import (
     check_ends,
     index_dtype,
 )
-from sar.partition.ingest.features import LABEL
 from sar.partition.ingest.objects import from_object
 
 _MEMORY = 256 << 20
@@ -257,30 +255,3 @@ def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder:
                 if low < high:
                     file.append(records[order[low:high]])
         return [file.array() for file in files]
-
-
-def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphSource:
-    """Add masks that divide the labelled nodes of every type at random, in shares with a sum of at most 1.
-
-    A node is labelled if its `label` is a number from 0 on, or has several columns. In a graph without labels, and
-    with one node type, all nodes are divided. `ConfigError` if shares are no such numbers, there are masks already,
-    or there are several node types and no labels.
-    """
-    if len(shares) != len(SPLIT) or not min(shares) >= 0 or not 0 < sum(shares) < 1 + 1e-6:
-        raise ConfigError(
-            f"the split is {', '.join(map(str, shares))}; expected three shares of the nodes, to train, validate and "
-            "test on, with a sum of at most 1, such as 0.6,0.2,0.2."
-        )
-    labelled = [ntype for ntype in graph.num_nodes if LABEL in graph.node_data.get(ntype, {})]
-    if not labelled and len(graph.num_nodes) > 1:
-        raise ConfigError(f"no node type among {', '.join(graph.num_nodes)} has a label, so there is nothing to split.")
-    node_data = dict(graph.node_data)
-    for ntype in labelled or graph.num_nodes:
-        fields: Mapping[str, Column] = node_data.get(ntype, {})
-        there = [name for name in SPLIT if name in fields]
-        if there:
-            raise ConfigError(f"'{ntype}' has {', '.join(there)} already; leave these or the split out.")
-        has_numbers = LABEL in fields and len(fields[LABEL].shape) == 1
-        chosen = fields[LABEL][:] >= 0 if has_numbers else np.ones(graph.num_nodes[ntype], np.bool_)
-        node_data[ntype] = {**fields, **split_masks(chosen, shares, seed)}
-    return replace(graph, node_data=node_data)

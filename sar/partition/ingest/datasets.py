@@ -1,4 +1,4 @@
-"""Graphs of `.npz` files and of data sets by name, which are read into memory."""
+"""Graphs of data sets by name, which are read into memory."""
 
 import pickle
 from collections.abc import Callable, Mapping
@@ -9,11 +9,9 @@ import numpy as np
 from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
 from sar.common_tuples import StrPath
 from sar.data.arrays import Array
-from sar.data.part_files import parse_edge_type
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData, edge_ends, node_fields, read_arrays
-from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest.objects import mask_of_ids
+from sar.partition.graph_data import GraphData, read_any_npz
+from sar.partition.graph_source import GraphSource
 
 
 def load_dataset(name: str, folder: StrPath | None = None, split: int = 0) -> GraphData | GraphSource:
@@ -42,53 +40,6 @@ def load_dataset(name: str, folder: StrPath | None = None, split: int = 0) -> Gr
         f"unknown data set '{name}': {where}neither a path that ends in .npz, nor an ogbn- name, nor one of "
         f"{', '.join(sorted(DGL_DATASETS))}."
     )
-
-
-def read_any_npz(path: StrPath, split: int = 0) -> GraphData | GraphSource:
-    """Read a graph from an `.npz` file, with the arrays of `GraphData.from_arrays` or `typed_graph`."""
-    arrays = read_arrays(path)
-    try:
-        if any(key.startswith("edges/") for key in arrays):
-            return typed_graph(arrays)
-        return GraphData.from_arrays(arrays, split)
-    except ConfigError as error:
-        raise ConfigError(f"'{path}': {error}") from error
-
-
-def typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
-    """Check arrays named as in the `.npz` file of a heterogeneous graph, and bring them to the dtypes of `GraphData`.
-
-    They are `num_nodes/NTYPE`; `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; if known, `NAME/NTYPE` with the names
-    of `GraphData.from_arrays`, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the masks. `ConfigError` if
-    one is missing, has another length than its type, or names an unknown type.
-    """
-    num_nodes = {key.removeprefix("num_nodes/"): int(arrays[key]) for key in arrays if key.startswith("num_nodes/")}
-    relations = {key[len("edges/") : -len("/src")] for key in arrays if key[:6] == "edges/" and key[-4:] == "/src"}
-    if not num_nodes or not relations:
-        raise ConfigError(f"expected num_nodes/NTYPE and edges/NTYPE:RELATION:NTYPE/src; found {sorted(arrays)}.")
-    unusable = sorted(ntype for ntype in num_nodes if "/" in ntype or ":" in ntype)
-    if unusable:
-        raise ConfigError(f"node types {unusable} have a slash or a colon in their names; rename them.")
-    edges = {}
-    for name in sorted(relations):
-        etype = parse_edge_type(name)
-        if etype is None or "/" in name or not {etype[0], etype[2]} <= num_nodes.keys():
-            raise ConfigError(f"edge type '{name}' is not NTYPE:RELATION:NTYPE of the types {sorted(num_nodes)}.")
-        if f"edges/{name}/dst" not in arrays:
-            raise ConfigError(f"edges/{name}/dst is missing.")
-        src, dst = (arrays[f"edges/{name}/{end}"] for end in ("src", "dst"))
-        edges[etype] = ArrayEdges(*edge_ends(src, dst, num_nodes[etype[0]], num_nodes[etype[2]]))
-    node_data = {ntype: node_fields(_of_type(arrays, ntype, count), count) for ntype, count in num_nodes.items()}
-    return GraphSource(num_nodes, edges, node_data, {})
-
-
-def _of_type(arrays: Mapping[str, Array], ntype: str, num_nodes: int) -> dict[str, Array]:
-    """The arrays of one node type under their names without it, and masks for lists of node IDs."""
-    found = {key.split("/")[0]: value for key, value in arrays.items() if key.split("/")[1:] == [ntype]}
-    for name in ("train", "val", "test"):
-        if f"{name}_idx" in found:
-            found[f"{name}_mask"] = mask_of_ids(f"{name}_idx/{ntype}", found[f"{name}_idx"], num_nodes)
-    return found
 
 
 def _through(package: str, name: str, load: Callable[[], Mapping[str, Array]], split: int) -> GraphData:

@@ -1,40 +1,20 @@
 """The edges of one type, from files of any format: binary files are read in place, others copied once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 
 from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy, open_raw
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, check_ends, index_dtype
-from sar.partition.ingest.files import ADVICE, ColumnChoice, Files, Wanted, with_format
-from sar.partition.ingest.parquet import parquet_edges
-from sar.partition.ingest.text import TextFormat, text_edges
+from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, check_ends, find_outside, index_dtype
+from sar.partition.ingest.columns import ColumnChoice, NotNumbersError
+from sar.partition.ingest.files import ADVICE, Source
+from sar.partition.ingest.tables import read_table
 
 _ANY = int(np.iinfo(np.int64).max)
-
-
-@dataclass(frozen=True)
-class EdgeFormat:
-    """The form of edge files."""
-
-    name: str  # `text`, `parquet`, `npy` or `raw`; empty: found out from the files
-    text: TextFormat = field(default_factory=TextFormat)
-    columns: Wanted = None  # of text and Parquet
-    dtype: str | None = None  # of raw files, `int32` or `int64`
-    ambiguous_are_pairs: bool = False  # whether `.npy` arrays of (2, 2) alone are two edges, a row each
-    advice: str = ADVICE  # ends errors about an ID that is no node
-
-
-@dataclass(frozen=True)
-class OpenedEdges:
-    """Edges found in files."""
-
-    edges: EdgeSource  # all of them; checked against the numbers of nodes if these are known
-    counts: list[int]  # of each file, or pair of files
-    least_nodes: tuple[int, int] | None  # of source and destination type, that edges need; None if not looked for
 
 
 @dataclass(frozen=True)
@@ -65,44 +45,54 @@ class CheckedEdges(EdgeSource):
 
 
 def open_edges(
-    files: Files, how: EdgeFormat, num_nodes: tuple[int | None, int | None], scratch: Path, name: str
-) -> OpenedEdges:
-    """Find the edges of one type.
+    source: Source,
+    num_nodes: tuple[int | None, int | None],
+    scratch: Path,
+    name: str,
+    *,
+    advice: str = ADVICE,
+    ambiguous_are_pairs: bool = False,
+) -> tuple[EdgeSource, list[int]]:
+    """Find the edges of one type, and how many each file, or pair of files, has.
 
     Text and Parquet are parsed now, into raw files called `name` under `scratch`, of 32 bits if all IDs are known to
-    fit. If a number of nodes, of the source or the destination type, is None, all edges are read now to find it. Raises
-    `PartitionError` if a file is missing or damaged, or an ID is no integer, negative or too large; `ConfigError` if
-    the format does not fit.
+    fit. `advice` ends errors about an ID that is no node; with `ambiguous_are_pairs`, `.npy` arrays of (2, 2) alone are
+    two edges, a row each. Raises `PartitionError` if a file is missing or damaged, or an ID is no integer, negative or,
+    if the number of nodes is known, too large; `ConfigError` if the format does not fit.
     """
-    found, form = with_format(files, how.name)
     limits = (_ANY if num_nodes[0] is None else num_nodes[0], _ANY if num_nodes[1] is None else num_nodes[1])
-    if form in ("text", "parquet"):
-        dtype = index_dtype(max(limits) - 1)
-        counts, least, choice = [], [0, 0], ColumnChoice("edges", how.columns)
-        with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
-            for file in found:
-                before = src.rows
-                if form == "text":
-                    parsed = text_edges(file, how.text, choice, limits, how.advice)
-                else:
-                    parsed = parquet_edges(file, choice, limits, how.advice)
-                for ends in parsed:
-                    for i, (kept, ids) in enumerate(zip((src, dst), ends, strict=True)):
-                        kept.append(ids)
-                        least[i] = max(least[i], int(ids.max(initial=-1)) + 1)
-                counts.append(src.rows - before)
-            return OpenedEdges(ArrayEdges(src.array(), dst.array()), counts, (least[0], least[1]))
-    if form not in ("npy", "raw"):
-        raise ConfigError(f"edges in the format {form!r} were asked for; expected text, parquet, npy or raw.")
-    parts = open_npy_edges(found, how.ambiguous_are_pairs) if form == "npy" else open_raw_edges(found, how.dtype)
-    edges = CheckedEdges(parts, limits, how.advice)
-    least_nodes = None
-    if None in num_nodes:
-        most = np.full(2, -1)
+    if source.format not in ("text", "parquet"):
+        parts = binary_edges(source, ambiguous_are_pairs)
+        return CheckedEdges(parts, limits, advice), [part.num_edges for _, part in parts]
+    dtype, counts, choice = index_dtype(max(limits) - 1), [], ColumnChoice("edges", source.columns)
+    with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
+        for path in source.files:
+            before = src.rows
+            try:
+                for batch in read_table(path, source, choice, "integers"):
+                    sources, destinations = (ids.astype(np.int64, copy=False) for ids in batch.columns)
+                    if (found := find_outside(sources, destinations, limits)) is not None:
+                        row, problem = found
+                        raise PartitionError(f"{batch.where(row)}: {problem}{advice}")
+                    src.append(sources)
+                    dst.append(destinations)
+            except NotNumbersError as error:
+                raise PartitionError(f"{error}{advice}") from error
+            counts.append(src.rows - before)
+    return ArrayEdges(src.array(), dst.array()), counts
+
+
+def read_edge_ids(source: Source) -> Iterator[Sequence[pyarrow.Array]]:
+    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each."""
+    choice = ColumnChoice("edges", source.columns)
+    if source.format in ("text", "parquet"):
+        for path in source.files:
+            yield from (batch.columns for batch in read_table(path, source, choice, "ids"))
+        return
+    unsigned = source.format == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in source.files)
+    for _, edges in binary_edges(source):
         for ends in edges.chunks():
-            most = np.maximum(most, [ids.max(initial=-1) for ids in ends])
-        least_nodes = int(most[0]) + 1, int(most[1]) + 1
-    return OpenedEdges(edges, [part.num_edges for _, part in parts], least_nodes)
+            yield [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
 
 
 @dataclass(frozen=True)
@@ -120,11 +110,31 @@ class PairEdges(EdgeSource):
         return np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
 
 
-def open_npy_edges(files: Sequence[Path], ambiguous_are_pairs: bool) -> list[tuple[str, EdgeSource]]:
-    """Edges of `.npy` files, with their names: (E, 2) or (2, E) each, or two files of (E,), sources and destinations.
+def binary_edges(source: Source, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:
+    """Edges of `.npy` or raw files, with their names.
 
-    Of two files of (E,), names with `src` and `dst` tell which is which, else the first one has the
-    sources. `PartitionError` if the files are damaged, hold no integers or have other shapes.
+    Raw files are nothing but integers: pairs, or sources and destinations in two files with `src` and `dst` in their
+    names. `PartitionError` if files are damaged, `ConfigError` if the format is another.
+    """
+    files = source.files
+    if source.format == "npy":
+        return _npy_edges(files, ambiguous_are_pairs)
+    if source.format != "raw":
+        raise ConfigError(f"edges in the format {source.format!r} were asked for; expected text, parquet, npy or raw.")
+    if source.dtype not in ("int32", "int64", ">i4", ">i8"):
+        raise ConfigError(f"raw edges of dtype {source.dtype} were asked for; expected dtype='int32' or 'int64'.")
+    kind = np.dtype(source.dtype)
+    if _named_ends(files) is not None:
+        return [_two_ends(files, [open_raw(file, kind) for file in files])]
+    return [(str(file), PairEdges(open_raw(file, kind, (2,)))) for file in files]
+
+
+def _npy_edges(files: Sequence[Path], ambiguous_are_pairs: bool) -> list[tuple[str, EdgeSource]]:
+    """Arrays of (E, 2) or (2, E), or two of (E,), sources and destinations.
+
+    Those of (2, 2) are read as the other files, without these as pairs if `ambiguous_are_pairs`. Of two of (E,), names
+    with `src` and `dst` tell which is which, else the first one has the sources. `PartitionError` if they hold no
+    integers or have other shapes.
     """
     arrays = [open_npy(file) for file in files]
     for file, (array, _) in zip(files, arrays, strict=True):
@@ -156,18 +166,6 @@ def open_npy_edges(files: Sequence[Path], ambiguous_are_pairs: bool) -> list[tup
             src = StoredArray(array.path, array.offset, array.shape[1:], array.stored)
             edges.append((str(file), ArrayEdges(src, replace(src, offset=array.offset + array.row_bytes))))
     return edges
-
-
-def open_raw_edges(files: Sequence[Path], dtype: str | None) -> list[tuple[str, EdgeSource]]:
-    """Edges of files of nothing but integers: pairs; or sources and destinations in two files with `src` and `dst` in
-    their names. The dtype is `>i4` or `>i8` if the most significant byte comes first.
-    """
-    if dtype not in ("int32", "int64", ">i4", ">i8"):
-        raise ConfigError(f"raw edges of dtype {dtype} were asked for; expected dtype='int32' or 'int64'.")
-    kind = np.dtype(dtype)
-    if _named_ends(files) is not None:
-        return [_two_ends(files, [open_raw(file, kind) for file in files])]
-    return [(str(file), PairEdges(open_raw(file, kind, (2,)))) for file in files]
 
 
 def _named_ends(files: Sequence[Path]) -> tuple[int, int] | None:

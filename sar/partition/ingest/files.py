@@ -1,11 +1,11 @@
-"""Which files an input consists of, their format, and which columns of a table are taken; checks of IDs in them."""
+"""Which files an input consists of, their format, and the options of reading them."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from glob import has_magic
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Literal
 
 from sar.common_tuples import StrPath
 from sar.data.graph_files import GRAPH_FILE_MARK
@@ -30,16 +30,11 @@ FORMATS = tuple(_SUFFIXES)
 _DGL_STARTS = [mark.to_bytes(8, "little") for mark in (GRAPH_FILE_MARK, TENSOR_FILE_MARK)]
 ALL_COLUMNS = "*"
 ADVICE = " IDs that are strings, or have gaps, are numbered with --ids map (ids='map')."
-END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
 MATRIX_MARKET = (
     "is a MatrixMarket file, whose first row is a size and whose IDs begin at 1; expected a table of edges. "
     "Convert it: A = scipy.io.mmread(FILE), then numpy.save('edges.npy', numpy.stack([A.row, A.col], axis=1))."
 )
 _PACKED = (".bz2", ".xz", ".zst", ".zip", ".7z")
-
-
-class NotNumbersError(PartitionError):
-    """A feature has values that are no numbers of the type asked for."""
 
 
 def find_files(files: Files) -> list[Path]:
@@ -110,102 +105,72 @@ def _by_number(file: Path) -> list[tuple[int, str]]:
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(file))]
 
 
-def find_column(path: Path, names: Sequence[str], wanted: str | int) -> int:
-    """The number of a column, from its name or number, also in digits; `ConfigError` if there is not one such."""
-    if isinstance(wanted, str) and names.count(wanted) == 1:
-        return names.index(wanted)
-    number = int(wanted) if isinstance(wanted, int) or wanted.isdecimal() else -1
-    if 0 <= number < len(names) and wanted not in names:
-        return number
-    raise ConfigError(f"{path} has no column {wanted!r}; expected one of the columns {', '.join(names)}.")
+@dataclass(frozen=True)
+class TextFormat:
+    """The layout of text files."""
+
+    delimiter: str | None = None  # the only one; None: found out from the first line, and blanks may come in runs
+    header: bool | None = None  # whether the first line names the columns; None: if none of its fields is a number
+    comment: str | None = None  # begins lines to pass over, "" none; None: # and %, but only before the first row
+    numbers_are_rows: bool = False  # whether a first line of 0, 1, 2 is certainly no header
+    notes: list[str] = field(default_factory=list, compare=False)  # collects remarks for the user
+
+    def __post_init__(self) -> None:
+        if self.delimiter is not None and (len(self.delimiter) != 1 or not self.delimiter.isascii()):
+            raise ConfigError(f"the delimiter is {self.delimiter!r}; expected one ASCII character.")
+
+    def note(self, remark: str) -> None:
+        if remark not in self.notes:  # files are read several times
+            self.notes.append(remark)
 
 
-class ColumnChoice:
-    """Finds the columns to read in each file of a table: the same ones, by their names if the files name them.
+@dataclass(frozen=True)
+class Reading:
+    """The options of reading, and the folder for copies in binary."""
 
-    Args:
-        of: `edges`: two columns, source and destination; by default `src` and `dst` or the like, else the only two.
-            `ids`: one column. `feature`: any number; by default the only one.
-        wanted: names, or numbers from 0; of a feature also ranges such as `0-1432`, and `ALL_COLUMNS` alone.
-    """
+    scratch: Path
+    text: TextFormat = field(default_factory=TextFormat)
+    allow_nan: bool = False  # in features; never in labels and masks
 
-    def __init__(self, of: Literal["edges", "ids", "feature"], wanted: Wanted) -> None:
-        self._of, self._wanted = of, None if wanted is None else [*wanted]
-        self._first: Path | None = None  # the first file that has rows or names
-        self._all: Sequence[str] = ()  # its columns
-        self._chosen: list[int] = []  # in the first file
-        self._has_names = False
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one list of edges, of IDs or of one feature, one after the other."""
+
+    files: Sequence[Path]
+    format: str  # one of `FORMATS`
+    columns: Wanted = None  # of a table; or the names of a tensor
+    text: TextFormat = field(default_factory=TextFormat)
+    dtype: str | None = None  # of raw files, `int32` or `int64`; `>i4` or `>i8` if the most significant byte is first
+
+    @classmethod
+    def of(
+        cls,
+        files: Files,
+        text: TextFormat,
+        *,
+        format: str | None = None,
+        columns: Wanted = None,
+        dtype: str | None = None,
+    ) -> "Source":
+        """Find the files. The format is found out if it is None; files whose columns are named have a header.
+
+        Raises `PartitionError` if there are no such files, `ConfigError` if their format is not known.
+        """
+        if any(isinstance(one, str) and not re.fullmatch(r"[\d-]+|\*", one) for one in columns or ()):
+            text = replace(text, header=True)
+        return cls(*with_format(files, format), columns, text, dtype)
+
+    @classmethod
+    def named(cls, files: Files, text: TextFormat) -> "Source":
+        """As `of`; `#` after the files may precede the columns to take, separated by commas."""
+        columns = None
+        if isinstance(files, str | PathLike) and not Path(files).exists() and "#" in fspath(files):
+            files, _, names = fspath(files).rpartition("#")
+            columns = names.split(",")
+        return cls.of(files, text, columns=columns)
 
     @property
-    def by_name(self) -> bool:
-        """Whether a column is wanted by a name that is no number, so that the files must name their columns."""
-        return any(isinstance(one, str) and not re.fullmatch(r"[\d-]+|\*", one) for one in self._wanted or ())
-
-    def numbers(self, path: Path, names: Sequence[str], shown: str, *, has_names: bool = True) -> list[int]:
-        """The numbers of the columns in one more file, whose columns are called `names`.
-
-        `has_names` is False if these are only numbers, and `shown` describes the columns in errors. Raises
-        `ConfigError` if the columns are not there, if it is unclear which are meant, or if they differ between files.
-        """
-        if self._first is None:
-            self._first, self._all, self._has_names = path, names, has_names
-            self._chosen = self._find(path, names, shown)
-            return self._chosen
-        if has_names and not self._has_names:
-            raise ConfigError(f"{path} has names of columns, {shown}, and {self._first} has none; name them in both.")
-        if list(names) == list(self._all) or (not has_names and len(names) == len(self._all)):
-            return self._chosen
-        expected = [self._all[i] for i in self._chosen]
-        if not all(names.count(name) == 1 for name in expected) or (
-            self._wanted == [ALL_COLUMNS] and len(names) != len(self._all)
-        ):
-            raise ConfigError(
-                f"{path} has the columns {', '.join(names[:10])}; expected {', '.join(expected[:10])} among them, as "
-                f"in {self._first}. Write all files with the same columns."
-            )
-        return [names.index(name) for name in expected]
-
-    def _find(self, path: Path, names: Sequence[str], shown: str) -> list[int]:
-        wanted = self._wanted
-        if self._of == "edges":
-            return self._find_ends(path, names, shown)
-        if wanted is None and len(names) > 1:
-            raise ConfigError(
-                f"{path} has {len(names)} columns, {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}; say "
-                f"which of them are the feature: '{path.name}#{names[0]}', with several names '#{names[0]},{names[1]}',"
-                f" or all with '#{ALL_COLUMNS}'."
-            )
-        found: list[int] = []
-        for column in [] if wanted is None or wanted == [ALL_COLUMNS] else wanted:
-            ends = None if column in names else re.fullmatch(r"(\d{1,9})-(\d{1,9})", str(column))
-            if ends is None:
-                found.append(find_column(path, names, column))
-            else:
-                first, last = (find_column(path, names, end) for end in ends.groups())
-                found += range(first, last + 1)
-        if wanted is None or wanted == [ALL_COLUMNS]:
-            found = list(range(len(names)))
-        if self._of == "ids" and len(found) != 1:
-            raise ConfigError(f"{path}: {len(found)} columns were named for the IDs of nodes; expected one.")
-        if not found:
-            raise ConfigError(f"{path}: the columns {shown} have none that is wanted; expected at least one.")
-        return found
-
-    def _find_ends(self, path: Path, names: Sequence[str], shown: str) -> list[int]:
-        wanted = self._wanted
-        if wanted is None:
-            lower = [name.casefold() for name in names]
-            pairs = (*END_NAMES, ("from", "to"), ("u", "v")) if len(names) == 2 else END_NAMES
-            ends = next((ends for ends in pairs if all(lower.count(end) == 1 for end in ends)), None)
-            if ends is not None:
-                return [lower.index(end) for end in ends]
-            if len(names) != 2:
-                raise ConfigError(
-                    f"{path} has {len(names)} columns, {shown}; expected two, source and destination. Name these two "
-                    "(columns=, --columns), or the delimiter between them (delimiter=, --delimiter)."
-                )
-            wanted = [0, 1]
-        source, destination = (find_column(path, names, column) for column in wanted)
-        if source == destination:
-            raise ConfigError(f"sources and destinations are both to come from column {names[source]!r} of {path}.")
-        return [source, destination]
+    def shown(self) -> str:
+        """For errors: the names of the files."""
+        return f"{self.files[0]}{f' to {self.files[-1]}' if len(self.files) > 1 else ''}"

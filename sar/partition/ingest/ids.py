@@ -8,7 +8,7 @@ come back with each file read once more, from front to back.
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -19,21 +19,19 @@ import pyarrow
 import pyarrow.compute as compute
 
 from sar.common_tuples import CanonicalEtype
-from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy
+from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import PartitionError
-from sar.id_slices import pieces
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, index_dtype
-from sar.partition.ingest.edges import EdgeFormat, open_npy_edges, open_raw_edges
-from sar.partition.ingest.features import FeatureSource
-from sar.partition.ingest.files import ColumnChoice, Files, with_format
-from sar.partition.ingest.parquet import parquet_ids
-from sar.partition.ingest.text import text_ids
+from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
+from sar.partition.ingest.edges import read_edge_ids
+from sar.partition.ingest.files import Source
+from sar.partition.ingest.tables import as_bytes, read_ids
 from sar.splitmix import STEP
 
 _BITS = 8  # of a hash that decide about the file
 _LONGEST = 255
+_ENDS = ("src", "dst")
 _INTEGERS = pyarrow.int64()
-_TABLE = ""
+_Destination = tuple[CanonicalEtype, str]  # of numbers: the sources ("src") or destinations ("dst") of an edge type
 
 
 class MappedIds(NamedTuple):
@@ -48,9 +46,7 @@ class _NotIntegersError(Exception):
     """Some IDs of a node type, its argument, are no integers of 64 bits in their usual form."""
 
 
-def map_ids(
-    edges: Mapping[CanonicalEtype, Files], how: EdgeFormat, tables: Mapping[str, FeatureSource], scratch: Path
-) -> MappedIds:
+def map_ids(edges: Mapping[CanonicalEtype, Source], tables: Mapping[str, Source], scratch: Path) -> MappedIds:
     """Number the nodes that edges name, by integers if all IDs of a node type are such, else by strings.
 
     `tables` have, by node type, the IDs of its nodes, which are numbered in this order; other types' nodes get numbers
@@ -61,115 +57,62 @@ def map_ids(
     while True:
         try:
             with tempfile.TemporaryDirectory(prefix="ids-", dir=scratch) as folder:
-                return _mapped(edges, how, tables, types, scratch, Path(folder))
+                return _mapped(edges, tables, types, scratch, Path(folder))
         except _NotIntegersError as found:
             types[found.args[0]] = pyarrow.string()
 
 
 def _mapped(
-    edges: Mapping[CanonicalEtype, Files],
-    how: EdgeFormat,
-    tables: Mapping[str, FeatureSource],
+    edges: Mapping[CanonicalEtype, Source],
+    tables: Mapping[str, Source],
     types: Mapping[str, pyarrow.DataType],
     scratch: Path,
     folder: Path,
 ) -> MappedIds:
-    by_type = {
-        ntype: _Numbering(ntype, kind, folder / str(number), scratch / f"ids-{number}")
+    numberings = {
+        ntype: _Numbering(ntype, kind, tables.get(ntype), folder / str(number), scratch / f"ids-{number}")
         for number, (ntype, kind) in enumerate(types.items())
     }
-    of_ends = [[(f"{number}.{end}", etype[end]) for end in (0, 2)] for number, etype in enumerate(edges)]
-    for ntype, table in tables.items():
-        for _, chunk in table.ids():
-            by_type[ntype].send(chunk, _TABLE)
-    for columns, files in zip(of_ends, edges.values(), strict=True):
-        for chunks in _edge_ids(files, how):
-            for chunk, (name, ntype) in zip(chunks, columns, strict=True):
-                by_type[ntype].send(chunk, name)
-    counts = {ntype: numbering.number() for ntype, numbering in by_type.items()}
+    for etype, source in edges.items():
+        for chunks in read_edge_ids(source):
+            for chunk, ntype, end in zip(chunks, etype[::2], _ENDS, strict=True):
+                numberings[ntype].send(chunk, (etype, end))
+    counts = {ntype: numbering.number() for ntype, numbering in numberings.items()}
     with ExitStack() as stack:
-        out = {
-            name: stack.enter_context(ArrayFile(scratch / f"edges-{name}", index_dtype(counts[ntype])))
-            for name, ntype in itertools.chain(*of_ends)
+        out: dict[_Destination | None, ArrayFile] = {}
+        for number, etype in enumerate(edges):
+            for ntype, end in zip(etype[::2], _ENDS, strict=True):
+                file = ArrayFile(scratch / f"edges-{number}.{end}", index_dtype(counts[ntype]))
+                out[etype, end] = stack.enter_context(file)
+        for numbering in numberings.values():
+            for destination, numbers in numbering.numbers():
+                out[destination].append(numbers)
+        mapped: dict[CanonicalEtype, EdgeSource] = {
+            etype: ArrayEdges(*(out[etype, end].array() for end in _ENDS)) for etype in edges
         }
-        for ntype, numbering in by_type.items():
-            rows: Array | None = None
-            for name, found in itertools.groupby(numbering.numbers(), lambda one: one[0]):
-                numbers = (numbers for _, numbers in found)
-                if name == _TABLE:
-                    rows = numbering.rows_of(np.concatenate([*numbers]), tables[ntype].files[0])
-                for some in numbers:
-                    out[name].append(some if rows is None else rows[some])
-        sources = (ArrayEdges(out[src].array(), out[dst].array()) for (src, _), (dst, _) in of_ends)
-        mapped: dict[CanonicalEtype, EdgeSource] = dict(zip(edges, sources, strict=True))
-    for ntype, table in tables.items():
-        by_type[ntype].store(chunk for _, chunk in table.ids())
-    return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in by_type.items()})
-
-
-def nodes_of_list(table: FeatureSource, num_nodes: int, given: Column | None) -> Array:
-    """The nodes of a list of IDs, (N,) bool; `given` has the IDs that nodes have in the input, None: 0 to N - 1.
-
-    `PartitionError` if an ID is no node's, or is there twice.
-    """
-    where = f"{table.files[0]}{' and so on' if len(table.files) > 1 else ''}"
-    found, count = [pyarrow.array([], pyarrow.string())], 0
-    for _, column in table.ids():
-        found.append(column.cast(pyarrow.string()))
-        count += len(column)
-        if count > 2 * num_nodes:  # no list of nodes, and perhaps without end
-            raise PartitionError(f"{where} has more than {count} rows for {num_nodes} nodes; expected each node once.")
-    ids = pyarrow.concat_arrays(found)
-    counts = ids.value_counts()
-    if twice := [one["values"].as_py() for one in counts if one["counts"].as_py() > 1][:1]:
-        raise PartitionError(
-            f"{where} has the node {twice[0]!r} more than once; expected a list of the IDs of nodes, each once. A mask "
-            "is a node feature: --node-feature train_mask=FILE."
-        )
-    mask = np.zeros(num_nodes, np.bool_)
-    if given is None or given.dtype.kind == "i":
-        try:
-            wanted = ids.cast(_INTEGERS).to_numpy()
-        except pyarrow.ArrowInvalid as error:
-            raise PartitionError(f"{where} has other things than integers ({error}); expected IDs of nodes.") from error
-    else:
-        wanted = np.array([b"", *_bytes_of(ids)])[1:]
-    known = np.zeros(len(wanted), np.bool_)
-    if given is None:
-        known = (wanted >= 0) & (wanted < num_nodes)
-        mask[wanted[known]] = True
-    else:
-        for rows in pieces(num_nodes, CHUNK_ROWS):
-            some = given[rows]
-            some = some if some.ndim == 1 else some.view(f"S{some.shape[1]}")[:, 0]
-            mask[rows] = np.isin(some, wanted)
-            known |= np.isin(wanted, some)
-    if not known.all():
-        raise PartitionError(f"{where} has the ID {ids[int(np.argmin(known))].as_py()!r}, which no node has.")
-    return mask
-
-
-def read_ids(table: FeatureSource) -> Array:
-    """The IDs in a list of nodes, (S,): integers, or strings in UTF-8, as which text files give all IDs."""
-    columns = [column for _, column in table.ids()]
-    ids = pyarrow.concat_arrays(columns or [pyarrow.array([], _INTEGERS)])
-    return ids.to_numpy() if pyarrow.types.is_integer(ids.type) else np.array([b"", *_bytes_of(ids)])[1:]
+    return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in numberings.items()})
 
 
 class _Numbering:
-    """The numbering of one node type; see [Note: numbering by hash]."""
+    """The numbering of one node type; see [Note: numbering by hash].
 
-    ids: StoredArray  # by number, as `GIVEN_ID`; after `number`
+    If there is a table with the IDs of the nodes, they are numbered by its rows in the end.
+    """
 
-    def __init__(self, ntype: str, kind: pyarrow.DataType, folder: Path, result: Path) -> None:
-        self._ntype, self._kind, self._folder, self._result = ntype, kind, folder, result
+    ids: StoredArray  # by number, as `GIVEN_ID`; after `numbers`
+
+    def __init__(self, ntype: str, kind: pyarrow.DataType, table: Source | None, folder: Path, result: Path) -> None:
+        self._ntype, self._kind, self._table, self._folder, self._result = ntype, kind, table, folder, result
         self._schema = pyarrow.schema([("id", kind)])
         self._width = 1  # bytes of the longest string
-        self._sent: list[tuple[str, int, Array]] = []  # of chunks: destination, rows, and how many IDs each file got
+        # Of chunks: destination, rows, and how many IDs each file got. Those of the table come first.
+        self._sent: list[tuple[_Destination | None, int, Array]] = []
         folder.mkdir()
+        for _, chunk in read_ids(table) if table is not None else ():
+            self.send(chunk, None)
 
-    def send(self, chunk: pyarrow.Array, name: str) -> None:
-        """Send the IDs of some rows to the files; `name` is the destination of their numbers."""
+    def send(self, chunk: pyarrow.Array, destination: _Destination | None) -> None:
+        """Send the IDs of some rows to the files, whose numbers have a destination."""
         encoded = self._converted(chunk).dictionary_encode()
         distinct = encoded.dictionary
         if self._kind != _INTEGERS:
@@ -193,7 +136,7 @@ class _Numbering:
                     opened.write(batch.slice(ends[file] - counts[file], counts[file]).serialize())
         except OSError as error:
             raise PartitionError(f"cannot write IDs to {self._folder} ({error.strerror}); make room there.") from error
-        self._sent.append((name, len(chunk), counts))
+        self._sent.append((destination, len(chunk), counts))
 
     def number(self) -> int:
         """Number the IDs of all files; how many there are."""
@@ -210,21 +153,36 @@ class _Numbering:
                 count += len(order)
                 yield sent.dictionary.take(order)
 
-        self.store(of_files())
+        self._store(of_files())
         return self.ids.shape[0]
 
-    def numbers(self) -> Iterator[tuple[str, Array]]:
-        """The numbers of the rows of all chunks, (n,) int64, and their destination."""
+    def numbers(self) -> Iterator[tuple[_Destination | None, Array]]:
+        """The numbers of the rows of all chunks of edges, (n,) int64, and their destination."""
+        sent = self._numbers_sent()
+        if self._table is None:
+            yield from sent
+            return
+        of_table = sum(destination is None for destination, _, _ in self._sent)
+        in_table = [numbers for _, numbers in itertools.islice(sent, of_table)]
+        rows = self._rows_of(np.concatenate([np.empty(0, np.int64), *in_table]))
+        for destination, numbers in sent:
+            yield destination, rows[numbers]
+        self._store(chunk for _, chunk in read_ids(self._table))
+
+    def _numbers_sent(self) -> Iterator[tuple[_Destination | None, Array]]:
         with ExitStack() as stack:
             numbers = {file: stack.enter_context(self._file(f"{file}.numbers").open("rb")) for file in self._files()}
             places = stack.enter_context(self._file("places").open("ab+"))
             places.seek(0)
-            for name, rows, counts in self._sent:
+            for destination, rows, counts in self._sent:
                 found = [np.fromfile(opened, np.int64, counts[file]) for file, opened in numbers.items()]
-                yield name, np.concatenate([np.empty(0, np.int64), *found])[np.fromfile(places, np.int32, rows)]
+                of_chunk = np.concatenate([np.empty(0, np.int64), *found])
+                yield destination, of_chunk[np.fromfile(places, np.int32, rows)]
 
-    def rows_of(self, numbers: Array, path: Path) -> Array:
-        """The row of a table, whose rows have these numbers, that each number is in; `PartitionError` unless once."""
+    def _rows_of(self, numbers: Array) -> Array:
+        """The row of the table that each number is in; the table's rows have these. `PartitionError` unless once."""
+        assert self._table is not None
+        path = self._table.shown
         rows = np.full(self.ids.shape[0], -1, index_dtype(len(numbers)))
         rows[numbers] = np.arange(len(numbers))
         if (again := np.flatnonzero(rows[numbers] != np.arange(len(numbers)))).size:
@@ -240,13 +198,13 @@ class _Numbering:
             )
         return rows
 
-    def store(self, chunks: Iterable[pyarrow.Array]) -> None:
+    def _store(self, chunks: Iterable[pyarrow.Array]) -> None:
         """Set `ids`, in a file that stays."""
         is_text = self._kind != _INTEGERS
         dtype, shape = (np.uint8, (self._width,)) if is_text else (np.int64, ())
         with ArrayFile(self._result, np.dtype(dtype), shape) as file:
             for chunk in map(self._converted, chunks):
-                rows = np.array(_bytes_of(chunk), f"S{self._width}") if is_text else chunk.to_numpy()
+                rows = np.array(as_bytes(chunk), f"S{self._width}") if is_text else chunk.to_numpy()
                 file.append(rows.view(dtype).reshape(len(rows), *shape))
             self.ids = file.array()
 
@@ -284,22 +242,4 @@ def _file_of(ids: pyarrow.Array) -> Array:
     """The file of each ID, (n,) integers."""
     if ids.type == _INTEGERS:
         return (ids.to_numpy().view(np.uint64) * STEP >> np.uint64(64 - _BITS)).astype(np.int64)
-    return np.fromiter(map(crc32, _bytes_of(ids)), np.int64, len(ids)) % (1 << _BITS)
-
-
-def _bytes_of(texts: pyarrow.Array) -> list[bytes]:
-    return texts.cast(pyarrow.binary()).to_pylist()
-
-
-def _edge_ids(files: Files, how: EdgeFormat) -> Iterator[Sequence[pyarrow.Array]]:
-    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each."""
-    found, form = with_format(files, how.name)
-    if form in ("text", "parquet"):
-        choice = ColumnChoice("edges", how.columns)
-        for file in found:
-            yield from text_ids(file, how.text, choice) if form == "text" else parquet_ids(file, choice)
-        return
-    parts = open_npy_edges(found, False) if form == "npy" else open_raw_edges(found, how.dtype)
-    unsigned = form == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in found)
-    for ends in itertools.chain(*(edges.chunks() for _, edges in parts)):
-        yield [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
+    return np.fromiter(map(crc32, ids.cast(pyarrow.binary()).to_pylist()), np.int64, len(ids)) % (1 << _BITS)

@@ -1,11 +1,10 @@
-"""Graphs that DGL or PyTorch Geometric has in memory, as a `GraphSource`, and masks that are given as lists of nodes.
+"""Graphs that DGL or PyTorch Geometric has in memory, as a `GraphSource`.
 
 Graphs of packages are read by their attributes; neither is imported.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -136,35 +135,6 @@ def _entries(name: str, matrix: Any) -> tuple[Array, Array, Array | None]:
         shape = tuple(values.shape)
         raise ConfigError(f"{name} has values of shape {shape}; expected numbers: give edge_index and edge_attr.")
     return as_array(name, row), as_array(name, col), None if values is None else as_array(name, values)
-
-
-def with_masks(
-    graph: GraphSource, lists: Iterable[tuple[str, Any]], mask_of: Callable[[Any, str], Array]
-) -> GraphSource:
-    """Add masks of nodes to a graph; `lists` has for each its name, and one list of nodes or one by node type.
-
-    `mask_of` makes a mask, (N,) bool, of a list and its node type. Raises `ConfigError` if lists are not by type, or
-    there is such a mask already.
-    """
-    node_data = {ntype: dict(fields) for ntype, fields in graph.node_data.items()}
-    for mask, nodes in lists:
-        by_type = nodes if isinstance(nodes, Mapping) else dict.fromkeys(graph.num_nodes, nodes)
-        if not by_type.keys() <= graph.num_nodes.keys() or (by_type is not nodes and len(by_type) > 1):
-            raise ConfigError(f"the nodes of {mask} are to be by type; expected some of {', '.join(graph.num_nodes)}.")
-        for ntype, of_type in by_type.items():
-            if mask in node_data.setdefault(ntype, {}):
-                raise ConfigError(f"'{ntype}' has {mask} already; leave it or the list of nodes out.")
-            node_data[ntype][mask] = mask_of(of_type, ntype)
-    return replace(graph, node_data=node_data)
-
-
-def mask_of_ids(what: str, ids: Any, num_nodes: int) -> Array:
-    """The mask, (N,) bool, of a list of nodes; `ConfigError`, with its name, if it has other things than their IDs."""
-    nodes = as_array(what, ids)
-    are_ids = nodes.ndim == 1 and nodes.dtype.kind in "iu"
-    if not are_ids or (nodes.size and not 0 <= nodes.min() <= nodes.max() < num_nodes):
-        raise ConfigError(f"{what} has others than IDs of the {num_nodes} nodes, (K,) from 0 on.")
-    return np.isin(np.arange(num_nodes), nodes)
 
 
 def as_array(name: str, values: Any) -> Array:

@@ -14,15 +14,15 @@ from sar.data.arrays import Array, StoredArray, as_column
 from sar.data.graph_files import open_graph_file
 from sar.data.part_files import parse_edge_type
 from sar.errors import ConfigError, PartitionError
+from sar.partition.graph_data import read_any_npz
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import METADATA, open_chunked
-from sar.partition.ingest.datasets import read_any_npz
-from sar.partition.ingest.edges import EdgeFormat, open_edges
-from sar.partition.ingest.features import FeatureSource, check_splits, open_features, without_nan
-from sar.partition.ingest.files import FORMATS, Files, with_format
-from sar.partition.ingest.ids import map_ids, nodes_of_list
-from sar.partition.ingest.objects import ONLY_TYPE, from_object, with_masks
-from sar.partition.ingest.text import TextFormat
+from sar.partition.ingest.edges import open_edges
+from sar.partition.ingest.features import open_features, without_nan
+from sar.partition.ingest.files import ADVICE, FORMATS, Files, Reading, Source, TextFormat, with_format
+from sar.partition.ingest.ids import map_ids
+from sar.partition.ingest.masks import check_splits, mask_of_files, with_masks
+from sar.partition.ingest.objects import ONLY_TYPE, from_object
 
 
 def open_graph(
@@ -99,69 +99,52 @@ def open_graph(
     if format is not None and format not in FORMATS:
         raise ConfigError(f"the format {format!r} was asked for; expected one of {', '.join(FORMATS)}.")
     Path(scratch).mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="input-", dir=scratch))
+    how = Reading(
+        Path(tempfile.mkdtemp(prefix="input-", dir=scratch)), TextFormat(delimiter, header, comment), allow_nan
+    )
     node_features, edge_features = node_features or {}, edge_features or {}
-    text = TextFormat(delimiter, header, comment)
-    how = EdgeFormat("" if format is None else format, text, columns, dtype)
-    given = zip(SPLIT, (train_nodes, val_nodes, test_nodes), strict=True)
-    lists = [(mask, files) for mask, files in given if files is not None]
-
-    found: GraphSource | None = None
-    edges: Mapping[CanonicalEtype, Files]
-    if isinstance(path, Mapping):
-        edges = {_edge_type(name): files for name, files in path.items()}
-    else:
-        edges = {ONLY_TYPE: path}
-        found = _with_types(
-            path, format, folder, allow_nan=allow_nan, allow_outside=allow_outside, mask_column=mask_column
-        )
-    if found is None and ids is not None:
-        if num_nodes is not None:
-            raise ConfigError(f"num_nodes={num_nodes} (--num-nodes) and ids={ids!r} (--ids) exclude each other.")
-        graph = _open_mapped(edges, how, node_features, folder, allow_nan=allow_nan)
-    elif found is None:
-        graph = _open_edge_lists(edges, how, num_nodes, node_features, folder, allow_nan=allow_nan)
-    else:
+    lists = [(mask, files) for mask, files in zip(SPLIT, (train_nodes, val_nodes, test_nodes), strict=True)
+             if files is not None]  # fmt: skip
+    whole = None if isinstance(path, Mapping) else _whole_graph(path, format, how, allow_outside, mask_column or 0)
+    if whole is not None:
         tables = [*node_features, *edge_features, *lists]
-        if num_nodes is not None or ids is not None or how != EdgeFormat(how.name, text if tables else TextFormat()):
+        unused = [num_nodes, ids, columns, dtype, *(() if tables else (delimiter, header, comment))]
+        if any(option is not None for option in unused):
             raise ConfigError(
                 f"'{path}' says itself what is in it; expected no num_nodes, ids, columns or dtype, and "
                 "delimiter, header or comment only for features beside it."
             )
-        nodes = open_features(node_features, found.num_nodes, folder, text=text, allow_nan=allow_nan)
-        node_data = {ntype: _joined(ntype, found.node_data[ntype], nodes[ntype]) for ntype in nodes}
-        graph = replace(found, node_data=node_data)
-    for etype, some in graph.edges.items() if found is None and not allow_empty else ():
-        if not some.num_edges:
-            raise PartitionError(
-                f"there are no edges of {':'.join(etype)} in '{edges[etype]}'; expected at least one "
-                f"(or allow_empty=True, --allow-empty). {' '.join(text.notes)}"
-            )
-
-    names = {":".join(etype): etype for etype in graph.edges}
-    counts = {name: graph.edges[etype].num_edges for name, etype in names.items()}
-    more = open_features(edge_features, counts, folder, text=text, allow_nan=allow_nan)
-    edge_data = {names[name]: _joined(name, graph.edge_data.get(names[name], {}), more[name]) for name in more}
-    graph = replace(graph, edge_data=edge_data)
+        graph = _with_features(whole, how, node_features, edge_features)
+    else:
+        by_type = path.items() if isinstance(path, Mapping) else [(":".join(ONLY_TYPE), path)]
+        edges = {
+            _edge_type(name): Source.of(files, how.text, format=format, columns=columns, dtype=dtype)
+            for name, files in by_type
+        }
+        if ids is None:
+            graph = _open_edge_lists(edges, num_nodes, node_features, how)
+        elif num_nodes is None:
+            graph = _open_mapped(edges, node_features, how)
+        else:
+            raise ConfigError(f"num_nodes={num_nodes} (--num-nodes) and ids={ids!r} (--ids) exclude each other.")
+        for etype, some in graph.edges.items() if not allow_empty else ():
+            if not some.num_edges:
+                raise PartitionError(
+                    f"there are no edges of {':'.join(etype)} in '{edges[etype].shown}'; expected at least one "
+                    f"(or allow_empty=True, --allow-empty). {' '.join(how.text.notes)}"
+                )
+        graph = _with_features(graph, how, {}, edge_features)
 
     def mask_of(files: Files, ntype: str) -> Array:
         given = graph.node_data.get(ntype, {}).get(GIVEN_ID) if ids == "map" else None
-        return nodes_of_list(FeatureSource.named(files, text), graph.num_nodes[ntype], given)
+        return mask_of_files(Source.named(files, how.text), graph.num_nodes[ntype], given)
 
     graph = with_masks(graph, lists, mask_of)
-    is_npz = found is not None and (format == "npz" or str(path).endswith(".npz"))  # whose masks are (k, N)
-    return replace(check_splits(graph, None if is_npz else mask_column), notes=(*text.notes,))
+    is_npz = whole is not None and (format == "npz" or str(path).endswith(".npz"))  # whose masks are (k, N)
+    return replace(check_splits(graph, None if is_npz else mask_column), notes=(*how.text.notes,))
 
 
-def _with_types(
-    path: Files,
-    format: str | None,
-    scratch: Path,
-    *,
-    allow_nan: bool,
-    allow_outside: bool,
-    mask_column: int | None,
-) -> GraphSource | None:
+def _whole_graph(path: Files, format: str | None, how: Reading, allow_outside: bool, split: int) -> GraphSource | None:
     """The graph if the format tells types and counts; None if there are edges only."""
     if isinstance(path, str | PathLike) and (Path(path) / METADATA).is_file():
         path = Path(path) / METADATA
@@ -172,20 +155,19 @@ def _with_types(
         raise ConfigError(f"'{path}' names {len(files)} files of the format {format!r}; expected one.")
     (file,) = files
     if format == "chunked":
-        return open_chunked(file, scratch, allow_nan=allow_nan, allow_outside=allow_outside)
+        return open_chunked(file, how, allow_outside=allow_outside)
     if format == "npz":
-        graph = from_object(read_any_npz(file, mask_column or 0))
+        graph = from_object(read_any_npz(file, split))
     else:
         stored = open_graph_file(file)
         edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
-        node_data = {ntype: _columns(fields) for ntype, fields in stored.fields.items()}
-        edge_data = {of.etype: _columns(of.fields) for of in stored.relations}
-        graph = GraphSource(stored.num_nodes, edges, node_data, edge_data)
+        graph = GraphSource(stored.num_nodes, edges, stored.fields, {of.etype: of.fields for of in stored.relations})
 
     def checked(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
+        columns = {name: as_column(one, name) if isinstance(one, StoredArray) else one for name, one in fields.items()}
         return {
-            name: without_nan(column, name, f"{file}, field '{kind}/{name}'", allow_nan=allow_nan)
-            for name, column in fields.items()
+            name: without_nan(column, name, f"{file}, field '{kind}/{name}'", allow_nan=how.allow_nan)
+            for name, column in columns.items()
         }
 
     return replace(
@@ -195,20 +177,27 @@ def _with_types(
     )
 
 
-def _columns(fields: Mapping[str, StoredArray]) -> dict[str, Column]:
-    return {name: as_column(stored, name) for name, stored in fields.items()}
+def _with_features(
+    graph: GraphSource, how: Reading, node_features: Mapping[str, Files], edge_features: Mapping[str, Files]
+) -> GraphSource:
+    """The graph with more fields, from files beside it."""
+    names = {":".join(etype): etype for etype in graph.edges}
+    num_edges = {name: graph.edges[etype].num_edges for name, etype in names.items()}
+    node_data, edge_data = {**graph.node_data}, {**graph.edge_data}
+    for ntype, fields in open_features(node_features, graph.num_nodes, how).items():
+        node_data[ntype] = _joined(ntype, graph.node_data.get(ntype, {}), fields)
+    for name, fields in open_features(edge_features, num_edges, how).items():
+        edge_data[names[name]] = _joined(name, graph.edge_data.get(names[name], {}), fields)
+    return replace(graph, node_data=node_data, edge_data=edge_data)
 
 
 def _open_edge_lists(
-    edges: Mapping[CanonicalEtype, Files],
-    how: EdgeFormat,
+    edges: Mapping[CanonicalEtype, Source],
     num_nodes: int | Mapping[str, int] | None,
     node_features: Mapping[str, Files],
-    scratch: Path,
-    *,
-    allow_nan: bool,
+    how: Reading,
 ) -> GraphSource:
-    """A graph of edge lists and node features; with an empty name of their format it is found out from the files.
+    """A graph of edge lists and node features.
 
     If a number of nodes is not given, a type has as many as its features have rows, and without features one more
     than the greatest ID, which is found in a first pass over the edges.
@@ -223,34 +212,31 @@ def _open_edge_lists(
     if any(count is not None and count < 0 for count in counts.values()):
         raise ConfigError(f"numbers of nodes are {counts}; expected none below 0.")
 
-    columns = open_features(node_features, counts, scratch, text=how.text, allow_nan=allow_nan)
+    columns, advice = open_features(node_features, counts, how), ADVICE
     for ntype, fields in columns.items():
         for name, column in fields.items():
             if counts[ntype] is None:
                 files = node_features.get(name, node_features.get(f"{ntype}/{name}"))
-                advice = f" That there are {column.shape[0]} nodes follows from the rows of {files}"
-                advice += ", whose first line is a row or names columns: --header, --no-header (header=)."
-                how = replace(how, advice=f"{advice}{how.advice}")
+                advice = (
+                    f" That there are {column.shape[0]} nodes follows from the rows of {files}, whose first line is a "
+                    f"row or names columns: --header, --no-header (header=).{advice}"
+                )
             counts[ntype] = column.shape[0]
-    is_known = {ntype: count is not None for ntype, count in counts.items()}
     opened = {}
-    for number, (etype, files) in enumerate(edges.items()):
-        opened[etype] = open_edges(files, how, (counts[etype[0]], counts[etype[2]]), scratch, f"edges-{number}")
-    for etype, one_type in opened.items():
-        for ntype, needed in zip(etype[::2], one_type.least_nodes or (), strict=False):
-            if not is_known[ntype]:
-                counts[ntype] = max(counts[ntype] or 0, needed)
-    known = {ntype: count or 0 for ntype, count in counts.items()}
-    return GraphSource(known, {etype: one_type.edges for etype, one_type in opened.items()}, columns, {})
+    for number, (etype, source) in enumerate(edges.items()):
+        limits = counts[etype[0]], counts[etype[2]]
+        opened[etype], _ = open_edges(source, limits, how.scratch, f"edges-{number}", advice=advice)
+    least = dict.fromkeys(types, 0)
+    for etype, some in opened.items():
+        for ends in some.chunks() if None in (counts[etype[0]], counts[etype[2]]) else ():
+            for ntype, ids in zip(etype[::2], ends, strict=True):
+                least[ntype] = max(least[ntype], int(ids.max(initial=-1)) + 1)
+    known = {ntype: least[ntype] if count is None else count for ntype, count in counts.items()}
+    return GraphSource(known, opened, columns, {})
 
 
 def _open_mapped(
-    edges: Mapping[CanonicalEtype, Files],
-    how: EdgeFormat,
-    node_features: Mapping[str, Files],
-    scratch: Path,
-    *,
-    allow_nan: bool,
+    edges: Mapping[CanonicalEtype, Source], node_features: Mapping[str, Files], how: Reading
 ) -> GraphSource:
     """A graph of edge lists whose nodes are numbered, and node features in the order of these numbers."""
     types = dict.fromkeys(end for source, _, destination in edges for end in (source, destination))
@@ -259,14 +245,14 @@ def _open_mapped(
     tables = {}
     for ntype in types:
         if f"{ntype}/{GIVEN_ID}" in features:
-            tables[ntype] = FeatureSource.named(features.pop(f"{ntype}/{GIVEN_ID}"), how.text)
+            tables[ntype] = Source.named(features.pop(f"{ntype}/{GIVEN_ID}"), how.text)
         elif unknown := [key for key in features if key.startswith(f"{ntype}/")]:
             raise ConfigError(
                 f"whose rows '{unknown[0]}' has is not known where nodes are numbered (ids='map', --ids map); name the "
                 f"IDs of its rows, too: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
             )
-    mapped = map_ids(edges, how, tables, scratch)
-    columns = open_features(features, mapped.num_nodes, scratch, text=how.text, allow_nan=allow_nan)
+    mapped = map_ids(edges, tables, how.scratch)
+    columns = open_features(features, mapped.num_nodes, how)
     node_data = {ntype: {GIVEN_ID: ids, **columns[ntype]} for ntype, ids in mapped.ids.items()}
     return GraphSource(mapped.num_nodes, mapped.edges, node_data, {})
 

@@ -60,13 +60,13 @@ def test_one_of_several_splits_is_taken(tmp_path: Path) -> None:
     [
         ({"dst": None}, r"not \['dst'\]"),
         ({"dst": [1]}, r"shapes \(2,\) and \(1,\)"),
-        ({"dst": [1, 3]}, "outside the nodes 0 to 2"),
-        ({"src": [0, -1]}, "outside the nodes 0 to 2"),
+        ({"dst": [1, 3]}, r"edge 1 .*the destination is node 3; expected 0 to 2"),
+        ({"src": [0, -1]}, r"edge 1 .*the source is node -1; expected 0 to 2"),
         ({"feat": np.zeros((2, 5))}, r"'feat' has shape \(2, 5\); expected \(3, F\)"),
         ({"label": np.zeros((3, 2))}, r"'label' has shape \(3, 2\); expected \(3,\)"),
         ({"feat_data": np.ones(1)}, "sparse features lack"),
         ({"label": np.array([{}, 1, 2], dtype=object)}, "cannot be read"),
-        ({"edges/a:b:c/src": [0]}, "heterogeneous"),
+        ({"num_nodes/a": 1, "edges/a:b:a/src": [0], "edges/a:b:a/dst": [0]}, "holds a heterogeneous graph"),
     ],
 )
 def test_bad_npz_files_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -120,7 +120,7 @@ def test_a_heterogeneous_npz_file_is_read(tmp_path: Path) -> None:
         ({"num_nodes/author": None}, r"'author:writes:paper' is not NTYPE:RELATION:NTYPE of the types \['paper'\]"),
         ({"edges/writes/src": [0]}, "'writes' is not NTYPE:RELATION:NTYPE"),
         ({"edges/author:writes:paper/dst": None}, "edges/author:writes:paper/dst is missing"),
-        ({"edges/author:writes:paper/src": [0, 1, 2]}, "outside the nodes 0 to 1"),
+        ({"edges/author:writes:paper/src": [0, 1, 2]}, "edge 2 .*the source is node 2; expected 0 to 1"),
         ({"label/paper": [0, 1]}, r"'label' has shape \(2,\); expected \(3,\)"),
         ({"num_nodes/a/b": 1}, r"\['a/b'\] have a slash"),
         ({"num_nodes/author": None, "num_nodes/paper": None}, "expected num_nodes/NTYPE"),

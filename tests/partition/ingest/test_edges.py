@@ -62,7 +62,7 @@ def test_columns_by_name_and_number(tmp_path):
         open_graph(path, tmp_path, columns=("from", "target"))
     with pytest.raises(ConfigError, match="both to come from column 'to'"):
         open_graph(path, tmp_path, columns=("to", 1))
-    with pytest.raises(PartitionError, match=r"line 1: .* that is no integer"):
+    with pytest.raises(PartitionError, match=r"line 1, .*: column 1 has 'to'; expected an integer"):
         open_graph(path, tmp_path, columns=(1, 2), header=False)
 
 
@@ -77,10 +77,10 @@ def test_text_with_quotes_beside_the_ids(tmp_path):
     path.write_text('name,src,dst\n"a, b",0,1\n"say ""no""",2,"3"\n\n')
     assert only_ends(open_graph(path, tmp_path)) == ([0, 2], [1, 3])
     path.write_text('name,src,dst\n"a,0,1\nb,2,3\nc",4,5\n')  # one row, if lines were not counted
-    with pytest.raises(PartitionError, match=r"edges.csv, line 2: '\"a,0,1' has another number of fields than 3"):
+    with pytest.raises(PartitionError, match=r"edges.csv, line 2, '\"a,0,1': 1 field; expected 3"):
         open_graph(path, tmp_path)
     path.write_text('name,src,dst\n"a,0,1\nb",2,3\n')
-    with pytest.raises(PartitionError, match=r"edges.csv, line 2: '\"a,0,1' has another number of fields than 3"):
+    with pytest.raises(PartitionError, match=r"edges.csv, line 2, '\"a,0,1': 1 field; expected 3"):
         open_graph(path, tmp_path)
 
 
@@ -96,28 +96,31 @@ def test_gzip(tmp_path):
 @pytest.mark.parametrize(
     "line, problem",
     [
-        ("3", "another number of fields than 2"),
-        ("3,4,5", "another number of fields than 2"),
-        ("3,4,", "another number of fields than 2"),
-        ("3,", "something that is no integer"),
-        (",3", "something that is no integer"),
-        ("3 4", "something that is no integer"),
-        ("x,4", "something that is no integer"),
-        ("3,1.5", "something that is no integer"),
-        ("3,nan", "something that is no integer"),
-        ("-,4", "something that is no integer"),
-        ("3,-4", "an ID out of range; expected source an integer from 0 to 39 and destination an integer from 0 to 39"),
-        ("40,4", "an ID out of range"),
-        ("3,40", "an ID out of range"),
-        ("3,18446744073709551617", "an ID out of range"),  # 1 in 64 bits
-        ("3,1" + 70 * "0", "an ID out of range"),
+        ("3", "1 field; expected 2, separated by ',', as in the first line"),
+        ("3,4,5", "3 fields; expected 2"),
+        ("3,4,", "3 fields; expected 2"),
+        ("3,", "column dst has ''; expected an integer"),
+        (",3", "column src has ''; expected an integer"),
+        ("3 4", "1 field; expected 2"),
+        ("x,4", "column src has 'x'; expected an integer"),
+        ("3,1.5", "column dst has '1.5'; expected an integer"),
+        ("3,nan", "column dst has 'nan'; expected an integer"),
+        ("-,4", "column src has '-'; expected an integer"),
+        ("3,-4", "the destination is node -4; expected 0 to 39"),
+        ("40,4", "the source is node 40; expected 0 to 39"),
+        ("3,40", "the destination is node 40; expected 0 to 39"),
+        (
+            "3,18446744073709551617",
+            "column dst has '18446744073709551617'; expected an integer of 64 bits",
+        ),  # 1 in 64 bits
+        ("3,1" + 70 * "0", f"column dst has '1{70 * '0'}'; expected an integer of 64 bits"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, monkeypatch, line, problem):
     path = tmp_path / "edges.csv"
     path.write_text("src,dst\n1,2\n# comment\n\n" + "1,2\n" * 50 + f"{line}\n3,4\n")
     monkeypatch.setattr(text, "_BLOCK_BYTES", 100)
-    with pytest.raises(PartitionError, match=re.escape(f"{path}, line 55: {line!r} has {problem}")):
+    with pytest.raises(PartitionError, match=re.escape(f"{path}, line 55, {line!r}: {problem}")):
         open_graph(path, tmp_path / "scratch", num_nodes=40, comment="#")
 
 
@@ -196,7 +199,7 @@ def self_written(folder: Path, fields) -> Path:
 
 
 def test_bad_parquet(tmp_path, monkeypatch):
-    monkeypatch.setattr("sar.partition.ingest.parquet._BATCH_ROWS", 2)
+    monkeypatch.setattr("sar.partition.ingest.tables._BATCH_ROWS", 2)
 
     def opened(src, dst, **options):
         path = self_written(tmp_path, {"src": pyarrow.array(src), "dst": pyarrow.array(dst)})
@@ -301,7 +304,7 @@ def test_several_types(tmp_path):
         open_graph({"likes": likes}, tmp_path / "scratch")
     with pytest.raises(ConfigError, match="40 nodes were named for the types user, item"):
         open_graph(paths, tmp_path / "scratch", num_nodes=40)
-    with pytest.raises(PartitionError, match=r"an ID out of range; expected source an integer from 0 and destination"):
+    with pytest.raises(PartitionError, match=r"likes.csv, line \d+, .*: the destination is node \d+; expected 0 to 2"):
         open_graph(paths, tmp_path / "scratch", num_nodes={"item": 3})
 
 
@@ -317,7 +320,7 @@ def test_no_room_for_the_copy():
 
 
 def test_long_reading_is_told(tmp_path: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr("sar.partition.graph_source.SAYING_SECONDS", 0.0)
+    monkeypatch.setattr("sar.partition.ingest.tables.SAYING_SECONDS", 0.0)
     csv, parquet = write_csv(tmp_path / "edges.csv", first="src,dst\n"), tmp_path / "edges.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"src": SRC, "dst": DST}), parquet)
     with caplog.at_level("INFO", "sar"):

@@ -147,14 +147,14 @@ def test_errors_name_the_id(tmp_path):
         "2 columns were named for the IDs of nodes; expected one",
         node_features={"id": tmp_path / "nodes.csv#id,x"},
     )
-    raises(PartitionError, "line 2: 'ann,bo' has something that is no integer.*--ids map", ids=None)
+    raises(PartitionError, "line 2, 'ann,bo': column src has 'ann'; expected an integer.*--ids map", ids=None)
     path.write_text("ann,bo\nbo,cy\n")
     raises(ConfigError, "'ann, bo': names of columns, or IDs")
     assert named_edges(open_graph(path, tmp_path / "s", ids="map", header=False))[0] == ["ann", "bo"]
     path.write_text("src,dst\nann,bo\nbo,\n")
-    raises(PartitionError, "line 3: 'bo,' has an empty ID")
+    raises(PartitionError, "line 3, 'bo,': column dst has no ID")
     path.write_text("src,dst\nann,bo\nbo\n")
-    raises(PartitionError, "line 3: 'bo' has another number of fields than 2")
+    raises(PartitionError, "line 3, 'bo': 1 field; expected 2")
     path.write_text(f"src,dst\nann,{'b' * 256}\n")
     raises(PartitionError, "an ID with a byte 0, or of more than 255 bytes")
     path.write_text("from,to\n5,7\n")  # numbers below it: these are names

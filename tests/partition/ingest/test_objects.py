@@ -149,7 +149,7 @@ INDEX = torch.tensor([[0, 1], [1, 2]])
 @pytest.mark.parametrize(
     "fields, words",
     [
-        ({"x": numbers(3), "edge_index": torch.tensor([[0, 1], [1, 3]])}, "_N:_E:_N/edge_index: .*nodes 0 to 2"),
+        ({"x": numbers(3), "edge_index": torch.tensor([[0, 1], [1, 3]])}, "_N:_E:_N/edge_index: .*node 3; expected 0 to"),
         ({"x": numbers(3), "edge_index": INDEX.float()}, r"shape \(2, 2\) of float32; expected \(2, E\)"),
         ({"x": numbers(3), "edge_index": torch.zeros(3, 2).long()}, r"shape \(3, 2\)"),
         ({"x": numbers(3)}, r"have \['x'\]; expected edge_index"),

@@ -6,7 +6,7 @@ import pytest
 from sar.errors import ConfigError
 from sar.partition.graph_data import SPLIT
 from sar.partition.graph_source import GraphSource
-from sar.partition.ingest.cleanup import with_split
+from sar.partition.ingest.masks import with_split
 
 
 def graph_of(**labels: np.ndarray) -> GraphSource:

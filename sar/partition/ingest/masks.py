@@ -1,0 +1,160 @@
+"""Masks of nodes: from lists of nodes, drawn at random, and checked."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow
+
+from sar.common_tuples import SPLIT
+from sar.data.arrays import Array
+from sar.errors import ConfigError, PartitionError
+from sar.id_slices import pieces
+from sar.partition.graph_data import split_masks
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource
+from sar.partition.ingest.features import LABEL, ColumnView, without_nan
+from sar.partition.ingest.files import Source
+from sar.partition.ingest.tables import as_bytes, read_ids
+
+
+def check_splits(graph: GraphSource, mask_column: int | None = None) -> GraphSource:
+    """The graph with masks of one column, after a pass over masks and labels of nodes, and over masks of edges.
+
+    `mask_column` is the column to take of masks with several, (N, k). Raises `PartitionError` if a mask has other
+    values than True and False, or 1 and 0, or a label of a node is NaN; `ConfigError` if masks have several columns
+    and none is chosen, or not that one.
+    """
+    columns = [column for fields in (*graph.node_data.values(), *graph.edge_data.values())
+               for name, column in fields.items() if name in SPLIT]  # fmt: skip
+    if mask_column is not None and not any(len(one.shape) == 2 and one.shape[1] != 1 for one in columns):
+        raise ConfigError(f"column {mask_column} of masks was asked for; expected masks of several columns, (N, k).")
+
+    def checked(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
+        masks = {name: _mask(kind, name, fields[name], mask_column) for name in SPLIT if name in fields}
+        return {**fields, **masks}
+
+    node_data = {ntype: checked(ntype, fields) for ntype, fields in graph.node_data.items()}
+    edge_data = {etype: checked(":".join(etype), fields) for etype, fields in graph.edge_data.items()}
+    for ntype, fields in node_data.items():
+        if LABEL in fields:
+            label = without_nan(fields[LABEL], LABEL, f"'{ntype}/{LABEL}'", allow_nan=False)
+            for rows in pieces(label.shape[0], CHUNK_ROWS) if label.dtype.kind == "f" else ():
+                label[rows]
+    return replace(graph, node_data=node_data, edge_data=edge_data)
+
+
+def _mask(kind: str, name: str, column: Column, mask_column: int | None) -> Column:
+    """A mask of one column, (N,), checked in a pass; errors are those of `check_splits`."""
+    if len(column.shape) == 2:
+        count = column.shape[1]
+        number = 0 if count == 1 else mask_column
+        if number is None or not 0 <= number < count:
+            raise ConfigError(
+                f"'{kind}/{name}' has shape {column.shape}: {count} splits, of which column {mask_column} was asked "
+                f"for; expected 0 to {count - 1} (mask_column=, --mask-column), or masks of one column."
+            )
+        column = ColumnView(column, column.shape[:1], lambda rows, _: np.ascontiguousarray(rows[:, number]))
+    if len(column.shape) != 1 or column.dtype.kind not in "biuf":
+        raise PartitionError(f"'{kind}/{name}' holds {column.dtype} {column.shape}; expected a mask (N,).")
+    for rows in pieces(column.shape[0], CHUNK_ROWS) if column.dtype.kind != "b" else ():
+        values = column[rows]
+        if (wrong := (values != 0) & (values != 1)).any():
+            row, split = int(np.argmax(wrong)), name.removesuffix("_mask")
+            raise PartitionError(
+                f"'{kind}/{name}' has {values[row]} in row {rows.start + row} (from 0); expected a mask of True and "
+                "False, or 1 and 0. A list of the IDs of nodes is named with "
+                f"--{split}-nodes FILE ({split}_nodes=)."
+            )
+    return column
+
+
+def with_masks(
+    graph: GraphSource, lists: Iterable[tuple[str, Any]], mask_of: Callable[[Any, str], Array]
+) -> GraphSource:
+    """Add masks of nodes to a graph; `lists` has for each its name, and one list of nodes or one by node type.
+
+    `mask_of` makes a mask, (N,) bool, of a list and its node type. Raises `ConfigError` if lists are not by type, or
+    there is such a mask already.
+    """
+    node_data = {ntype: dict(fields) for ntype, fields in graph.node_data.items()}
+    for mask, nodes in lists:
+        by_type = nodes if isinstance(nodes, Mapping) else dict.fromkeys(graph.num_nodes, nodes)
+        if not by_type.keys() <= graph.num_nodes.keys() or (by_type is not nodes and len(by_type) > 1):
+            raise ConfigError(f"the nodes of {mask} are to be by type; expected some of {', '.join(graph.num_nodes)}.")
+        for ntype, of_type in by_type.items():
+            if mask in node_data.setdefault(ntype, {}):
+                raise ConfigError(f"'{ntype}' has {mask} already; leave it or the list of nodes out.")
+            node_data[ntype][mask] = mask_of(of_type, ntype)
+    return replace(graph, node_data=node_data)
+
+
+def mask_of_files(source: Source, num_nodes: int, given: Column | None) -> Array:
+    """The mask, (N,) bool, of a list of nodes in files; `given` has the IDs that nodes have in the input, None: 0 to
+    N - 1.
+
+    `PartitionError` if an ID is no node's, or is there twice.
+    """
+    found, count = [pyarrow.array([], pyarrow.string())], 0
+    for _, column in read_ids(source):
+        found.append(column.cast(pyarrow.string()))
+        count += len(column)
+        if count > 2 * num_nodes:  # no list of nodes, and perhaps without end
+            raise PartitionError(
+                f"{source.shown} has more than {count} rows for {num_nodes} nodes; expected each node once."
+            )
+    ids = pyarrow.concat_arrays(found)
+    if twice := [one["values"].as_py() for one in ids.value_counts() if one["counts"].as_py() > 1][:1]:
+        raise PartitionError(
+            f"{source.shown} has the node {twice[0]!r} more than once; expected a list of the IDs of nodes, each once. "
+            "A mask is a node feature: --node-feature train_mask=FILE."
+        )
+    if given is not None and given.dtype.kind != "i":
+        wanted = as_bytes(ids)
+    else:
+        try:
+            wanted = ids.cast(pyarrow.int64()).to_numpy()
+        except pyarrow.ArrowInvalid as error:
+            raise PartitionError(
+                f"{source.shown} has other things than integers ({error}); expected IDs of nodes."
+            ) from error
+    mask = np.zeros(num_nodes, np.bool_)
+    known = (wanted >= 0) & (wanted < num_nodes) if given is None else np.zeros(len(wanted), np.bool_)
+    if given is None:
+        mask[wanted[known]] = True
+    else:
+        for rows in pieces(num_nodes, CHUNK_ROWS):
+            some = given[rows]
+            some = some if some.ndim == 1 else some.view(f"S{some.shape[1]}")[:, 0]
+            mask[rows] = np.isin(some, wanted)
+            known |= np.isin(wanted, some)
+    if not known.all():
+        raise PartitionError(f"{source.shown} has the ID {ids[int(np.argmin(known))].as_py()!r}, which no node has.")
+    return mask
+
+
+def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphSource:
+    """Add masks that divide the labelled nodes of every type at random, in shares with a sum of at most 1.
+
+    A node is labelled if its `label` is a number from 0 on, or has several columns. In a graph without labels, and
+    with one node type, all nodes are divided. `ConfigError` if shares are no such numbers, there are masks already,
+    or there are several node types and no labels.
+    """
+    if len(shares) != len(SPLIT) or not min(shares) >= 0 or not 0 < sum(shares) < 1 + 1e-6:
+        raise ConfigError(
+            f"the split is {', '.join(map(str, shares))}; expected three shares of the nodes, to train, validate and "
+            "test on, with a sum of at most 1, such as 0.6,0.2,0.2."
+        )
+    labelled = [ntype for ntype in graph.num_nodes if LABEL in graph.node_data.get(ntype, {})]
+    if not labelled and len(graph.num_nodes) > 1:
+        raise ConfigError(f"no node type among {', '.join(graph.num_nodes)} has a label, so there is nothing to split.")
+    node_data = dict(graph.node_data)
+    for ntype in labelled or graph.num_nodes:
+        fields: Mapping[str, Column] = node_data.get(ntype, {})
+        there = [name for name in SPLIT if name in fields]
+        if there:
+            raise ConfigError(f"'{ntype}' has {', '.join(there)} already; leave these or the split out.")
+        has_numbers = LABEL in fields and len(fields[LABEL].shape) == 1
+        chosen = fields[LABEL][:] >= 0 if has_numbers else np.ones(graph.num_nodes[ntype], np.bool_)
+        node_data[ntype] = {**fields, **split_masks(chosen, shares, seed)}
+    return replace(graph, node_data=node_data)
