@@ -161,7 +161,10 @@ def write_npz(data: GraphData, path: StrPath) -> None:
 
 def edge_ends(src: Array, dst: Array, num_sources: int, num_destinations: int) -> tuple[Array, Array]:
     """The ends of edges as int64, (E,) each; `ConfigError` if they differ in length, or one is no node."""
-    src, dst = (np.ascontiguousarray(ids, dtype=np.int64) for ids in (src, dst))
+    given = [np.asarray(ids) for ids in (src, dst)]
+    src, dst = (np.ascontiguousarray(ids, dtype=np.int64) for ids in given)
+    if any(ids.dtype.kind == "f" and (ids != whole).any() for ids, whole in zip(given, (src, dst), strict=True)):
+        raise ConfigError("src or dst has numbers that are not whole; expected IDs of nodes.")
     if src.ndim != 1 or src.shape != dst.shape:
         raise ConfigError(f"src and dst have shapes {src.shape} and {dst.shape}; expected (E,) for both.")
     if (found := find_outside(src, dst, (num_sources, num_destinations))) is not None:

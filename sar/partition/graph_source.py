@@ -115,6 +115,16 @@ class Column(Protocol):
         ...
 
 
+def parts_of_slice(lengths: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """The rows of parts, one after the other, that a slice of all rows has: number of the part, first and last + 1."""
+    first = 0
+    for number, length in enumerate(lengths):
+        low, high = max(start - first, 0), min(stop - first, length)
+        if low < high:
+            yield number, low, high
+        first += length
+
+
 @dataclass(frozen=True)
 class JoinedColumn:
     """Columns of the same row shape, one after the other: (sum of rows, ...). The dtype holds the values of all."""
@@ -132,12 +142,8 @@ class JoinedColumn:
 
     def __getitem__(self, rows: slice, /) -> Array:
         start, stop, _ = rows.indices(self.shape[0])
-        pieces, first = [], 0
-        for part in self.parts:
-            low, high = max(start - first, 0), min(stop - first, part.shape[0])
-            if low < high:
-                pieces.append(part[low:high])
-            first += part.shape[0]
+        lengths = [part.shape[0] for part in self.parts]
+        pieces = [self.parts[number][low:high] for number, low, high in parts_of_slice(lengths, start, stop)]
         if len(pieces) == 1:
             return pieces[0].astype(self.dtype, copy=False)
         return np.concatenate(pieces, dtype=self.dtype) if pieces else self.parts[0][0:0].astype(self.dtype)

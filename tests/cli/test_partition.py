@@ -107,10 +107,12 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     more += " --remove-self-loops"  # as scripts for DGL do before
     fields = "--node-feature x/feat=f.npy --edge-feature w=w.parquet#a,b --memory-limit 1.5MB --assignment given"
     source, assigning, output = asked_for(monkeypatch, f"{typed} {more} {fields}")
-    assert source.path == {"x:r:y": "dir/r.csv", "y:s:y": "s*.csv"}
-    assert source.num_nodes == {"x": 4, "y": 5}
-    assert (source.columns, source.header, source.self_loops, source.undirected) == (("a", 1), False, "add", True)
-    assert (source.node_features, source.edge_features) == ({"x/feat": "f.npy"}, {"w": "w.parquet#a,b"})
+    assert source.args == ({"x:r:y": "dir/r.csv", "y:s:y": "s*.csv"},)
+    assert source.keywords["cleaning"] == {"undirected": True, "remove_duplicates": False, "self_loops": "add"}
+    assert source.keywords == source.keywords | {
+        "num_nodes": {"x": 4, "y": 5}, "columns": ("a", 1), "header": False, "seed": 3, "memory": 1_500_000,
+        "node_features": {"x/feat": "f.npy"}, "edge_features": {"w": "w.parquet#a,b"}, "format": None, "split": None,
+    }  # fmt: skip
     assert (assigning.parts, assigning.method, assigning.seed) == (8, "multilevel", 3)
     assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))
     assert (output.directory, output.name, output.memory, output.overwrite) == (Path("parts"), "r", 1_500_000, False)
@@ -120,12 +122,13 @@ def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     how = "--format text --delimiter ; --header --allow-nan --dtype int32 --imbalance 0.2 --allow-outside"
     clean = "--remove-duplicates --remove-self-loops --overwrite --split 0.5,0.25,0.25 --num-hops 2"
     source, assigning, output = asked_for(monkeypatch, f"a.txt b.txt --parts 2 --out parts {how} {clean}")
-    assert source.path == ["a.txt", "b.txt"]
-    assert (source.format, source.delimiter, source.header, source.dtype) == ("text", ";", True, "int32")
-    assert (source.allow_nan, source.remove_duplicates, source.self_loops) == (True, True, "remove")
-    assert source.allow_outside
-    assert (source.split, assigning.imbalance) == ((0.5, 0.25, 0.25), 0.2)
-    assert (output.overwrite, output.num_hops) == (True, 2)
+    assert source.args == (["a.txt", "b.txt"],)
+    assert source.keywords["cleaning"] == {"undirected": False, "remove_duplicates": True, "self_loops": "remove"}
+    assert source.keywords == source.keywords | {
+        "format": "text", "delimiter": ";", "header": True, "dtype": "int32", "allow_nan": True, "allow_outside": True,
+        "split": (0.5, 0.25, 0.25),
+    }  # fmt: skip
+    assert (assigning.imbalance, output.overwrite, output.num_hops) == (0.2, True, 2)
 
 
 def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path, edges: Path) -> None:

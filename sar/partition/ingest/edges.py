@@ -9,7 +9,15 @@ import pyarrow
 
 from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy, open_raw
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, check_ends, find_outside, index_dtype
+from sar.partition.graph_source import (
+    ArrayEdges,
+    Column,
+    EdgeSource,
+    check_ends,
+    find_outside,
+    index_dtype,
+    parts_of_slice,
+)
 from sar.partition.ingest.columns import ColumnChoice, NotNumbersError
 from sar.partition.ingest.files import ADVICE, Source
 from sar.partition.ingest.tables import read_table
@@ -31,13 +39,11 @@ class CheckedEdges(EdgeSource):
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
         """`PartitionError` if an ID is negative or too large."""
-        pieces, first = [(np.empty(0, np.int64), np.empty(0, np.int64))], 0
-        for where, edges in self.parts:
-            low, high = max(start - first, 0), min(stop - first, edges.num_edges)
-            if low < high:
-                pieces.append(edges.read(low, high))
-                check_ends(*pieces[-1], self.limits, where, low, self.advice)
-            first += edges.num_edges
+        pieces = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        for number, low, high in parts_of_slice([edges.num_edges for _, edges in self.parts], start, stop):
+            where, edges = self.parts[number]
+            pieces.append(edges.read(low, high))
+            check_ends(*pieces[-1], self.limits, where, low, self.advice)
         if len(pieces) == 2:
             return pieces[1]
         src, dst = (np.concatenate(ids) for ids in zip(*pieces, strict=True))

@@ -12,7 +12,7 @@ from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
 from sar.partition.graph_data import split_masks
-from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, first_outside
 from sar.partition.ingest.features import LABEL, ColumnView, without_nan
 from sar.partition.ingest.files import Source
 from sar.partition.ingest.tables import as_bytes, read_ids
@@ -90,10 +90,10 @@ def with_masks(
 
 
 def mask_of_files(source: Source, num_nodes: int, given: Column | None) -> Array:
-    """The mask, (N,) bool, of a list of nodes in files; `given` has the IDs that nodes have in the input, None: 0 to
-    N - 1.
+    """The mask, (N,) bool, of a list of nodes in files.
 
-    `PartitionError` if an ID is no node's, or is there twice.
+    `given` has the IDs that nodes have in the input; None: 0 to N - 1. `PartitionError` if an ID is no node's, or is
+    there twice.
     """
     found, count = [pyarrow.array([], pyarrow.string())], 0
     for _, column in read_ids(source):
@@ -119,17 +119,20 @@ def mask_of_files(source: Source, num_nodes: int, given: Column | None) -> Array
                 f"{source.shown} has other things than integers ({error}); expected IDs of nodes."
             ) from error
     mask = np.zeros(num_nodes, np.bool_)
-    known = (wanted >= 0) & (wanted < num_nodes) if given is None else np.zeros(len(wanted), np.bool_)
     if given is None:
-        mask[wanted[known]] = True
+        unknown = first_outside(wanted, num_nodes)
+        if unknown is None:
+            mask[wanted] = True
     else:
+        known = np.zeros(len(wanted), np.bool_)
         for rows in pieces(num_nodes, CHUNK_ROWS):
             some = given[rows]
             some = some if some.ndim == 1 else some.view(f"S{some.shape[1]}")[:, 0]
             mask[rows] = np.isin(some, wanted)
             known |= np.isin(wanted, some)
-    if not known.all():
-        raise PartitionError(f"{source.shown} has the ID {ids[int(np.argmin(known))].as_py()!r}, which no node has.")
+        unknown = None if known.all() else int(np.argmin(known))
+    if unknown is not None:
+        raise PartitionError(f"{source.shown} has the ID {ids[unknown].as_py()!r}, which no node has.")
     return mask
 
 

@@ -197,15 +197,14 @@ def test_complex_features(tmp_path):
     assert np.array_equal(open_graph(tmp_path, tmp_path / "scratch").node_data[ntype]["x"][0 : len(values)], values)
 
 
-def test_no_json(tmp_path):
-    (tmp_path / "metadata.json").write_text("{")
-    with pytest.raises(PartitionError, match=r"metadata.json is no JSON file"):
-        open_graph(tmp_path, tmp_path / "scratch")
-    (tmp_path / "metadata.json").write_text("[" * 10**5)
-    with pytest.raises(PartitionError, match=r"metadata.json is no JSON file"):
-        open_graph(tmp_path, tmp_path / "scratch")
-    (tmp_path / "metadata.json").write_text("[]")
-    with pytest.raises(PartitionError, match=r"holds a list; expected an object"):
+@pytest.mark.parametrize(
+    "content, words",
+    [("{", "is no JSON file"), ("[" * 10**5, "is no JSON file"), ("[]", "holds a list; expected an object")],
+    ids=["cut off", "nested", "a list"],
+)
+def test_no_json(tmp_path, content, words):
+    (tmp_path / "metadata.json").write_text(content)
+    with pytest.raises(PartitionError, match=f"metadata.json {words}"):
         open_graph(tmp_path, tmp_path / "scratch")
 
 

@@ -62,6 +62,7 @@ def test_one_of_several_splits_is_taken(tmp_path: Path) -> None:
         ({"dst": [1]}, r"shapes \(2,\) and \(1,\)"),
         ({"dst": [1, 3]}, r"edge 1 .*the destination is node 3; expected 0 to 2"),
         ({"src": [0, -1]}, r"edge 1 .*the source is node -1; expected 0 to 2"),
+        ({"src": [0, 0.5]}, "src or dst has numbers that are not whole"),
         ({"feat": np.zeros((2, 5))}, r"'feat' has shape \(2, 5\); expected \(3, F\)"),
         ({"label": np.zeros((3, 2))}, r"'label' has shape \(3, 2\); expected \(3,\)"),
         ({"feat_data": np.ones(1)}, "sparse features lack"),
