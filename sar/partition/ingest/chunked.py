@@ -21,7 +21,7 @@ from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
 from sar.partition.ingest.edges import open_edges
 from sar.partition.ingest.features import open_column
-from sar.partition.ingest.files import ALL_COLUMNS, Reading, Source, TextFormat, Wanted, find_files
+from sar.partition.ingest.files import ALL_COLUMNS, InputFiles, Reading, TextFormat, Wanted, find_files
 from sar.partition.ingest.objects import from_object
 from sar.partition.new_directory import new_directory
 
@@ -153,7 +153,7 @@ class _Metadata:
                 found[name][field] = open_column(source, f"{name}/{field}", rows[name], how)
         return found
 
-    def _source(self, what: str, spec: Any, columns: Wanted = None) -> Source:
+    def _source(self, what: str, spec: Any, columns: Wanted = None) -> InputFiles:
         """The files of a file specification."""
         try:
             name, delimiter, data = spec["format"]["name"], spec["format"].get("delimiter"), spec["data"]
@@ -167,7 +167,7 @@ class _Metadata:
         for file in [] if self.allow_outside else files:
             check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent))
         text = TextFormat(delimiter or None, numbers_are_rows=True)
-        return Source(find_files(files) if files else [], _FORMATS[name], columns, text)
+        return InputFiles(find_files(files) if files else [], _FORMATS[name], columns, text)
 
 
 def _short(found: Any) -> str:

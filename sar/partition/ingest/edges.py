@@ -19,7 +19,7 @@ from sar.partition.graph_source import (
     parts_of_slice,
 )
 from sar.partition.ingest.columns import ColumnChoice, NotNumbersError
-from sar.partition.ingest.files import ADVICE, Source
+from sar.partition.ingest.files import ADVICE, InputFiles
 from sar.partition.ingest.tables import read_table
 
 _ANY = int(np.iinfo(np.int64).max)
@@ -51,7 +51,7 @@ class CheckedEdges(EdgeSource):
 
 
 def open_edges(
-    source: Source,
+    source: InputFiles,
     num_nodes: tuple[int | None, int | None],
     scratch: Path,
     name: str,
@@ -88,7 +88,7 @@ def open_edges(
     return ArrayEdges(src.array(), dst.array()), counts
 
 
-def read_edge_ids(source: Source) -> Iterator[Sequence[pyarrow.Array]]:
+def read_edge_ids(source: InputFiles) -> Iterator[Sequence[pyarrow.Array]]:
     """The IDs of sources and of destinations in chunks, integers or strings, (n,) each."""
     choice = ColumnChoice("edges", source.columns)
     if source.format in ("text", "parquet"):
@@ -116,7 +116,7 @@ class PairEdges(EdgeSource):
         return np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
 
 
-def binary_edges(source: Source, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:
+def binary_edges(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:
     """Edges of `.npy` or raw files, with their names.
 
     Raw files are nothing but integers: pairs, or sources and destinations in two files with `src` and `dst` in their

@@ -20,7 +20,7 @@ from sar.data.tensor_files import open_tensors
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import Column, JoinedColumn
 from sar.partition.ingest.columns import ColumnChoice, Kind, NotNumbersError
-from sar.partition.ingest.files import ALL_COLUMNS, Files, Reading, Source
+from sar.partition.ingest.files import ALL_COLUMNS, Files, InputFiles, Reading
 from sar.partition.ingest.tables import read_ids, read_table
 from sar.partition.ingest.text import is_number
 
@@ -94,13 +94,13 @@ def open_features(
                 f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(rows)}"
                 f"{' (or NAME alone)' if len(rows) == 1 else ''}."
             )
-        column = open_column(Source.named(files, how.text), f"{kind}/{name}", known[kind], how)
+        column = open_column(InputFiles.named(files, how.text), f"{kind}/{name}", known[kind], how)
         known[kind] = column.shape[0]
         found[kind][name] = column
     return found
 
 
-def open_column(source: Source, key: str, rows: int | None, how: Reading) -> Column:
+def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) -> Column:
     """Find the feature with the key `type/name`; text and Parquet are parsed now, into raw files.
 
     `rows` is the number expected; None: any. `PartitionError` if a file is missing or damaged, the files do not fit
@@ -153,7 +153,7 @@ def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
     return None if common.kind == "f" and not any(dtype.kind == "f" for dtype in dtypes) else common
 
 
-def _copied(source: Source, name: str, copy: Path) -> list[StoredArray]:
+def _copied(source: InputFiles, name: str, copy: Path) -> list[StoredArray]:
     """A copy of each file of a table, all of the first of several types that holds the values of all files."""
     errors: dict[str, NotNumbersError] = {}
     for kind, dtype in _TYPES if source.format == "text" else _TYPES[:1]:
@@ -168,7 +168,7 @@ def _copied(source: Source, name: str, copy: Path) -> list[StoredArray]:
     raise errors.get("fractions", errors["integers"])
 
 
-def _copies(source: Source, kind: Kind, dtype: type[np.float32] | None, copy: Path) -> Iterator[StoredArray]:
+def _copies(source: InputFiles, kind: Kind, dtype: type[np.float32] | None, copy: Path) -> Iterator[StoredArray]:
     """A copy of each file, of a dtype; None: of that of its values. `NotNumbersError` if one is of another kind."""
     choice = ColumnChoice("feature", source.columns)
     for number, path in enumerate(source.files):
@@ -190,7 +190,7 @@ def _copies(source: Source, kind: Kind, dtype: type[np.float32] | None, copy: Pa
             yield kept.array()
 
 
-def _class_columns(source: Source, name: str, copy: Path) -> list[StoredArray]:
+def _class_columns(source: InputFiles, name: str, copy: Path) -> list[StoredArray]:
     """A column of integers for each file of class names, which are numbered in alphabetical order."""
     distinct: set[str] = set()
     for _, column in read_ids(source):

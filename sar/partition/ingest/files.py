@@ -134,7 +134,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Source:
+class InputFiles:
     """The files of one list of edges, of IDs or of one feature, one after the other."""
 
     files: Sequence[Path]
@@ -152,7 +152,7 @@ class Source:
         format: str | None = None,
         columns: Wanted = None,
         dtype: str | None = None,
-    ) -> "Source":
+    ) -> "InputFiles":
         """Find the files. The format is found out if it is None; files whose columns are named have a header.
 
         Raises `PartitionError` if there are no such files, `ConfigError` if their format is not known.
@@ -162,7 +162,7 @@ class Source:
         return cls(*with_format(files, format), columns, text, dtype)
 
     @classmethod
-    def named(cls, files: Files, text: TextFormat) -> "Source":
+    def named(cls, files: Files, text: TextFormat) -> "InputFiles":
         """As `of`; `#` after the files may precede the columns to take, separated by commas."""
         columns = None
         if isinstance(files, str | PathLike) and not Path(files).exists() and "#" in fspath(files):

@@ -23,7 +23,7 @@ from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
 from sar.partition.ingest.edges import read_edge_ids
-from sar.partition.ingest.files import Source
+from sar.partition.ingest.files import InputFiles
 from sar.partition.ingest.tables import as_bytes, read_ids
 from sar.splitmix import STEP
 
@@ -46,7 +46,7 @@ class _NotIntegersError(Exception):
     """Some IDs of a node type, its argument, are no integers of 64 bits in their usual form."""
 
 
-def map_ids(edges: Mapping[CanonicalEtype, Source], tables: Mapping[str, Source], scratch: Path) -> MappedIds:
+def map_ids(edges: Mapping[CanonicalEtype, InputFiles], tables: Mapping[str, InputFiles], scratch: Path) -> MappedIds:
     """Number the nodes that edges name, by integers if all IDs of a node type are such, else by strings.
 
     `tables` have, by node type, the IDs of its nodes, which are numbered in this order; other types' nodes get numbers
@@ -63,8 +63,8 @@ def map_ids(edges: Mapping[CanonicalEtype, Source], tables: Mapping[str, Source]
 
 
 def _mapped(
-    edges: Mapping[CanonicalEtype, Source],
-    tables: Mapping[str, Source],
+    edges: Mapping[CanonicalEtype, InputFiles],
+    tables: Mapping[str, InputFiles],
     types: Mapping[str, pyarrow.DataType],
     scratch: Path,
     folder: Path,
@@ -101,7 +101,9 @@ class _Numbering:
 
     ids: StoredArray  # by number, as `GIVEN_ID`; after `numbers`
 
-    def __init__(self, ntype: str, kind: pyarrow.DataType, table: Source | None, folder: Path, result: Path) -> None:
+    def __init__(
+        self, ntype: str, kind: pyarrow.DataType, table: InputFiles | None, folder: Path, result: Path
+    ) -> None:
         self._ntype, self._kind, self._table, self._folder, self._result = ntype, kind, table, folder, result
         self._schema = pyarrow.schema([("id", kind)])
         self._width = 1  # bytes of the longest string

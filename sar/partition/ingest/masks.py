@@ -14,7 +14,7 @@ from sar.id_slices import pieces
 from sar.partition.graph_data import split_masks
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, first_outside
 from sar.partition.ingest.features import LABEL, ColumnView, without_nan
-from sar.partition.ingest.files import Source
+from sar.partition.ingest.files import InputFiles
 from sar.partition.ingest.tables import as_bytes, read_ids
 
 
@@ -89,7 +89,7 @@ def with_masks(
     return replace(graph, node_data=node_data)
 
 
-def mask_of_files(source: Source, num_nodes: int, given: Column | None) -> Array:
+def mask_of_files(source: InputFiles, num_nodes: int, given: Column | None) -> Array:
     """The mask, (N,) bool, of a list of nodes in files.
 
     `given` has the IDs that nodes have in the input; None: 0 to N - 1. `PartitionError` if an ID is no node's, or is

@@ -19,7 +19,7 @@ from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import METADATA, open_chunked
 from sar.partition.ingest.edges import open_edges
 from sar.partition.ingest.features import open_features, without_nan
-from sar.partition.ingest.files import ADVICE, FORMATS, Files, Reading, Source, TextFormat, with_format
+from sar.partition.ingest.files import ADVICE, FORMATS, Files, InputFiles, Reading, TextFormat, with_format
 from sar.partition.ingest.ids import map_ids
 from sar.partition.ingest.masks import check_splits, mask_of_files, with_masks
 from sar.partition.ingest.objects import ONLY_TYPE, from_object
@@ -118,7 +118,7 @@ def open_graph(
     else:
         by_type = path.items() if isinstance(path, Mapping) else [(":".join(ONLY_TYPE), path)]
         edges = {
-            _edge_type(name): Source.of(files, how.text, format=format, columns=columns, dtype=dtype)
+            _edge_type(name): InputFiles.of(files, how.text, format=format, columns=columns, dtype=dtype)
             for name, files in by_type
         }
         if ids is None:
@@ -137,7 +137,7 @@ def open_graph(
 
     def mask_of(files: Files, ntype: str) -> Array:
         given = graph.node_data.get(ntype, {}).get(GIVEN_ID) if ids == "map" else None
-        return mask_of_files(Source.named(files, how.text), graph.num_nodes[ntype], given)
+        return mask_of_files(InputFiles.named(files, how.text), graph.num_nodes[ntype], given)
 
     graph = with_masks(graph, lists, mask_of)
     is_npz = whole is not None and (format == "npz" or str(path).endswith(".npz"))  # whose masks are (k, N)
@@ -192,7 +192,7 @@ def _with_features(
 
 
 def _open_edge_lists(
-    edges: Mapping[CanonicalEtype, Source],
+    edges: Mapping[CanonicalEtype, InputFiles],
     num_nodes: int | Mapping[str, int] | None,
     node_features: Mapping[str, Files],
     how: Reading,
@@ -236,7 +236,7 @@ def _open_edge_lists(
 
 
 def _open_mapped(
-    edges: Mapping[CanonicalEtype, Source], node_features: Mapping[str, Files], how: Reading
+    edges: Mapping[CanonicalEtype, InputFiles], node_features: Mapping[str, Files], how: Reading
 ) -> GraphSource:
     """A graph of edge lists whose nodes are numbered, and node features in the order of these numbers."""
     types = dict.fromkeys(end for source, _, destination in edges for end in (source, destination))
@@ -245,7 +245,7 @@ def _open_mapped(
     tables = {}
     for ntype in types:
         if f"{ntype}/{GIVEN_ID}" in features:
-            tables[ntype] = Source.named(features.pop(f"{ntype}/{GIVEN_ID}"), how.text)
+            tables[ntype] = InputFiles.named(features.pop(f"{ntype}/{GIVEN_ID}"), how.text)
         elif unknown := [key for key in features if key.startswith(f"{ntype}/")]:
             raise ConfigError(
                 f"whose rows '{unknown[0]}' has is not known where nodes are numbered (ids='map', --ids map); name the "

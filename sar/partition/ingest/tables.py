@@ -16,14 +16,14 @@ from sar.errors import PartitionError
 from sar.id_slices import pieces
 from sar.logging_setup import logger
 from sar.partition.ingest.columns import Batch, ColumnChoice, Kind, NotNumbersError
-from sar.partition.ingest.files import Files, Source, TextFormat
+from sar.partition.ingest.files import Files, InputFiles, TextFormat
 from sar.partition.ingest.text import TextTable
 
 SAYING_SECONDS = 30.0  # between lines of the log, as reading may take minutes
 _BATCH_ROWS = 1 << 17
 
 
-def read_table(path: Path, source: Source, choice: ColumnChoice, kind: Kind) -> Iterator[Batch]:
+def read_table(path: Path, source: InputFiles, choice: ColumnChoice, kind: Kind) -> Iterator[Batch]:
     """The rows of one of the files of a table.
 
     Raises `PartitionError`, which names the row, if the file is damaged or a value is missing, `NotNumbersError` if
@@ -39,7 +39,7 @@ def read_table(path: Path, source: Source, choice: ColumnChoice, kind: Kind) -> 
             said = time.monotonic()
 
 
-def read_ids(source: Source) -> Iterator[tuple[int, pyarrow.Array]]:
+def read_ids(source: InputFiles) -> Iterator[tuple[int, pyarrow.Array]]:
     """The IDs in the one column that is meant, integers or strings, in chunks, each with the number of its file."""
     choice = ColumnChoice("ids", source.columns)
     for number, file in enumerate(source.files):
@@ -54,7 +54,7 @@ def read_ids(source: Source) -> Iterator[tuple[int, pyarrow.Array]]:
 
 def read_node_list(files: Files) -> Array:
     """The IDs in a list of nodes, (S,): integers, or strings in UTF-8, as which text files give all IDs."""
-    columns = [column for _, column in read_ids(Source.named(files, TextFormat()))]
+    columns = [column for _, column in read_ids(InputFiles.named(files, TextFormat()))]
     ids = pyarrow.concat_arrays(columns or [pyarrow.array([], pyarrow.int64())])
     return ids.to_numpy() if kinds.is_integer(ids.type) else as_bytes(ids)
 
