@@ -235,12 +235,20 @@ class GraphSource:
                 row += len(src)
                 yield src + first if first else src, dst + other if other else dst  # adding 0 would copy
 
-    def with_reverse_edges(self) -> "GraphSource":
-        """The graph with, for every relation r, a relation `r reversed` of its edges the other way round."""
-        reverse = {etype: (etype[2], f"{etype[1]} reversed", etype[0]) for etype in self.edges}
-        edges = {**self.edges, **{reverse[etype]: ReversedEdges(edges) for etype, edges in self.edges.items()}}
-        fields = {reverse[etype]: fields for etype, fields in self.edge_data.items()}
-        return replace(self, edges=edges, edge_data={**self.edge_data, **fields})
+    def with_reverse_edges(self, etypes: Collection[CanonicalEtype] | None = None) -> "GraphSource":
+        """The graph with, for every relation r or for some, a relation `r reversed` of its edges the other way round.
+
+        `ConfigError` if there is such a relation already.
+        """
+        edges, edge_data = {**self.edges}, {**self.edge_data}
+        for etype in self.edges if etypes is None else etypes:
+            reverse = etype[2], f"{etype[1]} reversed", etype[0]
+            if reverse in edges:
+                raise ConfigError(f"there is a relation {reverse} already; rename it, or leave the graph directed.")
+            edges[reverse] = ReversedEdges(self.edges[etype])
+            if etype in self.edge_data:
+                edge_data[reverse] = self.edge_data[etype]
+        return replace(self, edges=edges, edge_data=edge_data)
 
     def without(self, relations: Collection[str]) -> "GraphSource":
         """The graph without edge types, each named `NTYPE:RELATION:NTYPE`; `ConfigError` if one is not there."""

@@ -25,7 +25,6 @@ from sar.partition.graph_source import (
     Column,
     EdgeSource,
     GraphSource,
-    ReversedEdges,
     check_ends,
     index_dtype,
 )
@@ -74,8 +73,6 @@ def clean_up(
     folder = Path(tempfile.mkdtemp(prefix="edges-", dir=scratch))
     edges: dict[CanonicalEtype, EdgeSource] = {}
     edge_data: dict[CanonicalEtype, Mapping[str, Column]] = {}
-    reverse_edges: dict[CanonicalEtype, EdgeSource] = {}
-    reverse_data: dict[CanonicalEtype, Mapping[str, Column]] = {}
     notes = [*graph.notes]
     for number, (etype, source) in enumerate(graph.edges.items()):
         between = etype[0] != etype[2]
@@ -94,18 +91,14 @@ def clean_up(
                 "none. Leave the features out, or add the self-loops with their features to the input."
             )
         edges[etype], edge_data[etype] = relation.clean(folder, str(number), _MEMORY if memory is None else memory)
-        if undirected and between:
-            reverse = etype[2], f"{etype[1]} reversed", etype[0]
-            if reverse in graph.edges:
-                raise ConfigError(f"there is a relation {reverse} already; rename it, or leave the graph directed.")
-            reverse_edges[reverse], reverse_data[reverse] = ReversedEdges(edges[etype]), edge_data[etype]
         if relation.removed:
             lost = f", with their {', '.join(relation.columns)}" if relation.columns else ""
             notes.append(
                 f"{relation.removed} of {source.num_edges} edges {':'.join(etype)} were removed{lost}: an earlier one "
                 "has the same ends."
             )
-    return replace(graph, edges=edges | reverse_edges, edge_data=edge_data | reverse_data, notes=notes)
+    cleaned = replace(graph, edges=edges, edge_data=edge_data, notes=notes)
+    return cleaned.with_reverse_edges([one for one in edges if one[0] != one[2]]) if undirected else cleaned
 
 
 class _Range(NamedTuple):

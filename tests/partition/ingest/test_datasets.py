@@ -112,6 +112,8 @@ def test_a_heterogeneous_npz_file_is_read(tmp_path: Path) -> None:
         "paper": {"label": [0, 1, -1], "train_mask": [False, True, False], "test_mask": [True, False, False]},
         "author": {"feat": [[0, 0, 0], [0, 0, 5]]},
     }
+    with pytest.raises(ConfigError, match=r"there is a relation .*writes reversed.* already"):
+        graph.with_reverse_edges()
     assert list(graph.without(["author:writes:paper"]).edges) == [("paper", "writes reversed", "author")]
     with pytest.raises(ConfigError, match=r"no edge types \['author:reads:paper'\]"):
         graph.without(["author:reads:paper"])

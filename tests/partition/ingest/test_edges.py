@@ -183,25 +183,23 @@ def self_written(folder: Path, fields) -> Path:
     return folder / "edges.parquet"
 
 
-def test_bad_parquet(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "src, dst, options, message",
+    [
+        ([0, 1, 2, 3], [0, 1, 2, None], {}, r"edges.parquet, row 3 \(from 0\): column 'dst' has no value"),
+        ([0, 1, -1, 3], [0, 1, 2, 3], {}, r"row 2 \(from 0\): the source is node -1; expected 0 or more"),
+        ([0, 1, 2, 3], [0, 1, 2, 4], {"num_nodes": 4}, r"row 3 \(from 0\): the destination is node 4; expected 0 to 3"),
+        ([0], [0.5], {}, "column 'dst' is of type double; expected integers, node IDs.*--ids map"),
+        (None, None, {}, "edges.parquet cannot be read as a Parquet file"),
+    ],
+)
+def test_bad_parquet(tmp_path, monkeypatch, src, dst, options, message):
     monkeypatch.setattr("sar.partition.ingest.tables._BATCH_ROWS", 2)
-
-    def opened(src, dst, **options):
-        path = self_written(tmp_path, {"src": pyarrow.array(src), "dst": pyarrow.array(dst)})
-        return open_graph(path, tmp_path / "scratch", **options)
-
-    with pytest.raises(PartitionError, match=r"edges.parquet, row 3 \(from 0\): column 'dst' has no value"):
-        opened([0, 1, 2, 3], [0, 1, 2, None])
-    with pytest.raises(PartitionError, match=r"row 2 \(from 0\): the source is node -1; expected 0 or more"):
-        opened([0, 1, -1, 3], [0, 1, 2, 3])
-    with pytest.raises(PartitionError, match=r"row 3 \(from 0\): the destination is node 4; expected 0 to 3"):
-        opened([0, 1, 2, 3], [0, 1, 2, 4], num_nodes=4)
-    with pytest.raises(PartitionError, match="column 'dst' is of type double; expected integers"):
-        opened([0], [0.5])
-    path = tmp_path / "edges.parquet"
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(PartitionError, match=r"edges.parquet cannot be read as a Parquet file"):
-        open_graph(path, tmp_path / "scratch")
+    path = self_written(tmp_path, {"src": pyarrow.array(src or [0]), "dst": pyarrow.array(dst or [0])})
+    if src is None:
+        path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(PartitionError, match=message):
+        open_graph(path, tmp_path / "scratch", **options)
 
 
 def test_bad_ids_in_binary_files(tmp_path):
@@ -221,36 +219,31 @@ def test_bad_ids_in_binary_files(tmp_path):
         open_graph(tmp_path / "edges.npy", tmp_path / "scratch")
 
 
-def test_bad_binary_files(tmp_path):
-    scratch = tmp_path / "scratch"
-    path = tmp_path / "edges.npy"
-    np.save(path, np.stack([SRC, DST], axis=1))
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(PartitionError, match=r"edges.npy is truncated: it has 1727 bytes; expected 1728"):
-        open_graph(path, scratch)
-    path.write_bytes(b"no array")
-    with pytest.raises(PartitionError, match=r"edges.npy is no .npy file"):
-        open_graph(path, scratch)
-    for array, message in (
-        (np.zeros((5, 3), int), r"shape \(5, 3\); expected \(E, 2\)"),
-        (np.zeros((2, 2), int), r"only \(2, 2\), which may be either"),
-        (np.zeros((5, 2)), "holds float64; expected integers"),
-        (np.array([{}]), "holds object; expected an array of numbers"),
-        (np.zeros(5, int), r"1 in all, are lists of numbers; expected two"),
-    ):
-        np.save(path, array)
-        with pytest.raises(PartitionError, match=message):
-            open_graph(path, scratch)
-    np.save(path, np.zeros(5, int))
-    np.save(tmp_path / "other.npy", np.zeros(6, int))
-    with pytest.raises(PartitionError, match=r"edges.npy has 5 rows and .*other.npy 6"):
-        open_graph([path, tmp_path / "other.npy"], scratch)
-    raw = tmp_path / "edges.bin"
-    raw.write_bytes(bytes(9))
-    with pytest.raises(ConfigError, match="raw edges of dtype None"):
-        open_graph(raw, scratch)
-    with pytest.raises(PartitionError, match=r"has 9 bytes, which is no multiple of 8, a row of 2 int32"):
-        open_graph(raw, scratch, dtype="int32")
+@pytest.mark.parametrize(
+    "files, dtype, message",
+    [
+        ({"e.npy": -1}, None, r"e.npy is truncated: it has 1727 bytes; expected 1728"),
+        ({"e.npy": b"no array"}, None, r"e.npy is no .npy file"),
+        ({"e.npy": np.zeros((5, 3), int)}, None, r"shape \(5, 3\); expected \(E, 2\)"),
+        ({"e.npy": np.zeros((2, 2), int)}, None, r"only \(2, 2\), which may be either"),
+        ({"e.npy": np.zeros((5, 2))}, None, "holds float64; expected integers"),
+        ({"e.npy": np.array([{}])}, None, "holds object; expected an array of numbers"),
+        ({"e.npy": np.zeros(5, int)}, None, "1 in all, are lists of numbers; expected two"),
+        ({"e.npy": np.zeros(5, int), "f.npy": np.zeros(6, int)}, None, r"e.npy has 5 rows and .*f.npy 6"),
+        ({"e.bin": bytes(9)}, None, "raw edges of dtype None"),
+        ({"e.bin": bytes(9)}, "int32", "has 9 bytes, which is no multiple of 8, a row of 2 int32"),
+    ],
+)
+def test_bad_binary_files(tmp_path, files, dtype, message):
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (tmp_path / name).write_bytes(content)
+        else:
+            np.save(tmp_path / name, np.stack([SRC, DST], axis=1) if isinstance(content, int) else content)
+        if isinstance(content, int):
+            (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:content])
+    with pytest.raises((ConfigError, PartitionError), match=message):
+        open_graph([tmp_path / name for name in files], tmp_path / "scratch", dtype=dtype)
 
 
 def test_an_edge_pair_layout_is_known_from_the_other_files(tmp_path):
@@ -260,19 +253,18 @@ def test_an_edge_pair_layout_is_known_from_the_other_files(tmp_path):
 
 
 def test_missing_and_mixed_files(tmp_path):
-    with pytest.raises(PartitionError, match=r"there is no file '.*edges.csv'"):
-        open_graph(tmp_path / "edges.csv", tmp_path)
-    with pytest.raises(PartitionError, match="names no files"):
-        open_graph(tmp_path / "*.csv", tmp_path)
-    write_csv(tmp_path / "edges.csv")
-    write_csv(tmp_path / "edges.npy")
-    with pytest.raises(ConfigError, match=r"different formats \(npy, text\)"):
-        open_graph(tmp_path / "edges.*", tmp_path)
-    with pytest.raises(ConfigError, match=r"cannot tell the format of '.*edges.unknown'"):
-        open_graph(write_csv(tmp_path / "edges.unknown"), tmp_path)
-    assert only_ends(open_graph(tmp_path / "edges.unknown", tmp_path, format="text")) == EXPECTED
-    with pytest.raises(ConfigError, match="format 'excel' was asked for"):
-        open_graph(tmp_path / "edges.unknown", tmp_path, format="excel")
+    for name in ("edges.csv", "edges.npy", "unknown"):
+        write_csv(tmp_path / name)
+    assert only_ends(open_graph(tmp_path / "unknown", tmp_path, format="text")) == EXPECTED
+    for name, format, message in (
+        ("missing.csv", None, "there is no file '.*missing.csv'"),
+        ("m*.csv", None, "names no files"),
+        ("edges.*", None, r"different formats \(npy, text\)"),
+        ("unknown", None, "cannot tell the format of '.*unknown'"),
+        ("unknown", "excel", "format 'excel' was asked for"),
+    ):
+        with pytest.raises((ConfigError, PartitionError), match=message):
+            open_graph(tmp_path / name, tmp_path, format=format)
 
 
 def test_several_types(tmp_path):
