@@ -47,16 +47,17 @@ def first_outside(ids: Array, num_nodes: int) -> int | None:
 
 
 def find_outside(src: Array, dst: Array, num_nodes: tuple[int, int]) -> tuple[int, str] | None:
-    """The place of an edge, of (n,) int64 each, that ends at no node, and the problem; None if all end at nodes.
+    """The place of the first edge, of (n,) int64 each, that ends at no node, and the problem; None if all end at nodes.
 
     `num_nodes` are those of the source and the destination type.
     """
+    found: list[tuple[int, str]] = []
     for end, ids, count in zip(("source", "destination"), (src, dst), num_nodes, strict=True):
         if (row := first_outside(ids, count)) is not None:
             expected = f"0 to {count - 1}" if count < np.iinfo(np.int64).max else "0 or more"
             problem = f"the {end} is node {ids[row]}; expected {expected}. Correct the edges, or the number of nodes."
-            return row, problem
-    return None
+            found.append((row, problem))
+    return min(found, key=lambda one: one[0], default=None)
 
 
 def check_ends(
