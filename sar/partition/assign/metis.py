@@ -3,7 +3,7 @@
 import numpy as np
 
 from sar.data.arrays import Array
-from sar.partition.assign.external_csr import ExternalCsr, Window
+from sar.partition.assign.external_csr import ExternalCsr, Window, list_of
 from sar.partition.assign.task import AssignmentTask, compiled, draw
 from sar.partition.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 
@@ -33,51 +33,33 @@ def _adjacency_lists(csr: ExternalCsr, unit: float, seed: int) -> AdjacencyLists
     Both directions of an edge are rounded alike, and dropped if nothing is left. Parallel edges are merged.
     """
     indptr = np.zeros(csr.num_nodes + 1, METIS_INTEGER)
+    entries = [np.empty((2, 0), METIS_INTEGER)]  # neighbours and weights
     for window in csr.windows():
-        _count_entries(window, unit, np.uint64(seed), indptr)
+        rounded = np.empty(len(window.neighbours), METIS_INTEGER)
+        _round_weights(window, unit, np.uint64(seed), rounded, indptr)
+        left = rounded > 0
+        entries.append(np.stack([window.neighbours[left], rounded[left]], dtype=METIS_INTEGER))
     np.cumsum(indptr, out=indptr)
-    total = int(indptr[-1])
-    neighbours, weights = np.empty((2, total), METIS_INTEGER)
-    for window in csr.windows():
-        _fill_entries(window, unit, np.uint64(seed), indptr, neighbours, weights)
-    if not csr.weighted:
-        total = _merge_parallel(indptr, neighbours, weights)
+    neighbours, weights = np.concatenate(entries, axis=1)
+    total = len(neighbours) if csr.weighted else _merge_parallel(indptr, neighbours, weights)
     return AdjacencyLists(indptr, neighbours[:total], weights[:total])
 
 
 @compiled
-def _rounded_weight(window: Window, e: int, v: int, unit: float, seed: int) -> int:
-    """The weight of node v's entry e in whole units, by chance rounded up or down, alike for both directions."""
-    weight = window.weights[e] if window.weights.size else np.float32(1)
-    if unit <= 1.0:
-        return int(weight)
-    other = window.neighbours[e]
-    chance = float(draw(seed, min(v, other), max(v, other)) >> np.uint64(11)) * 2.0**-53
-    return int(weight / unit + chance)
+def _round_weights(window: Window, unit: float, seed: int, rounded: Array, indptr: Array) -> None:
+    """Round the weights of a window to whole units, up or down by chance, alike for both directions.
 
-
-@compiled
-def _count_entries(window: Window, unit: float, seed: int, indptr: Array) -> None:
-    """Set indptr[v + 1] to the number of entries that are left of the nodes v of a window."""
-    bounds = window.bounds
-    for place in range(bounds.size - 1):
-        v = window.first + place
-        for e in range(bounds[place] - bounds[0], bounds[place + 1] - bounds[0]):
-            indptr[v + 1] += min(_rounded_weight(window, e, v, unit, seed), 1)
-
-
-@compiled
-def _fill_entries(window: Window, unit: float, seed: int, indptr: Array, neighbours: Array, weights: Array) -> None:
-    """Write the entries of the nodes of a window to their places by `indptr`."""
-    bounds = window.bounds
-    for place in range(bounds.size - 1):
-        v = window.first + place
-        at = indptr[v]
-        for e in range(bounds[place] - bounds[0], bounds[place + 1] - bounds[0]):
-            weight = _rounded_weight(window, e, v, unit, seed)
-            if weight:
-                neighbours[at], weights[at] = window.neighbours[e], weight
-                at += 1
+    Set indptr[v + 1] to the number of entries of node v that are left.
+    """
+    for v in range(window.first, window.first + window.bounds.size - 1):
+        begin, end = list_of(window, v)
+        for e in range(begin, end):
+            weight, chance = window.weights[e] if window.weights.size else np.float32(1), 0.0
+            if unit > 1.0:
+                other = window.neighbours[e]
+                chance = float(draw(seed, min(v, other), max(v, other)) >> np.uint64(11)) * 2.0**-53
+            rounded[e] = int(weight / max(unit, 1.0) + chance)
+            indptr[v + 1] += rounded[e] > 0
 
 
 @compiled
