@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.studies.quality import measure_quality
 from sar.errors import ConfigError
-from tests.partition.graph_tasks import odd_graphs, source
+from tests.partition.tasks import odd_graphs, source
 
 
 @pytest.mark.parametrize("num_parts", [1, 3, 8, 9, 20])

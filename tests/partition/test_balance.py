@@ -15,7 +15,7 @@ from sar.errors import ConfigError
 from sar.partition.assign import rebalance as rebalancing
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import FULL, fullness, list_schedule, part_loads, within_capacity
-from tests.partition.streams import edge_task
+from tests.partition.tasks import edge_task
 
 
 def counts(part_of: Array, num_parts: int, weight: Array | None = None) -> Array:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.edge_partitioners import method_named
 from sar.data.arrays import Array
-from tests.partition.streams import Edges, edge_task, small_graphs
+from tests.partition.tasks import Edges, edge_task, small_graphs
 
 IMBALANCE = 0.05
 PlacedEdge = tuple[int, int, int]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.assign.external_csr import ExternalCsr, made_ahead
-from tests.partition.graph_tasks import odd_graphs, source
+from tests.partition.tasks import odd_graphs, source
 
 
 def as_counters(csr, entries=1 << 20):

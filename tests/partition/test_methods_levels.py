@@ -13,7 +13,7 @@ from sar.partition.assign.ldg import greedy_parts, ldg
 from sar.partition.assign.metis import _adjacency_lists
 from sar.partition.assign.multilevel import cluster, multilevel, refine
 from sar.partition.assign.task import draw
-from tests.partition.graph_tasks import odd_graphs, source, task_of
+from tests.partition.tasks import odd_graphs, source, task_of
 
 METHODS = {"ldg": ldg, "multilevel": multilevel}
 

@@ -17,7 +17,7 @@ from sar.partition.assign import assigning
 from sar.partition.assign.assigning import ENTRY_POINTS, METHODS
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_data import GraphData
-from tests.partition.streams import Edges, edge_task, typed_task
+from tests.partition.tasks import Edges, edge_task, typed_task
 from tests.workers import REPOSITORY
 
 STREAMING = ["random", "spring", "dbh", "greedy", "hdrf", "2ps-l"]

@@ -17,7 +17,7 @@ from sar.partition.ingest.open import open_graph
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 from sar.train.counted_graph import CountingGroup, counted_graph
 from sar.train.graph_counts import count_graph
-from tests.partition.graph_tasks import odd_graphs
+from tests.partition.tasks import odd_graphs
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import AssigningOptions, assign, method_named
 from sar.partition.assign.rebalance import move_nodes
-from tests.partition.graph_tasks import source
-from tests.partition.streams import Edges, edge_task, small_graphs
+from tests.partition.tasks import Edges, edge_task, small_graphs, source
 
 
 def algorithm_1(

@@ -1,4 +1,4 @@
-"""Tasks for partition methods on small graphs, whose edges come in small chunks."""
+"""Tasks for partition methods: small graphs, whose edges come in small chunks, and graphs that methods stumble over."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -48,3 +48,43 @@ def small_graphs(draw: st.DrawFn, max_nodes: int = 24, max_edges: int = 70) -> t
     hub = st.integers(0, min(2, num_nodes - 1))
     edges = draw(st.lists(st.tuples(node | hub, node), max_size=max_edges))
     return num_nodes, edges
+
+
+def source(src: Any, dst: Any, num_nodes: int) -> GraphSource:
+    edges = ArrayEdges(np.asarray(src, np.int64), np.asarray(dst, np.int64))
+    return GraphSource({"_N": num_nodes}, {("_N", "_E", "_N"): edges}, {}, {})
+
+
+def task_of(
+    graph: GraphSource, num_parts: int, scratch: Path, weights: Mapping[str, Array] | None = None, **options: Any
+) -> AssignmentTask:
+    """A task in a directory of its own under `scratch`."""
+    folder = scratch / f"task{len(list(scratch.iterdir()))}"
+    folder.mkdir()
+    return AssignmentTask(graph, num_parts, folder, weights=weights or {}, **options)
+
+
+def odd_graphs() -> dict[str, GraphSource]:
+    """Graphs that methods stumble over, by name."""
+    rng = np.random.default_rng(0)
+    leaves = np.arange(1, 200)
+    return {
+        "no nodes": source([], [], 0),
+        "one node": source([], [], 1),
+        "one node with a loop": source([0, 0], [0, 0], 1),
+        "no edges": source([], [], 50),
+        "loops only": source(np.arange(50), np.arange(50), 50),
+        "fewer nodes than parts": source([0, 1], [1, 2], 3),
+        "star": source(leaves, 0 * leaves, 200),
+        "parallel edges": source(np.repeat([0, 1, 2, 3], 30), np.repeat([1, 0, 3, 2], 30), 8),
+        "isolated nodes": source(*rng.integers(40, size=(2, 200)), 100),
+        "two types": GraphSource(
+            {"a": 30, "b": 20},
+            {
+                ("a", "to", "b"): ArrayEdges(rng.integers(30, size=90), rng.integers(20, size=90)),
+                ("b", "of", "b"): ArrayEdges(rng.integers(20, size=40), rng.integers(20, size=40)),
+            },
+            {},
+            {},
+        ),
+    }
