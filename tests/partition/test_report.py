@@ -369,6 +369,15 @@ def test_original_ids_are_a_permutation(tmp_path: Path, file: str, change, words
     assert words in problem
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.uint8])
+def test_original_ids_of_another_dtype_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    directory = to_dispatch(write_directory(tmp_path, homogeneous_graph(), 2), features=True, orig_ids=True)
+    for part in range(2):
+        path = str(tmp_path / f"part{part}" / "orig_nids.dgl")
+        save_tensors(path, {name: ids.to(dtype) for name, ids in load_tensors(path).items()})
+    assert inspect_directory(directory.path).problems == []
+
+
 def test_parts_that_lack_original_ids(tmp_path: Path) -> None:
     directory = to_dispatch(write_directory(tmp_path, homogeneous_graph(), 2), features=True, orig_ids=True)
     (tmp_path / "part1" / "orig_nids.dgl").unlink()

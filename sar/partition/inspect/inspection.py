@@ -219,11 +219,8 @@ class _OriginalIds:
 
     def take(self, content: PartContent) -> None:
         """Note the original IDs of a part, and drop those in `content`."""
-        files, in_graph, checks = (
-            content.files[self.what],
-            content.orig_ids.pop(self.what, None),
-            [*self._checks.values()],
-        )
+        files, checks = content.files[self.what], [*self._checks.values()]
+        in_graph = content.orig_ids.pop(self.what, None)
         try:
             stored = files.original_ids()
         except PartitionError as error:
@@ -234,11 +231,11 @@ class _OriginalIds:
             self.files.add(ORIG_ID_FILES[self.what])
             for one in stored:
                 for _, ids in one.stored.slices():
-                    checks[one.type_id].add(ids.numpy())
+                    checks[one.type_id].add(ids.long().numpy())
         elif in_graph is not None:
             self.files.add("graph.dgl")
             for check, ids in zip(checks, in_graph, strict=True):
-                check.add(ids.numpy())
+                check.add(ids.long().numpy())
         elif sum(files.counts):
             self._lacking.append(files.part)
 

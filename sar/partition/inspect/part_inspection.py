@@ -142,10 +142,11 @@ class _GraphCheck:
         spec, inner, node_id = self.spec, graph.is_inner, graph.node_id
         self.check_owned("nodes", node_id[inner], spec.node_ranges)
         start, end = spec.partition_ranges[self.part]
-        ids = node_id.clamp(0, max(spec.partition_ranges[-1][1] - 1, 0))
+        num_nodes = spec.partition_ranges[-1][1]
+        ids = node_id.clamp(0, max(num_nodes - 1, 0))
         owner = _owner(ids, spec.node_ranges)
         wrong = {
-            "nodes have IDs outside those of all parts": ids != node_id,
+            "nodes have IDs outside those of all parts": (node_id < 0) | (node_id >= num_nodes),
             "halo nodes are the part's own": ~inner & (node_id >= start) & (node_id < end),
         }
         for name, expected in ((PART_ID, owner), (NTYPE, types_of(ids, spec.node_ranges))):
@@ -256,13 +257,13 @@ def _check_features(files: FeatureFiles, content: PartContent, values: bool) -> 
             content.split[name] = content.split.get(name, 0) + chosen
         nan_rows = None
         if values and stored.tensor_dtype.is_floating_point:
-            has_nan = (
-                (first, rows.isnan().view(len(rows), -1).any(1)) for first, rows in stored.slices() if rows.numel()
-            )
-            bad = [first + row for first, is_bad in has_nan for row in is_bad.nonzero().view(-1).tolist()]
-            nan_rows = len(bad)
-            if bad:
-                problems.append(f"{path}: {nan_rows} rows of {key!r} have NaN, row {bad[0]} for one.")
+            first, nan_rows = -1, 0
+            for start, rows in stored.slices():
+                bad = rows.isnan().view(len(rows), -1).any(1).nonzero() if rows.numel() else rows[:0]
+                first = start + int(bad[0]) if len(bad) and not nan_rows else first
+                nan_rows += len(bad)
+            if nan_rows:
+                problems.append(f"{path}: {nan_rows} rows of {key!r} have NaN, row {first} for one.")
         dtype = str(stored.tensor_dtype).removeprefix("torch.")
         found = FeatureReport(files.what, "", name, dtype, tuple(stored.shape[1:]), nan_rows)
         content.features[files.what, type_id, name] = found
