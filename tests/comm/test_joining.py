@@ -186,13 +186,24 @@ def listening(port):
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the kernel lists sockets elsewhere")
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_the_store_listens_on_the_address_asked_for(host):
-    if host == "::1" and not socket.has_ipv6:
-        pytest.skip("no IPv6")
+@pytest.mark.parametrize(
+    "host, addresses",
+    [
+        ("127.0.0.1", {"0100007F"}),
+        ("localhost", {"0100007F"}),
+        ("::1", {"00000000000000000000000001000000"}),
+        (socket.gethostname(), {"00000000", "0" * 32}),  # a name may stand for another address elsewhere
+    ],
+)
+def test_the_store_listens_on_the_address_asked_for(host, addresses):
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        pytest.skip(f"{host}: {error}")
     port = free_port()
     store = host_store(host, port)
-    assert listening(port) == {"0100007F" if host != "::1" else "00000000000000000000000001000000"}
+    assert listening(port)
+    assert listening(port) <= addresses
     other = connect_store(host, port, 5.0)
     other.set("greeting", "hello")
     assert store.get("greeting") == b"hello"
