@@ -32,6 +32,7 @@ WORKER = """
 import os, sys, time, torch, torch.distributed as dist
 import sar
 from sar.comm import all_reduce, liveness, store_notes
+from sar.comm.session import current_group
 
 rank, size, port, own_store = map(int, sys.argv[1:5])
 liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, store_notes.STORE_SECONDS = map(float, sys.argv[5:8])
@@ -45,6 +46,8 @@ began = time.monotonic()
 try:
     while True:
         all_reduce(torch.ones(3))
+        while current_group().transport.liveness._sign is None:  # of the neighbour, which is watched from then on
+            time.sleep(0.02)
         print("a step", flush=True)
         began = time.monotonic()
         time.sleep(0.02)
@@ -63,7 +66,6 @@ def freeze(size, victim, store_in_worker, *constants, limit=LIMIT):
     try:
         for worker in workers:
             assert "a step" in worker.line()
-        time.sleep(3 * constants[0])
         workers[victim].send_signal(signal.SIGSTOP)
         began = time.monotonic()
         said = [worker.communicate(timeout=limit)[0] for rank, worker in enumerate(workers) if rank != victim]
@@ -122,7 +124,8 @@ def with_quick_signs(program):
         before.close()
         transport.liveness = liveness.Liveness(group, transport.notes)
         transport.liveness.answers = before.answers
-        time.sleep(2 * BEAT)
+        while transport.liveness._sign in (None, store_notes.LEFT):
+            time.sleep(0.01)
         return catch(program)
 
 
