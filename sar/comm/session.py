@@ -21,13 +21,13 @@ from sar.comm.joining import announced_stores, open_store, sign_in, stop_announc
 from sar.comm.process_transport import GlooTransport, NcclTransport
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
+from sar.comm.store_notes import HEARD_SECONDS
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
 from sar.logging_setup import logger, print_errors_briefly
 
 DEFAULT_PORT = 12345
 BACKENDS = ("gloo", "nccl", "mpi", "ccl")
-HEARD_SECONDS: Final = 3.0  # delay of an error in worker 0, which usually hosts the store, so that others can read it
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 

@@ -26,7 +26,10 @@ T = TypeVar("T")
 
 STORE_SECONDS = 5.0
 """Time limit for an answer of the store."""
-EXIT_SECONDS: Final = 2.0
+HEARD_SECONDS: Final = 3.0
+"""Time for which a process that hosts the store keeps it after an error, so that the others can read of it."""
+EXIT_SECONDS: Final = HEARD_SECONDS + 2.0
+"""Time for unanswered requests at the end of the process. They fail when the host of the store has ended."""
 PATIENCE = 3.0
 """Seconds to wait for a text that a peer writes at about the same time, such as before it closes its connections."""
 POLL_SECONDS: Final = 0.02
