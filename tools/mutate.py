@@ -172,7 +172,7 @@ MUTANTS = [
         "sar/core/collective.py",
         "self.needed = reduce(or_, self.all_flags)",
         "self.needed = self.flags()",
-        "tests/core/test_gradient_rules.py::test_an_edge_gradient_wanted_on_one_rank_only",
+        "tests/core/test_gradient_rules.py::test_a_gradient_wanted_on_one_rank_only",
     ),
     Mutant(
         "degrees without clamp",

@@ -14,56 +14,40 @@ from tests.parity.programs import LAYERS, gated, pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
 
 
-def gradient_on_one_rank(mine, layer, mode, chosen):
-    """Only the chosen rank's x takes a gradient, and every rank runs the backward."""
+def through_two_layers(graph, data, layer, name, needed=True):
+    """Only x or w takes a gradient."""
+    fields = {"x": data.nodes["x"], "w": data.edges["w"]}
+    leaf = fields[name] = fields[name].clone().requires_grad_(needed)
+    out = LAYERS[layer](graph, fields["x"], fields["w"])
+    weighted_sum(LAYERS[layer](graph, out, fields["w"]), data.nodes["cotangent"]).backward()
+    return leaf.grad, out.requires_grad
+
+
+def on_one_machine(graph, data, layer, name):
+    return {"node x" if name == "x" else "edge w": through_two_layers(graph, data, layer, name)[0]}
+
+
+def gradient_on_one_rank(mine, layer, name, mode, chosen):
+    """Only the chosen rank's field takes a gradient, and every rank runs the backward."""
     partition, data = mine
-    graph = build(partition, mode)
-    x = data.nodes["x"].clone().requires_grad_(sar.rank() == chosen)
-    out = LAYERS[layer](graph, x, data.edges["w"])
-    weighted_sum(LAYERS[layer](graph, out, data.edges["w"]), data.nodes["cotangent"]).backward()
-    return x.grad, out.requires_grad
+    return through_two_layers(build(partition, mode), data, layer, name, sar.rank() == chosen)
 
 
-def gradient_through_two_layers(graph, data, layer):
-    x, w = data.leaf("x"), data.edges["w"]
-    weighted_sum(LAYERS[layer](graph, LAYERS[layer](graph, x, w), w), data.nodes["cotangent"]).backward()
-    return {"node x.grad": x.grad}
-
-
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer, name", [*((layer, "x") for layer in LAYERS), ("weighted", "w")])
 @pytest.mark.parametrize("mode", [1, 2, 3])
 @pytest.mark.parametrize("world_size", [2, corner(3)])
-def test_a_gradient_wanted_on_one_rank_only(pool, world_size, mode, layer):
-    parts = SCENARIOS["random"](world_size)
-    data = random_data(parts, torch.float64)
-    (expected,) = run_on_one_machine(parts, data, [(gradient_through_two_layers, (layer,))])
-    for chosen in range(world_size):
-        results = pool.run(gradient_on_one_rank, layer, mode, chosen, per_rank=deal(parts, data))
-        assert [requires_grad for _, requires_grad in results] == [True] * world_size
-        assert [grad is None for grad, _ in results] == [rank != chosen for rank in range(world_size)]
-        assert_close(results[chosen][0], parts.split_nodes(expected["node x.grad"])[chosen])
-
-
-def weight_gradient_on_one_rank(mine, mode, chosen):
-    partition, data = mine
-    graph = build(partition, mode)
-    w = data.edges["w"].clone().requires_grad_(sar.rank() == chosen)
-    weighted_sum(weighted(graph, data.nodes["x"], w), data.nodes["cotangent"]).backward()
-    return w.grad
-
-
-@pytest.mark.parametrize("mode", [1, 2, 3])
-@pytest.mark.parametrize("world_size", [2, corner(3)])
-def test_an_edge_gradient_wanted_on_one_rank_only(pool, world_size, mode):
+def test_a_gradient_wanted_on_one_rank_only(pool, world_size, mode, layer, name):
     """The gradient of an edge weight fetches source rows again, from ranks that want no gradient themselves."""
     parts = SCENARIOS["random"](world_size)
     data = random_data(parts, torch.float64)
-    w = data.leaf("w")
-    weighted_sum(weighted(parts.reference(), data.nodes["x"], w), data.nodes["cotangent"]).backward()
-    chosen = world_size - 1
-    results = pool.run(weight_gradient_on_one_rank, mode, chosen, per_rank=deal(parts, data))
-    assert [grad is None for grad in results] == [rank != chosen for rank in range(world_size)]
-    assert_close(results[chosen], parts.split_edges(w.grad)[chosen])
+    (found,) = run_on_one_machine(parts, data, [(on_one_machine, (layer, name))])
+    (grad,) = found.values()
+    expected = parts.split_nodes(grad) if name == "x" else parts.split_edges(grad)
+    for chosen in range(world_size):
+        results = pool.run(gradient_on_one_rank, layer, name, mode, chosen, per_rank=deal(parts, data))
+        assert [requires_grad for _, requires_grad in results] == [True] * world_size
+        assert [grad is None for grad, _ in results] == [rank != chosen for rank in range(world_size)]
+        assert_close(results[chosen][0], expected[chosen])
 
 
 def double_backward(graph, data, layer):
