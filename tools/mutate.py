@@ -130,21 +130,21 @@ MUTANTS = [
         "sar/comm/exchange.py",
         "                    self._wait(inbound)\n                    columns",
         "                    columns",
-        "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
+        "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "gradients that are not waited for",
         "sar/comm/exchange.py",
         "self._grads_in_flight.popleft()\n            self._wait(inbound)",
         "self._grads_in_flight.popleft()",
-        "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
+        "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "gradients that are not added",
         "sar/comm/exchange.py",
         "self.returns.add(index.to(total.device), place.read(total.device, total.dtype), total)",
         "pass",
-        "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
+        "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "kept rows whose buffer is used again",
@@ -158,7 +158,7 @@ MUTANTS = [
         "sar/comm/group.py",
         "if set(digests) != {digest}:",
         "if not digests:",
-        "tests/core/test_agreement.py::test_another_width_dtype_or_operation",
+        "tests/core/test_agreement.py::test_another_width_dtype_operation_or_setting",
     ),
     Mutant(
         "an error that the others do not hear of",

@@ -127,43 +127,34 @@ def aggregate(graph, data, width=6, dtype=torch.float64, message="u_mul_e", redu
         graph.update_all(function, getattr(fn, reducer)("m", "out"))
 
 
-def aggregate_otherwise(graph, data, difference):
+def aggregate_otherwise(graph, data, difference, settings):
+    for name, value in settings.items() if odd() else ():
+        setattr(sar.Config, name, value)
     aggregate(graph, data, **(difference if odd() else {}))
 
 
 @pytest.mark.parametrize(
-    "difference",
+    "difference, settings",
     [
-        {"width": 5},
-        {"dtype": torch.float32},
-        {"message": "u_add_e"},
-        {"message": "copy_u"},
-        {"reducer": "mean"},
-        {"reducer": None},
+        ({"width": 5}, {}),
+        ({"dtype": torch.float32}, {}),
+        ({"message": "u_add_e"}, {}),
+        ({"message": "copy_u"}, {}),
+        ({"reducer": "mean"}, {}),
+        ({"reducer": None}, {}),
+        ({}, {"disable_sr": True}),
+        ({}, {"pipeline_depth": 2}),
+        ({}, {"comm_buffer_bytes": 4096}),
+        ({}, {"max_collective_size": 64}),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("world_size", [2])
-def test_another_width_dtype_or_operation(pool, difference):
-    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), aggregate_otherwise, difference)
-    assert_disagreement(failures, "worker 0: ", "worker 1: ")
-
-
-def aggregate_under(graph, data, setting, value):
-    if odd():
-        setattr(sar.Config, setting, value)
-    aggregate(graph, data)
-
-
-@pytest.mark.parametrize(
-    "setting, value",
-    [("disable_sr", True), ("pipeline_depth", 2), ("comm_buffer_bytes", 4096), ("max_collective_size", 64)],
-)
-@pytest.mark.parametrize("world_size", [2])
-def test_another_setting(pool, setting, value):
-    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), aggregate_under, setting, value)
-    assert_disagreement(failures, "Config", "worker 0: ", "worker 1: ")
-    assert str(value) in failures[0].message, "what the other worker has"
+def test_another_width_dtype_operation_or_setting(pool, difference, settings):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), aggregate_otherwise, difference, settings)
+    assert_disagreement(failures, "worker 0: ", "worker 1: ", *(["Config"] if settings else []))
+    for value in settings.values():
+        assert str(value) in failures[0].message, "what the other worker has"
 
 
 def step_on_another_graph(mine, other, mode):

@@ -1,4 +1,9 @@
-"""What travels: each halo row once a fetch, within the limits of messages, and again in the backward where needed."""
+"""What travels: each halo row once a fetch, within the limits of messages, and again in the backward where needed.
+
+Messages may come late: what was not waited for would be computed from whatever the buffer held before.
+"""
+
+import time
 
 import dgl.function as fn
 import pytest
@@ -13,7 +18,8 @@ from sar.comm.settings import Settings
 from sar.comm.tiles import OWN_ROWS, GradientReturn
 from sar.core.relation import TILE_SIZES
 from tests.graphs import PartitionedGraph
-from tests.parity.harness import build, deal, random_data, random_shares
+from tests.parity.harness import assert_close, build, deal, merge, random_data, random_shares, run_program
+from tests.parity.programs import weighted
 from tests.parity.scenarios import SCENARIOS
 
 WIDTH, ITEM = 6, 8
@@ -181,3 +187,44 @@ def test_tiles_of_a_few_sizes_are_kept(pool, world_size):
             assert list(kept) == [16, 8, 4, 2][-TILE_SIZES:]
             assert kept[2] > kept[4] > kept[8] > 1
         assert all(right)
+
+
+# -- messages that come late
+
+LATE = 0.2
+"""Seconds between the agreement and what one worker posts."""
+
+
+def forward_and_backward(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    out = weighted(graph, x, w)
+    (out * data.nodes["y"]).sum().backward()
+    return {"node out": out, "node x.grad": x.grad, "edge w.grad": w.grad}
+
+
+def with_a_late_worker(mine, late, mode):
+    partition, data = mine
+    graph, post = build(partition, mode), Exchange._post
+
+    def later(self, *args):
+        time.sleep(LATE)
+        return post(self, *args)
+
+    if sar.rank() == late:
+        Exchange._post = later
+    try:
+        return run_program(forward_and_backward, graph, data)
+    finally:
+        Exchange._post = post
+
+
+@pytest.mark.processes("delays the messages of one worker, by a change of a class that threads share")
+@pytest.mark.parametrize("mode", [1, 3])
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("world_size", [2])
+def test_rows_and_gradients_are_waited_for(pool, world_size, late, mode):
+    parts = SCENARIOS["random"](world_size)
+    data = random_data(parts)
+    found = merge(pool.run(with_a_late_worker, late, mode, per_rank=deal(parts, data)))
+    for name, value in run_program(forward_and_backward, parts.reference(), data).items():
+        assert_close(found[name], value)
