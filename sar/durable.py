@@ -1,11 +1,7 @@
 """Files that outlast a crash of the machine."""
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 
 def sync(path: Path) -> None:
@@ -25,16 +21,3 @@ def put_in_place(draft: Path, path: Path) -> None:
     sync(draft)
     draft.replace(path)
     sync(path.parent)
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A draft beside a file, which takes its place once written: nobody sees half of it. Gone after an error."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as draft:
-        try:
-            yield draft.file
-            draft.close()
-            os.replace(draft.name, path)
-        except BaseException:
-            os.unlink(draft.name)
-            raise

@@ -36,7 +36,7 @@ from sar.comm import liveness
 from sar.comm.environment import own_address
 from sar.comm.store_notes import BoundedStore, SilentStoreError, in_background
 from sar.config import Config
-from sar.durable import written_whole
+from sar.durable import put_in_place
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from sar.logging_setup import logger
 
@@ -219,11 +219,13 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         address, nonce = own_address(), secrets.token_hex(8)
         store = host_store(address, 0)
         store.set(_NONCE, nonce)
+        draft = path.parent / f"{nonce}.tmp"
         try:
-            with written_whole(path) as file:
-                file.write(f"{address} {store.port} {nonce}\n".encode())
-                os.chmod(file.fileno(), 0o644)
+            draft.write_text(f"{address} {store.port} {nonce}\n")
+            put_in_place(draft, path)
         except OSError as error:
+            with suppress(OSError):
+                draft.unlink()
             raise ConfigError(f"Worker 0 cannot write its address to {path}: {error}") from error
         announced_stores.append(AnnouncedStore(address, nonce, store, path))
         return address
