@@ -15,17 +15,21 @@ from sar.kernels.ops import EdgeMessage, EdgeOperand, Shape, Target
 _ROWS = {Target.U: "sources", Target.V: "destinations", Target.E: "edges"}
 
 
-def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
+def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor, *, fresh: bool = False) -> None:
     """Add to each destination row of `out` the messages of its edges in the block.
 
-    `out` is (num_dst, *message shape), float32 if operands have a half precision.
+    Args:
+        out: (num_dst, *message shape), float32 if operands have a half precision.
+        fresh: `out` has no values yet, and counts as zeros. This saves a pass over its memory.
     """
     _check(block, message, out, Target.V)
     if block.num_edges:
         result = out.contiguous()
-        choose(out, *message.tensors).aggregate_sum(block, message, result)
+        choose(out, *message.tensors).aggregate_sum(block, message, result, fresh)
         if result is not out:
             out.copy_(result)
+    elif fresh:
+        out.zero_()
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
@@ -60,8 +64,9 @@ def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
 
 
 def aggregate_grad(
-    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, *, arg: Tensor | None = None
-) -> None:
+    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, *, arg: Tensor | None = None,
+    fresh: bool = False,
+) -> None:  # fmt: skip
     """Add to `out` the gradient of the messages' operand `wrt`, summed over the dimensions that it broadcasts.
 
     Args:
@@ -70,6 +75,7 @@ def aggregate_grad(
         grad: gradient of the messages, with rows of edges, or of their aggregation, with rows of destinations.
         out: (rows of the operand's target, *trailing shape of the operand), float32 if that has a half precision.
         arg: edge IDs of a maximum or minimum, like `grad`; only their elements contribute. None: all do.
+        fresh: as of `aggregate_sum`.
     """
     operand = message.operand(wrt)
     if grad.shape != message.shape or grad.target is Target.U or (arg is not None and grad.target is Target.E):
@@ -82,9 +88,11 @@ def aggregate_grad(
     _check(block, message, out, operand.target, operand.shape, grad)
     if block.num_edges:
         result = out.contiguous()
-        choose(out, grad.values, *message.tensors).aggregate_grad(block, message, wrt, grad, result, arg)
+        choose(out, grad.values, *message.tensors).aggregate_grad(block, message, wrt, grad, result, arg, fresh)
         if result is not out:
             out.copy_(result)
+    elif fresh:
+        out.zero_()
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
@@ -98,13 +106,9 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
 
 
 def _check(
-    block: EdgeBlock,
-    message: EdgeMessage,
-    out: Tensor,
-    out_target: Target,
-    out_shape: Shape | None = None,
+    block: EdgeBlock, message: EdgeMessage, out: Tensor, out_target: Target, out_shape: Shape | None = None,
     grad: EdgeOperand | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Raise if an operand has too few rows or another width, since compiled loops do not check bounds."""
     result = out, out_target, message.shape if out_shape is None else out_shape
     for values, target, shape in (*message.operands, result) if grad is None else (*message.operands, result, grad):

@@ -35,14 +35,15 @@ class Backend(Protocol):
     operands. `head_sums` writes the sums of grad * out over each head to stats[:, GRAD_DOT].
     """
 
-    def aggregate_sum(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None: ...
+    def aggregate_sum(self, block: EdgeBlock, message: EdgeMessage, out: Tensor, fresh: bool = False) -> None: ...
     def aggregate_cmp(
         self, block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool
     ) -> None: ...
     def edge_apply(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None: ...
     def aggregate_grad(
-        self, block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
-    ) -> None: ...
+        self, block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None,
+        fresh: bool = False,
+    ) -> None: ...  # fmt: skip
     def add_rows(self, rows: Tensor, values: Tensor, out: Tensor) -> None: ...
 
     def project(self, x: Tensor, attn: Tensor) -> Tensor: ...
@@ -52,14 +53,9 @@ class Backend(Protocol):
     ) -> None: ...
     def head_sums(self, how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None: ...
     def attend_grad(
-        self,
-        block: EdgeBlock,
-        how: Attention,
-        operands: AttentionOperands,
-        grad: Tensor,
-        stats: Tensor,
+        self, block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor,
         grads: Gradients,
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
 
 
 class _Named:

@@ -37,8 +37,9 @@ aggregate_cmp = edge_apply = aggregate_sum
 
 
 def aggregate_grad(
-    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
-) -> None:
+    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None,
+    fresh: bool = False,
+) -> None:  # fmt: skip
     """As `sar.kernels.aggregate_grad`: gradients of sources need the edges grouped by source."""
     if message.operand(wrt).target is Target.U:
         of_edges = any(operand.target is Target.E for operand in (*message.operands, grad))

@@ -26,12 +26,9 @@ _is_forked = False
 
 
 def run_balanced(
-    kernel: Callable[..., None],
-    indptr: NDArray[Any],
-    width: int,
-    *args: object,
+    kernel: Callable[..., None], indptr: NDArray[Any], width: int, *args: object,
     private: Callable[[], Sequence[object]] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Call kernel(begin, end, *args) on ranges of groups with about equal numbers of edges, on torch's threads.
 
     Args:
@@ -42,17 +39,15 @@ def run_balanced(
     """
     groups, edges = len(indptr) - 1, int(indptr[-1])
     count = _count_ranges(groups, edges * width, private is None)
-    inner = np.searchsorted(indptr, np.arange(1, count) * edges // count).tolist() if count > 1 else []
+    ends = (np.arange(1, count) * edges // count).astype(indptr.dtype)  # else numpy would convert all of indptr
+    inner = np.searchsorted(indptr, ends).tolist() if count > 1 else []
     _run(kernel, [0, *inner, groups], args, private)
 
 
 def run_rows(
-    kernel: Callable[..., None],
-    rows: int,
-    width: int,
-    *args: object,
+    kernel: Callable[..., None], rows: int, width: int, *args: object,
     private: Callable[[], Sequence[object]] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """As `run_balanced`, on ranges of `rows` of equal length; `width` elements a row."""
     count = _count_ranges(rows, rows * width, private is None)
     _run(kernel, [i * rows // count for i in range(count + 1)], args, private)

@@ -61,8 +61,10 @@ def edge_chunks(block: EdgeBlock, shape: Shape) -> Iterator[EdgeChunk]:
         yield EdgeChunk(begin, end, block.cols[begin:end].long(), dst, block.ids(begin, end))
 
 
-def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
+def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor, fresh: bool = False) -> None:
     """Reference of `sar.kernels.aggregate_sum`."""
+    if fresh:
+        out.zero_()
     for edges, values in _messages(block, message, out):
         out.index_add_(0, edges.dst, values)
 
@@ -95,9 +97,12 @@ def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
 
 
 def aggregate_grad(
-    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
-) -> None:
+    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None,
+    fresh: bool = False,
+) -> None:  # fmt: skip
     """Reference of `sar.kernels.aggregate_grad`."""
+    if fresh:
+        out.zero_()
     dtype = accumulation_dtype(out.dtype)
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     grad_aligned = aligned_message_shape(message.op, full)

@@ -37,6 +37,9 @@ class _VectorModel(models.PrimitiveModel):
 class Functions(NamedTuple):
     """Functions of vectors of one size."""
 
+    zeros: Any
+    """zeros(array): a vector to add elements of the array to."""
+
     load: Any
     """load(array, at, count): array[at : at + count]. Half precisions (see `wide`) become float32."""
 
@@ -50,9 +53,17 @@ class Functions(NamedTuple):
 def functions(lanes: int, *, whole: bool) -> Functions:
     """Functions of vectors of `lanes` numbers. whole: `count` is that, and not read; at most that, if False."""
 
+    def vector_of(array: Any) -> Vector:
+        return Vector(types.float64 if array.dtype == types.float64 else types.float32, lanes)
+
+    @intrinsic
+    def zeros(_context: Any, array: Any) -> Any:
+        vector = vector_of(array)
+        return vector(array), lambda context, *_: ir.Constant(context.get_value_type(vector), None)
+
     @intrinsic
     def load(_context: Any, array: Any, at: Any, count: Any) -> Any:
-        vector = Vector(types.float64 if array.dtype == types.float64 else types.float32, lanes)
+        vector = vector_of(array)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer, kind = _place(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -121,4 +132,4 @@ def functions(lanes: int, *, whole: bool) -> Functions:
         callee = cgutils.get_or_insert_function(builder.module, function, f"llvm.masked.{name}.v{lanes}{short}.p0")
         return builder.call(callee, given)
 
-    return Functions(load, store, add_scaled)
+    return Functions(zeros, load, store, add_scaled)

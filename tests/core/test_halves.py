@@ -208,7 +208,7 @@ def test_the_second_half_comes_after_what_stands_between(pool, world_size):
         assert events == ["forward", "rest", "backward", "rest"]
 
 
-def fail_on_worker_1(*_):
+def fail_on_worker_1(*_, **__):
     if sar.rank() == 1:
         raise ValueError("on purpose")
 

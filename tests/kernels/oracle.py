@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -137,6 +138,39 @@ def draw_values(seed: int, rows: int, shape: tuple[int, ...], dtype: torch.dtype
         values = values.round().clamp(-1, 1)
     values = values.to(dtype)
     return torch.stack([values, values], -1)[..., 0] if seed % 3 == 0 else values  # at times not contiguous
+
+
+class Operation(NamedTuple):
+    """An operation on operands that broadcast, over a graph in tiles."""
+
+    graph: Graph
+    tiles: list[Tile]
+    op: str
+    lhs: Tensor
+    lhs_target: Target
+    rhs: Tensor
+    rhs_target: Target
+    seed: int
+    wrt: str = "lhs"  # the operand of a derivative
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Trailing shape of the messages."""
+        return message_shape(self.op, tuple(self.lhs.shape[1:]), tuple(self.rhs.shape[1:]))
+
+
+@st.composite
+def operations(draw: st.DrawFn, dtypes: list[torch.dtype], kind: str = "any") -> Operation:
+    """Operations on random values, as `draw_values` draws them."""
+    graph, tiles = draw(tiled_graphs())
+    op = draw(st.sampled_from(OPS))
+    lhs_shape, rhs_shape = draw(st.sampled_from(DOT_SHAPES if op == "dot" else SHAPES))
+    lhs_target, rhs_target = draw(st.sampled_from(Target)), draw(st.sampled_from(Target))
+    dtype, seed = draw(st.sampled_from(dtypes)), draw(st.integers(0, 2**20))
+    lhs = draw_values(seed, graph.rows(lhs_target), lhs_shape, dtype, kind)
+    rhs = draw_values(seed + 1, graph.rows(rhs_target), rhs_shape, dtype, kind if op != "div" else "nonzero")
+    wrt = draw(st.sampled_from(("lhs", "rhs"))) if op != "copy_lhs" else "lhs"
+    return Operation(graph, tiles, op, lhs, lhs_target, rhs, rhs_target, seed, wrt)
 
 
 def message(

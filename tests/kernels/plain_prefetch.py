@@ -43,6 +43,9 @@ def functions(lanes, *, whole):
         assert at + size <= len(array)
         return array[int(at) : int(at) + size]
 
+    def zeros(array):
+        return np.zeros(lanes, np.float64 if array.dtype == np.float64 else np.float32)
+
     def load(array, at, count):
         values = part(array, at, count)
         dtype = HALVES.get(values.dtype)
@@ -51,7 +54,7 @@ def functions(lanes, *, whole):
     def store(array, at, count, vector):
         part(array, at, count)[:] = vector
 
-    return vectors.Functions(load, store, lambda total, vector, factor: total + factor * vector)
+    return vectors.Functions(zeros, load, store, lambda total, vector, factor: total + factor * vector)
 
 
 compiler.prefetch, compiler.wide, compiler.narrow, vectors.functions = prefetch, wide, narrow, functions

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from sar.errors import GraphError
 from sar.kernels import (
@@ -22,76 +23,64 @@ from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16]
+nan, inf = torch.nan, torch.inf
 ATTEMPTS = 3 * settings.default.max_examples
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
 
 
-@st.composite
-def cases(draw: st.DrawFn, kind: str = "any") -> dict[str, Any]:
-    """A graph in tiles, an operation on operands that broadcast, and the messages by the oracle."""
-    graph, tiles = draw(oracle.tiled_graphs())
-    op = draw(st.sampled_from(oracle.OPS))
-    lhs_shape, rhs_shape = draw(st.sampled_from(oracle.DOT_SHAPES if op == "dot" else oracle.SHAPES))
-    lhs_target, rhs_target = draw(st.sampled_from(Target)), draw(st.sampled_from(Target))
-    dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**20))
-    lhs = oracle.draw_values(seed, graph.rows(lhs_target), lhs_shape, dtype, kind)
-    divisor = kind if op != "div" else "nonzero"
-    rhs = oracle.draw_values(seed + 1, graph.rows(rhs_target), rhs_shape, dtype, divisor)
-    return {
-        "graph": graph,
-        "tiles": tiles,
-        "operation": (op, lhs, lhs_target, None if op == "copy_lhs" else rhs, rhs_target),
-        "shape": oracle.message_shape(op, lhs_shape, None if op == "copy_lhs" else rhs_shape),
-        "messages": oracle.messages(graph, op, lhs.double(), lhs_target, rhs.double(), rhs_target),
-        "dtype": torch.promote_types(dtype, torch.float32),
-    }
+def arguments(case: oracle.Operation, tile: oracle.Tile) -> tuple[Any, ...]:
+    lhs = oracle.rows_of_tile(case.lhs, case.lhs_target, tile)
+    rhs = None if case.op == "copy_lhs" else oracle.rows_of_tile(case.rhs, case.rhs_target, tile)
+    return tile[2], oracle.message(case.op, lhs, case.lhs_target, rhs, case.rhs_target)
 
 
-def arguments(case: dict[str, Any], tile: oracle.Tile) -> tuple[Any, ...]:
-    op, lhs, lhs_target, rhs, rhs_target = case["operation"]
-    lhs, rhs = oracle.rows_of_tile(lhs, lhs_target, tile), oracle.rows_of_tile(rhs, rhs_target, tile)
-    return tile[2], oracle.message(op, lhs, lhs_target, rhs, rhs_target)
+def expected_messages(case: oracle.Operation) -> list[Tensor]:
+    lhs, rhs = case.lhs.double(), case.rhs.double()
+    return oracle.messages(case.graph, case.op, lhs, case.lhs_target, rhs, case.rhs_target)
+
+
+def sum_dtype(case: oracle.Operation) -> torch.dtype:
+    return torch.promote_types(case.lhs.dtype, torch.float32)
 
 
 @settings(max_examples=ATTEMPTS)
-@given(cases())
-def test_sum(case: dict[str, Any]) -> None:
-    graph = case["graph"]
-    start = oracle.draw_values(5, graph.num_dst, case["shape"], case["dtype"])
-    out = start.clone()
-    for tile in case["tiles"]:
-        aggregate_sum(*arguments(case, tile), out)
-    expected = start.double() + oracle.aggregated_sum(graph, case["messages"], case["shape"])
+@given(oracle.operations(DTYPES), st.booleans())
+def test_sum(case: oracle.Operation, fresh: bool) -> None:
+    start = oracle.draw_values(5, case.graph.num_dst, case.shape, sum_dtype(case))
+    out = start.fill_(0).new_full(start.shape, nan) if fresh and case.tiles else start.clone()
+    for i, tile in enumerate(case.tiles):
+        aggregate_sum(*arguments(case, tile), out, fresh=fresh and i == 0)
+    expected = start.double() + oracle.aggregated_sum(case.graph, expected_messages(case), case.shape)
     torch.testing.assert_close(out, expected.to(out.dtype), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("largest", (True, False))
 @settings(max_examples=ATTEMPTS)
-@given(case=cases("few"))
-def test_maximum_and_minimum(case: dict[str, Any], largest: bool) -> None:
-    graph, shape = case["graph"], case["shape"]
-    out = torch.full((graph.num_dst, *shape), -torch.inf if largest else torch.inf, dtype=case["dtype"])
+@given(case=oracle.operations(DTYPES, "few"))
+def test_maximum_and_minimum(case: oracle.Operation, largest: bool) -> None:
+    graph, shape = case.graph, case.shape
+    out = torch.full((graph.num_dst, *shape), -torch.inf if largest else torch.inf, dtype=sum_dtype(case))
     arg = torch.full(out.shape, -1, dtype=torch.int32)
-    for tile in case["tiles"]:
+    for tile in case.tiles:
         aggregate_cmp(*arguments(case, tile), out, arg, largest)
-    best, winner = oracle.aggregated_best(graph, [m.to(out.dtype).double() for m in case["messages"]], shape, largest)
+    messages = [message.to(out.dtype).double() for message in expected_messages(case)]
+    best, winner = oracle.aggregated_best(graph, messages, shape, largest)
     torch.testing.assert_close(out, best.to(out.dtype), rtol=1e-6, atol=1e-6)
     # Of dot products and quotients, whose round-off depends on order, equal ones need not be equal in the last bit.
-    if case["operation"][0] not in ("dot", "div"):
+    if case.op not in ("dot", "div"):
         assert arg.tolist() == winner.tolist()
 
 
 @settings(max_examples=ATTEMPTS)
-@given(cases())
-def test_edge_apply(case: dict[str, Any]) -> None:
-    graph = case["graph"]
-    start = oracle.draw_values(5, graph.num_edge_rows, case["shape"], case["dtype"])
+@given(oracle.operations(DTYPES))
+def test_edge_apply(case: oracle.Operation) -> None:
+    start = oracle.draw_values(5, case.graph.num_edge_rows, case.shape, sum_dtype(case))
     out = start.clone()
-    for tile in case["tiles"]:
+    for tile in case.tiles:
         edge_apply(*arguments(case, tile), out)
     expected = start.clone()  # rows of no edge stay
-    for row, message in zip(graph.ids, case["messages"], strict=True):
+    for row, message in zip(case.graph.ids, expected_messages(case), strict=True):
         expected[row] = message
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
@@ -122,9 +111,6 @@ def test_integers_can_be_copied() -> None:
     aggregate_cmp(graph.block, oracle.message("copy_lhs", x, U), best, arg, True)
     assert best[1].item() == 2**40
     assert arg.tolist() == [[-1], [2]]
-
-
-nan, inf = torch.nan, torch.inf
 
 
 def test_sum_keeps_nan_and_infinity() -> None:

@@ -1,6 +1,5 @@
 """Gradients of operands against autograd through the plain loops of the oracle."""
 
-from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -20,75 +19,47 @@ ATTEMPTS = 4 * settings.default.max_examples
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
 
 
-@dataclass
-class Case:
-    """One derivative to take."""
-
-    graph: oracle.Graph
-    tiles: list[oracle.Tile]
-    op: str
-    wrt: str
-    lhs: Tensor
-    lhs_target: Target
-    rhs: Tensor
-    rhs_target: Target
-    seed: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Trailing shape of the messages."""
-        return oracle.message_shape(self.op, tuple(self.lhs.shape[1:]), tuple(self.rhs.shape[1:]))
-
-    def messages(self) -> tuple[Tensor, list[Tensor]]:
-        """The operand in question as a leaf, and the messages that depend on it."""
-        lhs, rhs = (operand.double().requires_grad_() for operand in (self.lhs, self.rhs))
-        values = oracle.messages(self.graph, self.op, lhs, self.lhs_target, rhs, self.rhs_target)
-        return (lhs if self.wrt == "lhs" else rhs), values
-
-    def check(self, grad: Tensor, grad_target: Target, arg: Tensor | None, leaf: Tensor, loss: Tensor) -> None:
-        """Compare the kernel's gradient, added to what is there, with that of the loss by autograd."""
-        loss.backward()
-        expected = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        operand = self.lhs if self.wrt == "lhs" else self.rhs
-        dtype = torch.promote_types(operand.dtype, torch.float32)
-        start = oracle.draw_values(7, len(operand), tuple(operand.shape[1:]), dtype).contiguous()
-        out = start.clone()
-        needs_lhs, needs_rhs = operand_values_needed(Op(self.op), self.wrt)
-        target = self.lhs_target if self.wrt == "lhs" else self.rhs_target
-        for tile in self.tiles:
-            lhs = oracle.rows_of_tile(self.lhs, self.lhs_target, tile) if needs_lhs else None
-            rhs = oracle.rows_of_tile(self.rhs, self.rhs_target, tile) if needs_rhs else None
-            message = EdgeMessage(
-                Op(self.op),
-                EdgeOperand(lhs, self.lhs_target, tuple(self.lhs.shape[1:])),
-                None if self.op == "copy_lhs" else EdgeOperand(rhs, self.rhs_target, tuple(self.rhs.shape[1:])),
-            )
-            tile_out = oracle.rows_of_tile(out, target, tile)
-            aggregate_grad(tile[2], message, self.wrt, EdgeOperand.of(grad, grad_target), tile_out, arg=arg)
-        torch.testing.assert_close(out.double(), start.double() + expected, rtol=1e-4, atol=1e-4)
+def messages(case: oracle.Operation) -> tuple[Tensor, list[Tensor]]:
+    """The operand in question as a leaf, and the messages that depend on it."""
+    lhs, rhs = (operand.double().requires_grad_() for operand in (case.lhs, case.rhs))
+    values = oracle.messages(case.graph, case.op, lhs, case.lhs_target, rhs, case.rhs_target)
+    return (lhs if case.wrt == "lhs" else rhs), values
 
 
-@st.composite
-def cases(draw: st.DrawFn, kind: str = "any") -> Case:
-    graph, tiles = draw(oracle.tiled_graphs())
-    op = draw(st.sampled_from(oracle.OPS))
-    lhs_shape, rhs_shape = draw(st.sampled_from(oracle.DOT_SHAPES if op == "dot" else oracle.SHAPES))
-    lhs_target, rhs_target = draw(st.sampled_from(Target)), draw(st.sampled_from(Target))
-    dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**20))
-    lhs = oracle.draw_values(seed, graph.rows(lhs_target), lhs_shape, dtype, kind)
-    divisor = kind if op != "div" else "nonzero"
-    rhs = oracle.draw_values(seed + 1, graph.rows(rhs_target), rhs_shape, dtype, divisor)
-    wrt = draw(st.sampled_from(("lhs", "rhs"))) if op != "copy_lhs" else "lhs"
-    return Case(graph, tiles, op, wrt, lhs, lhs_target, rhs, rhs_target, seed)
+def check(
+    case: oracle.Operation, grad: Tensor, grad_target: Target, arg: Tensor | None, leaf: Tensor, loss: Tensor
+) -> None:
+    """Compare the kernel's gradient, added to what is there, with that of the loss by autograd."""
+    loss.backward()
+    expected = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    operand = case.lhs if case.wrt == "lhs" else case.rhs
+    dtype = torch.promote_types(operand.dtype, torch.float32)
+    start = oracle.draw_values(7, len(operand), tuple(operand.shape[1:]), dtype).contiguous()
+    fresh = case.seed % 2 == 0 and any(tile[:2] == (0, case.graph.num_src) for tile in case.tiles[:1])
+    out = start.fill_(0).new_full(start.shape, torch.nan) if fresh else start.clone()
+    needs_lhs, needs_rhs = operand_values_needed(Op(case.op), case.wrt)
+    target = case.lhs_target if case.wrt == "lhs" else case.rhs_target
+    for i, tile in enumerate(case.tiles):
+        lhs = oracle.rows_of_tile(case.lhs, case.lhs_target, tile) if needs_lhs else None
+        rhs = oracle.rows_of_tile(case.rhs, case.rhs_target, tile) if needs_rhs else None
+        message = EdgeMessage(
+            Op(case.op),
+            EdgeOperand(lhs, case.lhs_target, tuple(case.lhs.shape[1:])),
+            None if case.op == "copy_lhs" else EdgeOperand(rhs, case.rhs_target, tuple(case.rhs.shape[1:])),
+        )
+        tile_out = oracle.rows_of_tile(out, target, tile)
+        gradient = EdgeOperand.of(grad, grad_target)
+        aggregate_grad(tile[2], message, case.wrt, gradient, tile_out, arg=arg, fresh=fresh and i == 0)
+    torch.testing.assert_close(out.double(), start.double() + expected, rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=ATTEMPTS)
-@given(cases())
-def test_of_sum(case: Case) -> None:
-    leaf, values = case.messages()
+@given(oracle.operations(DTYPES))
+def test_of_sum(case: oracle.Operation) -> None:
+    leaf, values = messages(case)
     grad = oracle.draw_values(case.seed + 2, case.graph.num_dst, case.shape, case.lhs.dtype)
     total = oracle.aggregated_sum(case.graph, values, case.shape)
-    case.check(grad, V, None, leaf, (total * grad.double()).sum() + 0 * leaf.sum())
+    check(case, grad, V, None, leaf, (total * grad.double()).sum() + 0 * leaf.sum())
 
 
 @pytest.mark.parametrize(("op", "wrt"), DERIVATIVES)
@@ -99,30 +70,41 @@ def test_of_every_operation(op: str, wrt: str) -> None:
     for lhs_target, rhs_target in product(Target, repeat=2):
         lhs = oracle.draw_values(1, graph.rows(lhs_target), (3,), torch.float32)
         rhs = oracle.draw_values(2, graph.rows(rhs_target), (3,), torch.float32, "nonzero")
-        case = Case(graph, tiles, op, wrt, lhs, lhs_target, rhs, rhs_target, 0)
-        leaf, values = case.messages()
+        case = oracle.Operation(graph, tiles, op, lhs, lhs_target, rhs, rhs_target, 0, wrt)
+        leaf, values = messages(case)
         grad = oracle.draw_values(3, graph.num_dst, case.shape, torch.float32)
         total = oracle.aggregated_sum(graph, values, case.shape)
-        case.check(grad, V, None, leaf, (total * grad.double()).sum())
+        check(case, grad, V, None, leaf, (total * grad.double()).sum())
 
 
 @settings(max_examples=ATTEMPTS)
-@given(cases())
-def test_of_edges(case: Case) -> None:
-    leaf, values = case.messages()
+@given(oracle.operations(DTYPES))
+def test_of_edges(case: oracle.Operation) -> None:
+    leaf, values = messages(case)
     grad = oracle.draw_values(case.seed + 2, case.graph.num_edge_rows, case.shape, case.lhs.dtype)
     loss = sum(((m * grad[row].double()).sum() for row, m in zip(case.graph.ids, values, strict=True)), 0 * leaf.sum())
-    case.check(grad, E, None, leaf, loss)
+    check(case, grad, E, None, leaf, loss)
 
 
 @settings(max_examples=ATTEMPTS)
-@given(case=cases("few"), largest=st.booleans())
-def test_of_maximum_and_minimum(case: Case, largest: bool) -> None:
-    leaf, values = case.messages()
+@given(case=oracle.operations(DTYPES, "few"), largest=st.booleans())
+def test_of_maximum_and_minimum(case: oracle.Operation, largest: bool) -> None:
+    leaf, values = messages(case)
     grad = oracle.draw_values(case.seed + 2, case.graph.num_dst, case.shape, case.lhs.dtype)
     best, arg = oracle.aggregated_best(case.graph, values, case.shape, largest)
     loss = (best.where(arg >= 0, 0) * grad.double()).sum()
-    case.check(grad, V, arg.to(torch.int32), leaf, loss + 0 * leaf.sum())
+    check(case, grad, V, arg.to(torch.int32), leaf, loss + 0 * leaf.sum())
+
+
+def test_an_operand_that_is_broadcast_gets_all_of_its_gradient() -> None:
+    """Also if the result has no values before."""
+    graph = oracle.make_graph([(0, 0), (1, 0), (1, 1)], 3, 2)
+    x, y, grad = torch.ones(3, 1, 4), torch.ones(2, 3, 4), torch.arange(24.0).view(2, 3, 4)
+    out = torch.full_like(x, torch.nan)
+    operand = EdgeOperand.of(grad, V)
+    aggregate_grad(graph.block, oracle.message("add", x, U, y, V), "lhs", operand, out, fresh=True)
+    first, second = grad.sum(1, keepdim=True)
+    assert torch.equal(out, torch.stack([first, first + second, 0 * first]))
 
 
 inf = torch.inf

@@ -100,7 +100,7 @@ _add_rows = row_sums(lambda p, factors: factors[p])
 @kernel
 def add_together(csr, rows, i, width, length, out, factors):
     one = np.uint64(1)
-    _add_rows(csr, one, np.uint64(csr.other.size), rows, i, width, length, out, one, factors)
+    _add_rows(csr, one, np.uint64(csr.other.size), rows, i, width, length, out, one, False, factors)
 
 
 @kernel

@@ -76,6 +76,8 @@ class Message(NamedTuple):
 
 COPY_SOURCE = Message(Op.COPY, Operand(Target.U, "values"), None, "values")
 """The row of each edge's source."""
+SCALED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.V, "factors"), "values")
+"""The row of each edge's source times a number of its destination."""
 
 
 def is_python(function: Any) -> bool:
@@ -257,7 +259,8 @@ class BuiltinCall(Overlapping):
         tiles = self.tiles(None if source is None else [operands[source]], local=LocalFields())
         if self.distributed:
             yield
-        combined = self.reduction.start()  # allocated only after this worker's turn may have passed
+        # Allocated only after this worker's turn may have passed. The own block, which comes first, fills it.
+        combined, fresh = self.reduction.start(filled=False), True
         for block, tile in tiles:
             values = operands
             if tile.rows is not None and source is not None:
@@ -266,7 +269,8 @@ class BuiltinCall(Overlapping):
             if self.reducer is None:
                 edge_apply(block, message, combined.total)
             elif combined.argmax is None:
-                aggregate_sum(block, message, combined.total)
+                aggregate_sum(block, message, combined.total, fresh=fresh)
+                fresh = False
             else:
                 aggregate_cmp(block, message, combined.total, combined.argmax, self.reducer == "max")
         out = self.reduction.finish(combined)
@@ -309,10 +313,12 @@ class BuiltinCall(Overlapping):
         relation, dtype = self.relation, self.operation.sum_dtype
         rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}
         grads: list[Tensor | None] = [None] * len(message.operands)
+        # Workers of the same process add to gradients of sources in their turns; else the own block comes first.
+        fresh = len(self.context.structure.group.local_peers) == 1
         for i, spec in enumerate(message.operands):
             shape = rows[spec.target], *spec.shape
-            if needed >> i & 1 and i == self.source:  # other workers of the process may add to it in their turns
-                grads[i] = empty_spillable(shape, dtype, grad.device, zeros=True)
+            if needed >> i & 1 and i == self.source:
+                grads[i] = empty_spillable(shape, dtype, grad.device, zeros=not fresh)
             elif needed >> i & 1:
                 grads[i] = torch.zeros(shape, dtype=dtype, device=grad.device)
         own, own_grad = (None, None) if self.source is None else (values[self.source], grads[self.source])
@@ -331,5 +337,8 @@ class BuiltinCall(Overlapping):
                 tile_grads[self.source] = None if tile.grads is None else tile.grads[0]
             for i, out in enumerate(tile_grads):
                 if out is not None:
-                    aggregate_grad(block, message.with_values(tile_values), SIDES[i], gradient, out, arg=argmax)
+                    first = fresh and i == self.source and tile.halo is None
+                    operands = message.with_values(tile_values)
+                    aggregate_grad(block, operands, SIDES[i], gradient, out, arg=argmax, fresh=first)
+            fresh = fresh and tile.halo is not None
         return grads

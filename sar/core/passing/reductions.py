@@ -85,14 +85,16 @@ class Reduction:
         self.dtype = dtype  # dtype of the messages; half precisions accumulate in float32
         self.shape = shape  # shape of a message
 
-    def start(self) -> Combined:
-        """The initial result, without messages."""
+    def start(self, *, filled: bool = True) -> Combined:
+        """The initial result, without messages. If not `filled`, sums and means have no values yet."""
         relation, device = self.relation, self.relation.in_degrees.device
         if self.reducer is None:
             return Combined(torch.empty(relation.num_edges, *self.shape, dtype=self.dtype, device=device), None)
         fill = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "min": torch.inf, "amin": torch.inf}.get(self.reducer, -torch.inf)
         shape, argmax = (relation.num_dst, *self.shape), None
-        total = torch.full(shape, fill, dtype=accumulation_dtype(self.dtype), device=device)
+        total = torch.empty(shape, dtype=accumulation_dtype(self.dtype), device=device)
+        if filled or fill:
+            total.fill_(fill)
         if self.reducer in ("max", "min"):
             argmax = torch.full(shape, -1, dtype=index_dtype(relation.num_edges), device=device)
         elif self.reducer in TORCH_REDUCERS:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sar.kernels.compiler import inline, inline_distinct, kernel, narrow, wide
 from sar.kernels.cpu.csr_view import ONE, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
-from sar.kernels.cpu.rows import row_sums
+from sar.kernels.cpu.rows import clear, row_sums
 from sar.kernels.ops import Shape
 
 # Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
@@ -260,18 +260,29 @@ def _add_scaled_rows(p: Index, csr: CSRView, own: Index, b: Table, width: Index,
 
 
 @kernel
-def accumulate_rows(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
-    """As `accumulate`, if each run of an OTHER row of a is multiplied with one number and added to an OWN row."""
-    layout = formula.layout
+def accumulate_rows(
+    begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, fresh: bool
+) -> None:
+    """As `accumulate`, if each run of an OTHER row of a is multiplied with one number and added to an OWN row.
+
+    If `fresh`, out has no values yet, and rows without edges become 0, too.
+    """
+    layout, groups = formula.layout, u64(csr.indptr.size) - ONE
+    cleared = own_row(csr, u64(begin) - ONE) + ONE if begin else ZERO  # rows before this one are not ours
     for group in range(u64(begin), u64(end)):
         own, first, last = own_row(csr, group), u64(csr.indptr[group]), u64(csr.indptr[group + ONE])
+        if fresh:
+            clear(out.values, cleared * layout.out_width, own * layout.out_width)
+            cleared = own + ONE
         for h in range(u64(layout.a_offsets.size)):
             i, o = layout.a_offsets[h], own * layout.out_width + layout.out_offsets[h]
-            where = csr, first, last, a.values, i, layout.a_width, layout.length, out.values, o
+            where = csr, first, last, a.values, i, layout.a_width, layout.length, out.values, o, fresh
             if formula.op == COPY:
                 _add_rows(*where, formula.sign)
             else:
                 _add_scaled_rows(*where, csr, own, b, layout.b_width, layout.b_offsets[h])
+    if fresh and u64(end) == groups:
+        clear(out.values, cleared * layout.out_width, u64(out.values.size))
 
 
 @inline

@@ -160,7 +160,7 @@ def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -
         o, first, last = scratch.owns[row] * width, scratch.bounds[row], scratch.bounds[row + ONE]
         for h in range(to.heads):
             i = h * to.dim
-            where = csr, first, last, rows, i, width, to.dim, out, o + i
+            where = csr, first, last, rows, i, width, to.dim, out, o + i, False
             _add_scaled_rows(*where, factors, chunk.first, to.heads, h)
 
 

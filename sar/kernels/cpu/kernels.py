@@ -35,9 +35,9 @@ _OPERATIONS = {  # compiled operation and its sign
 }
 
 
-def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
+def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor, fresh: bool = False) -> None:
     """Compiled kernel of `sar.kernels.aggregate_sum`."""
-    _add(by_destination(block, with_edges=message.reads_edges), *_operands(message), Table(as_numpy(out), OWN))
+    _add(by_destination(block, with_edges=message.reads_edges), *_operands(message), out, OWN, fresh)
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
@@ -51,8 +51,9 @@ def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
 
 
 def aggregate_grad(
-    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
-) -> None:
+    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None,
+    fresh: bool = False,
+) -> None:  # fmt: skip
     """Compiled kernel of `sar.kernels.aggregate_grad`.
 
     A derivative is again an operation on two operands, the gradient of the messages and the other operand of the
@@ -78,10 +79,10 @@ def aggregate_grad(
     csr = group(block, with_edges=arg is not None or message.reads_edges or grad.target is Target.E)
     a = Table(as_numpy(grad.values), whose[grad.target])
     b = Table(as_numpy(other.values), whose[other.target])
-    to = Table(as_numpy(out), whose[operand.target])
     if arg is None and code != loops.DIV_RHS:
-        _add(csr, formula, a, b, to)
+        _add(csr, formula, a, b, out, whose[operand.target], fresh)
     else:
+        to = Table(as_numpy(out.zero_() if fresh else out), whose[operand.target])
         denominator = as_numpy(operand.values) if code == loops.DIV_RHS else to.values  # else not read
         edge_ids = NO_INDICES if arg is None else as_numpy(arg)
         _run(loops.accumulate_where, csr, formula, a, b, to, denominator, Table(edge_ids, a.whose))
@@ -92,14 +93,18 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     loops.add_rows(as_numpy(rows), as_numpy(values), as_numpy(out), np.uint64(values.shape[1:].numel()))
 
 
-def _add(csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
+def _add(csr: CSRView, formula: Formula, a: Table, b: Table, out: Tensor, whose: int, fresh: bool) -> None:
     op, layout = formula.op, formula.layout
-    by_rows = a.whose == OTHER and out.whose == OWN and layout.a_step and layout.out_step
-    if by_rows and (op == loops.COPY or (op == loops.MUL and not layout.b_step)):
-        kernel = loops.accumulate_rows
+    by_rows = a.whose == OTHER and whose == OWN and layout.a_step and layout.out_step
+    by_rows = by_rows and (op == loops.COPY or (op == loops.MUL and not layout.b_step))
+    # Only a kernel that writes each element once can do without zeros; runs may share elements that are broadcast.
+    writes = by_rows and layout.out_width == layout.length * len(layout.out_offsets)
+    to = Table(as_numpy(out.zero_() if fresh and not writes else out), whose)
+    if by_rows:
+        _run(loops.accumulate_rows, csr, formula, a, b, to, fresh and bool(writes))
     else:
         kernel = loops.accumulate if op in (loops.COPY, loops.MUL) else loops.accumulate_others
-    _run(kernel, csr, formula, a, b, out)
+        _run(kernel, csr, formula, a, b, to)
 
 
 def _run(kernel: Any, csr: CSRView, formula: Formula, *arguments: object) -> None:
@@ -163,11 +168,8 @@ def attend_grad(
 ) -> None:
     """Compiled kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
     additive, reads_edges = how.score is Score.ADDITIVE, operands.reads_edges(how)
-    heads, width, incoming = (
-        _heads(how, operands.x),
-        operands.x.shape[1:].numel(),
-        Incoming(as_numpy(grad), as_numpy(stats)),
-    )
+    heads, width = _heads(how, operands.x), operands.x.shape[1:].numel()
+    incoming = Incoming(as_numpy(grad), as_numpy(stats))
     x, x_score, attn, weight = _arrays(operands.x, operands.x_score, operands.attn, operands.weight)
     x_score, y = (x_score, incoming.stats) if additive else (x, as_numpy(operands.y))
 

@@ -78,16 +78,16 @@ def add_scaled(length: Index, out: Array, o: Index, a: Array, i: Index, factor: 
 
 def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
     """A function that adds some columns of `row_sums`: as many as there are lanes, or at most that if not `whole`."""
-    load, store, add = vectors.functions(lanes, whole=whole)
+    zeros, load, store, add = vectors.functions(lanes, whole=whole)
     # Edges between asking for their columns and adding them: this hides the latency of rows in memory.
     lead, lines = u64(512 // lanes), u64(max(4 * lanes // compiler.CACHE_LINE, 1))
 
     @inline
     def add_columns(
         csr: CSRView, first: Index, last: Index, rows: Array, i: Index, width: Index, count: Index, out: Array,
-        o: Index, *given: Any,
+        o: Index, fresh: bool, *given: Any,
     ) -> None:  # fmt: skip
-        total = load(out, o, count)
+        total = zeros(out) if fresh else load(out, o, count)
         for p in range(first, last):
             if p + lead < u64(csr.other.size):
                 for line in range(lines):
@@ -101,33 +101,29 @@ def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
 def row_sums(factor: Function) -> Function:
     """A function that adds rows of other ends, each times factor(p, *given), in the order of edges.
 
-    It is called with (csr, first, last, rows, i, width, length, out, o, *given), and adds factor * rows[other * width +
-    i + c] to out[o + c] for c < length and each edge p from `first` to `last`, which keeps out in registers.
+    It is called with (csr, first, last, rows, i, width, length, out, o, fresh, *given), and adds factor * rows[other *
+    width + i + c] to out[o + c] for c < length and each edge p from `first` to `last`, which keeps out in registers. If
+    `fresh`, out is not read and counts as zeros.
     """
-    factor = inline(factor)
-    add_64, add_32, add_16, add_8 = (_column_sums(lanes, factor, whole=True) for lanes in (64, 32, 16, 8))
-    add_rest = _column_sums(8, factor, whole=False)
+    return _row_sums(inline(factor), 64)
+
+
+def _row_sums(factor: Function, lanes: int) -> Function:
+    """As `row_sums`, with a compiled factor and at most so many columns at a time."""
+    add_columns = _column_sums(lanes, factor, whole=True)
+    add_rest = _row_sums(factor, lanes // 2) if lanes > 8 else _column_sums(lanes, factor, whole=False)
 
     @inline
     def add_rows(
         csr: CSRView, first: Index, last: Index, rows: Array, i: Index, width: Index, length: Index, out: Array,
-        o: Index, *given: Any,
+        o: Index, fresh: bool, *given: Any,
     ) -> None:  # fmt: skip
         c = ZERO
-        while c + u64(64) <= length:
-            add_64(csr, first, last, rows, i + c, width, length, out, o + c, *given)
-            c += u64(64)
-        if c + u64(32) <= length:
-            add_32(csr, first, last, rows, i + c, width, length, out, o + c, *given)
-            c += u64(32)
-        if c + u64(16) <= length:
-            add_16(csr, first, last, rows, i + c, width, length, out, o + c, *given)
-            c += u64(16)
-        if c + u64(8) <= length:
-            add_8(csr, first, last, rows, i + c, width, length, out, o + c, *given)
-            c += u64(8)
+        while c + u64(lanes) <= length:
+            add_columns(csr, first, last, rows, i + c, width, length, out, o + c, fresh, *given)
+            c += u64(lanes)
         if c < length:
-            add_rest(csr, first, last, rows, i + c, width, length - c, out, o + c, *given)
+            add_rest(csr, first, last, rows, i + c, width, length - c, out, o + c, fresh, *given)
 
     return add_rows
 
@@ -150,6 +146,13 @@ def add_slopes(
     """out[o + i] += factor * a[ia + i] * leaky_relu'(x[ix + i] + y[iy + i]) for i < length."""
     for i in range(length):
         out[o + i] += a[ia + i] * (factor if x[ix + i] + y[iy + i] > 0 else factor * slope)
+
+
+@inline
+def clear(out: Array, begin: Index, end: Index) -> None:
+    """out[begin:end] = 0."""
+    for i in range(begin, end):
+        out[i] = 0
 
 
 @inline_distinct

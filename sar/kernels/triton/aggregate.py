@@ -54,8 +54,10 @@ class Formula(NamedTuple):
     arg: Tensor | None = None
 
 
-def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
+def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor, fresh: bool = False) -> None:
     """Triton kernel of `sar.kernels.aggregate_sum`."""
+    if fresh:
+        out.zero_()
     grouping, formula = by_destination(block, with_edges=message.reads_edges), _formula(message)
     in_pieces(grouping, [out], lambda edges, sums: _run(sum_kernel, edges, formula, *sums))
 
@@ -71,13 +73,16 @@ def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
 
 
 def aggregate_grad(
-    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
-) -> None:
+    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None,
+    fresh: bool = False,
+) -> None:  # fmt: skip
     """Triton kernel of `sar.kernels.aggregate_grad`.
 
     A derivative is again an operation on two operands, the gradient of the messages and the other operand of the
     forward, whose result is summed over dimensions that broadcast the operand in question.
     """
+    if fresh:
+        out.zero_()
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     operand, op = message.operand(wrt), message.op
     codes = {Op.DIV: "div", Op.MUL: "mul", Op.DOT: "mul"}
