@@ -215,6 +215,10 @@ REGISTRY = {
         for norm in ("both", "left", "right", "none")
         for option, call in (("", plain), (", edge_weight", weighted))
     },
+    **{
+        f"GraphConv {norm}, wide": Conv(_no_zero_check(dglnn.GraphConv, IN, 8, norm=norm), plain)
+        for norm in ("both", "none")
+    },
     "GraphConv weight given": Conv(_graph(weight=False), with_weight),
     "GraphConv pair, activation": Conv(_graph(norm="right", activation=torch.tanh), with_pair),
     **{
@@ -261,6 +265,7 @@ REGISTRY = {
         for aggregator in ("mean", "gcn", "pool", "lstm")
         for option, call in (("", plain), (", edge_weight", weighted))
     },
+    "SAGEConv mean, wide": Conv(partial(dglnn.SAGEConv, IN, 8, "mean"), plain),
     "SAGEConv pair, norm, activation": Conv(
         lambda: dglnn.SAGEConv((IN, IN), OUT, "mean", norm=nn.LayerNorm(OUT), activation=torch.tanh), with_pair
     ),

@@ -30,7 +30,7 @@ from sar.core.eager import is_exactly, views_of_nothing
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
 from sar.core.overlap import meanwhile
-from sar.core.passing.builtin import COPY_SOURCE, aggregate, copy_to_edges
+from sar.core.passing.builtin import COPY_SOURCE, SCALED_SOURCE, aggregate, copy_to_edges
 from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import GraphError
 from sar.kernels import compile_ahead
@@ -54,9 +54,46 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
         graph.srcdata["h"] = layer.fc_neigh(source) if first else source
         with meanwhile(partial(layer.fc_self, destination)) as own:
             mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", graph.srcdata["h"])
-        out: Tensor = (mean if first else layer.fc_neigh(mean)) + own()
+        plain = is_exactly(layer.fc_neigh, nn.Linear) and is_exactly(layer.fc_self, nn.Linear)
+        if first or not plain or mean.dim() > 2 or torch.is_autocast_enabled(mean.device.type):
+            out: Tensor = (mean if first else layer.fc_neigh(mean)) + own()
+        else:
+            out = own().addmm_(mean, layer.fc_neigh.weight.T)  # without a tensor of the product
     out = out if layer.activation is None else layer.activation(out)
     return out if layer.norm is None else layer.norm(out)
+
+
+def graph_conv(
+    original: Forward, layer: Any, graph: Any, feat: Any, weight: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+) -> Any:  # fmt: skip
+    """`GraphConv`: norms of destinations are factors of messages, and products start from the bias.
+
+    The original makes another tensor of all rows for each of the two.
+    """
+    source, _ = ends_of(graph, feat, lambda rows: rows)
+    kernel, own = layer.weight, weight is None and edge_weight is None and layer.weight is not None
+    plain = own and source.dim() == 2 and source.dtype == kernel.dtype and source.itemsize > 2
+    lacking = not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any())
+    if not plain or lacking or torch.is_autocast_enabled(source.device.type):
+        return original(layer, graph, feat, weight, edge_weight)
+
+    def norm(degrees: Tensor) -> Tensor:
+        degrees = degrees.to(source).clamp(min=1).unsqueeze(1)
+        return degrees.pow(-0.5) if layer._norm == "both" else degrees.reciprocal()
+
+    first = layer._in_feats > layer._out_feats  # the narrower features travel
+    out = source @ kernel if first else source
+    out = out * norm(graph.out_degrees()) if layer._norm in ("left", "both") else out
+    if layer._norm in ("right", "both"):
+        out = aggregate(graph.call_context(), SCALED_SOURCE, "sum", out, norm(graph.in_degrees()))
+    else:
+        out = aggregate(graph.call_context(), COPY_SOURCE, "sum", out)
+    if first:
+        out = out if layer.bias is None else out + layer.bias
+    else:
+        out = out @ kernel if layer.bias is None else torch.addmm(layer.bias, out, kernel)
+    return out if layer._activation is None else layer._activation(out)
 
 
 def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Any:
@@ -241,6 +278,7 @@ class LayerPatch(NamedTuple):
 
 
 PATCHED_LAYERS = [
+    LayerPatch("conv.GraphConv", graph_conv),
     LayerPatch("conv.SAGEConv", sage_conv),
     LayerPatch("conv.GINConv", gin_conv),
     LayerPatch("conv.TAGConv", tag_conv),
