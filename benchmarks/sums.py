@@ -44,18 +44,34 @@ def main(argv: Sequence[str]) -> None:
         theirs = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes).formats("csc")
         for threads in arguments.threads:
             torch.set_num_threads(threads)
+            bandwidth = _bandwidth()
             for weights in (0, 1, 4):
-                cells = [_compare(ours, theirs, width, weights, arguments.repeats) for width in WIDTHS]
-                call = f"u_mul_e, {weights}" if weights else "copy_u"
-                rows.append((f"{len(data.src):,}, {threads}", call, *cells))
-                print(as_text([rows[0], rows[-1]]), flush=True)
+                times = [_compare(ours, theirs, width, weights, arguments.repeats) for width in WIDTHS]
+                made = {f"`u_mul_e`, {weights}" if weights else "`copy_u`": [own for own, _ in times]}
+                if not weights:  # all edges' rows read, and the results written
+                    sizes = ((len(data.src) + data.num_nodes) * 4 * width for width in WIDTHS)
+                    made["bytes / bandwidth"] = [size / bandwidth for size in sizes]
+                for call, seconds in made.items():
+                    cells = (f"{a / b:.2f} ({1e3 * a:.1f} ms)" for a, (_, b) in zip(seconds, times, strict=True))
+                    rows.append((f"{len(data.src):,}, {threads}", call, *cells))
+                    print(as_text([rows[0], rows[-1]]), flush=True)
     words = "allocator and huge pages of both processes equal; times of sar in brackets"
     conditions = setting(command.shown("benchmarks.sums", argv), {"repeats": f"{arguments.repeats}, medians; {words}"})
     write_section(arguments.docs / "benchmarks.md", "sums", f"{describe_setting(conditions)}\n\n{as_markdown(rows)}")
 
 
-def _compare(ours: Any, theirs: Any, width: int, weights: int, repeats: int) -> str:
-    """The time of one call over DGL's, and its milliseconds."""
+def _bandwidth() -> float:
+    """Bytes a second that torch's threads read from memory."""
+    values, seconds = torch.ones(2**26), []
+    for _ in range(5):
+        start = time.perf_counter()
+        values.sum()
+        seconds.append(time.perf_counter() - start)
+    return values.nbytes / min(seconds)
+
+
+def _compare(ours: Any, theirs: Any, width: int, weights: int, repeats: int) -> tuple[float, float]:
+    """Seconds of one call, ours and DGL's: medians."""
     fn = require_dgl().function
     x = torch.rand(theirs.num_nodes(), *((4, width // 4) if weights == 4 else (width,)))
     weight = torch.rand(theirs.num_edges(), *((4, 1) if weights == 4 else (1,)))
@@ -73,7 +89,7 @@ def _compare(ours: Any, theirs: Any, width: int, weights: int, repeats: int) -> 
                 run()
                 if repeat >= 3:
                     times.append(time.perf_counter() - start)
-    return f"{median(seconds[0]) / median(seconds[1]):.2f} ({1e3 * median(seconds[0]):.1f} ms)"
+    return median(seconds[0]), median(seconds[1])
 
 
 if __name__ == "__main__":
