@@ -2,7 +2,7 @@
 
 from functools import partial
 from itertools import pairwise, product
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -64,59 +64,46 @@ def expected(how: Attention, src: Tensor, dst: Tensor, ends: AttentionOperands) 
     return x.new_zeros(len(y), *x.shape[1:]).index_add(0, dst, alpha.unsqueeze(2) * x[src])
 
 
-class Tiles(NamedTuple):
-    """The edges by source tile."""
+def attention(case: Case, grad: Tensor, *, in_place: bool = False) -> tuple[Tensor, Gradients]:
+    """The result by the kernels, tile by tile, and the gradients of the operands from that of the result.
 
-    bounds: list[tuple[int, int]]
-    blocks: list[EdgeBlock]
+    If `in_place`, the sources of a tile are some among all.
+    """
+    how, src, dst, ends, cuts = case
+    whole, bounds = EdgeBlock.from_coo(src, dst, len(ends.x), len(ends.y)), list(pairwise(cuts))
+    blocks = [whole.select_sources(*bound) for bound in bounds]
+    if in_place:
+        blocks = [block.within(torch.arange(*bound)) for bound, block in zip(bounds, blocks, strict=True)]
+        bounds = [(0, len(ends.x))] * len(bounds)
 
-    @classmethod
-    def cut(cls, case: Case, *, in_place: bool) -> "Tiles":
-        """The tiles of a case; `in_place`, their sources are some among all."""
-        _, src, dst, ends, cuts = case
-        whole = EdgeBlock.from_coo(src, dst, len(ends.x), len(ends.y))
-        bounds = list(pairwise(cuts))
-        blocks = [whole.select_sources(*bound) for bound in bounds]
-        if in_place:
-            blocks = [block.within(torch.arange(*bound)) for bound, block in zip(bounds, blocks, strict=True)]
-            bounds = [(0, len(ends.x))] * len(bounds)
-        return cls(bounds, blocks)
+    def of_tile(operands: Any, begin: int, end: int) -> Any:
+        x_score = None if operands.x_score is None else operands.x_score[begin:end]
+        return operands._replace(x=operands.x[begin:end], x_score=x_score)
 
-    def forward(self, case: Case) -> tuple[Tensor, Tensor]:
-        """The result, and what makes scores weights."""
-        how, _, dst, ends, _ = case
-        running = OnlineSoftmaxState.start(len(ends.y), ends.x)
-        for (begin, end), block in zip(*self, strict=True):
-            attend(block, how, ends._replace(x=ends.x[begin:end]), running)
-        return running.finish(torch.bincount(dst, minlength=len(ends.y)))
-
-    def backward(self, case: Case, result: Tensor, normaliser: Tensor, grad: Tensor) -> Gradients:
-        """The gradients of the operands, from that of the result."""
-        how, _, _, ends, _ = case
-        stats = destination_statistics(how, normaliser, grad, result)
-        note_scores(how, stats, ends.y)
-        grads = Gradients(*(None if t is None else torch.zeros_like(t) for t in ends))
-        for (begin, end), block in zip(*self, strict=True):
-            here = ends._replace(x=ends.x[begin:end])
-            attend_grad(block, how, here, grad, stats, grads._replace(x=grads.x[begin:end]))
-        return grads
+    running = OnlineSoftmaxState.start(len(ends.y), ends.x)
+    for bound, block in zip(bounds, blocks, strict=True):
+        attend(block, how, of_tile(ends, *bound), running)
+    result, normaliser = running.finish(torch.bincount(dst, minlength=len(ends.y)))
+    stats = destination_statistics(how, normaliser, grad, result)
+    note_scores(how, stats, ends.y)
+    grads = Gradients(*(None if t is None else torch.zeros_like(t) for t in ends))
+    for bound, block in zip(bounds, blocks, strict=True):
+        attend_grad(block, how, of_tile(ends, *bound), grad, stats, of_tile(grads, *bound))
+    return result, grads
 
 
 @settings(max_examples=settings.default.max_examples * 3 // 2)
 @given(case=cases(), seed=st.integers(0, 100), in_place=st.booleans())
 def test_result_and_gradients(case: Case, seed: int, in_place: bool) -> None:
     """In tiles as all at once, for every score, with dropout and edge weights."""
-    how, src, dst, ends, _ = case
-    tiles = Tiles.cut(case, in_place=in_place)
-    result, normaliser = tiles.forward(case)
+    *_, ends, _ = case
+    grad = torch.randn(ends.y.shape[:1] + ends.x.shape[1:], generator=torch.Generator().manual_seed(seed)).double()
+    result, grads = attention(case, grad.to(ends.x.dtype), in_place=in_place)
     leaves = AttentionOperands(*(None if t is None else t.double().requires_grad_() for t in ends))
-    wanted = expected(how, src, dst, leaves)
+    wanted = expected(*case[:3], leaves)
     tolerance = {"rtol": 1e-9, "atol": 1e-9} if ends.x.dtype is torch.float64 else {"rtol": 2e-3, "atol": 2e-3}
     torch.testing.assert_close(result.double(), wanted, **tolerance)
-
-    grad = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     wanted.backward(grad)
-    grads = tiles.backward(case, result, normaliser, grad.to(ends.x.dtype))
     for found, leaf in zip(grads, leaves, strict=True):
         if leaf is not None:
             assert found is not None
@@ -157,15 +144,13 @@ def test_scores_of_any_size_in_any_order(score: Score, dtype: torch.dtype) -> No
         ends = AttentionOperands(x * size, y * size, None if score is Score.DOT else attn, weight)
         for cuts in ([0, count], [0, 30, 94, 100, count]):
             case = Attention(score, 0.5), src, dst, ends, cuts
-            tiles = Tiles.cut(case, in_place=False)
-            result, normaliser = tiles.forward(case)
+            grad = 1 + few(3, heads, dim)
+            result, grads = attention(case, grad)
             leaves = AttentionOperands(
                 *(None if t is None else t.to(torch.float64, copy=True).requires_grad_() for t in ends)
             )
             wanted = expected(*case[:3], leaves)
-            grad = 1 + few(*wanted.shape)
             wanted.backward(grad.double())
-            grads = tiles.backward(case, result, normaliser, grad)
 
             # What is subtracted from each other in a gradient, at most, by operand.
             along, slope = 200 * size * dim, 200 * size if score is Score.DOT else 1
@@ -190,9 +175,8 @@ def test_the_backward_has_the_weights_of_the_forward(seed: int, score: Score, di
     x, y, attn, grad = (torch.randn(shape, generator=generator) for shape in ((50, 5, dim), y, (5, dim), (3, 5, dim)))
     ends = AttentionOperands(3000 * x, 3000 * y, None if score is Score.DOT else attn, torch.ones(1000))
     case = Attention(score, 0.2), src, dst, ends, [0, 20, 50]
-    tiles = Tiles.cut(case, in_place=False)
-    result, normaliser = tiles.forward(case)
-    found = tiles.backward(case, result, normaliser, grad).weight
+    result, grads = attention(case, grad)
+    found = grads.weight
     assert found is not None
     # The gradient of an edge's weight is the softmax times grad * x, of which the result is the sum.
     along = torch.zeros(3).index_add(0, dst, found)
@@ -212,24 +196,14 @@ def test_infinite_undefined_and_tiny_scores(dtype: torch.dtype) -> None:
         wanted = (theirs.softmax(0).unsqueeze(2) * given).sum(0, keepdim=True)
         grad = torch.randn(1, 1, 3, generator=generator, dtype=dtype)
         wanted.backward(grad)
-        whole = EdgeBlock.from_coo(torch.arange(most), torch.zeros(most, dtype=torch.int64), most, 1)
         how, y, attn = Attention(Score.ADDITIVE, 1.0), torch.zeros(1, 1, dtype=dtype), torch.ones(1, 3, dtype=dtype)
-        for tiles in ([(0, most)], [(0, most // 2), (most // 2, most)]):
-            running = OnlineSoftmaxState.start(1, x)
-            blocks = [whole.select_sources(*bounds) for bounds in tiles]
-            ends = [AttentionOperands(x[begin:end], y, attn, None, scores[begin:end]) for begin, end in tiles]
-            for block, here in zip(blocks, ends, strict=True):
-                attend(block, how, here, running)
-            out, normaliser = running.finish(torch.tensor([most]))
-            stats = destination_statistics(how, normaliser, grad, out)
-            note_scores(how, stats, y)
-            grads = [Gradients(*(None if t is None else torch.zeros_like(t) for t in here)) for here in ends]
-            for block, here, there in zip(blocks, ends, grads, strict=True):
-                attend_grad(block, how, here, grad, stats, there)
-            close = partial(torch.testing.assert_close, equal_nan=True, msg=f"scores {first} and {then} in {tiles}")
+        ends, edges = AttentionOperands(x, y, attn, None, scores), (torch.arange(most), torch.zeros(most).long())
+        for cuts in ([0, most], [0, most // 2, most]):
+            out, grads = attention((how, *edges, ends, cuts), grad)
+            close = partial(torch.testing.assert_close, equal_nan=True, msg=f"scores {first} and {then} in {cuts}")
             close(out, wanted)
-            close(torch.cat([part.x for part in grads]), given.grad)
-            close(torch.cat([part.x_score for part in grads]), theirs.grad)
+            close(grads.x, given.grad)
+            close(grads.x_score, theirs.grad)
 
 
 def test_dropout_is_uniform_over_edges_and_heads() -> None:

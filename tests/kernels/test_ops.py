@@ -36,29 +36,20 @@ def test_dot_reduces_the_last_dimension(lhs: tuple[int, ...], rhs: tuple[int, ..
         assert message_shape("dot", (*lhs, width), (*rhs, width)) == (*expected, 1)
 
 
-def test_dot_does_not_broadcast_the_last_dimension() -> None:
+def test_shapes_of_copies_and_of_dot_products_of_numbers() -> None:
+    assert message_shape("copy_lhs", (2, 3), None) == (2, 3)
+    assert message_shape("dot", (), ()) == ()
     with pytest.raises(GraphError, match=r"\(2, 3\) and \(2, 1\)"):
         message_shape("dot", (2, 3), (2, 1))
-    assert message_shape("dot", (), ()) == ()
-
-
-def test_copy() -> None:
-    assert message_shape("copy_lhs", (2, 3), None) == (2, 3)
 
 
 def test_values_needed() -> None:
     table = {op: [operand_values_needed(Op(op), wrt) for wrt in ("lhs", "rhs")] for op in OPS}
+    neither = [(False, False), (False, False)]
+    product = [(False, True), (True, False)]
+    quotient = [(False, True), (True, True)]
     assert table == {
-        "copy_lhs": [(False, False), (False, False)],
-        "add": [(False, False), (False, False)],
-        "sub": [(False, False), (False, False)],
-        "mul": [(False, True), (True, False)],
-        "div": [(False, True), (True, True)],
-        "dot": [(False, True), (True, False)],
+        **dict.fromkeys(("copy_lhs", "add", "sub"), neither),
+        **dict.fromkeys(("mul", "dot"), product),
+        "div": quotient,
     }
-
-
-def test_names() -> None:
-    assert set(OPS) == {"copy_lhs", "add", "sub", "mul", "div", "dot"}
-    with pytest.raises(ValueError, match="pow"):
-        Op("pow")
