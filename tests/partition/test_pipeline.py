@@ -185,13 +185,6 @@ def test_damaged_input_leaves_nothing(tmp_path: Path, edges: tuple[Array, Array]
     assert content_of(tmp_path) == before
 
 
-def test_a_method_may_return_integers_of_any_type(edges, tmp_path, monkeypatch):
-    part_of = np.arange(NUM_NODES, dtype=np.uint64) % np.uint64(3)
-    monkeypatch.setattr(assigning, "method_named", lambda name: lambda task: part_of)
-    outcome = run_partition(*options_for(tmp_path))
-    assert [part.split["train_mask"] for part in outcome.report.parts] == [4, 3, 3]
-
-
 @pytest.mark.parametrize(
     "returned, message",
     [
