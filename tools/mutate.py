@@ -49,6 +49,13 @@ MUTANTS = [
         "tests/kernels/test_aggregate.py::test_sum",
     ),
     Mutant(
+        "rows without edges left as memory was",
+        "sar/kernels/cpu/aggregate_loops.py",
+        "clear(out.values, cleared * layout.out_width, own * layout.out_width)",
+        "clear(out.values, own * layout.out_width, own * layout.out_width)",
+        "tests/kernels/test_aggregate.py::test_sum",
+    ),
+    Mutant(
         "last column of a row left out",
         "sar/kernels/cpu/rows.py",
         "width, length - c, out",

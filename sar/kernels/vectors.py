@@ -38,7 +38,7 @@ class Functions(NamedTuple):
     """Functions of vectors of one size."""
 
     zeros: Any
-    """zeros(array): a vector to add elements of the array to."""
+    """zeros(array, count): what `load` makes of an array of zeros."""
 
     load: Any
     """load(array, at, count): array[at : at + count]. Half precisions (see `wide`) become float32."""
@@ -57,9 +57,9 @@ def functions(lanes: int, *, whole: bool) -> Functions:
         return Vector(types.float64 if array.dtype == types.float64 else types.float32, lanes)
 
     @intrinsic
-    def zeros(_context: Any, array: Any) -> Any:
+    def zeros(_context: Any, array: Any, count: Any) -> Any:
         vector = vector_of(array)
-        return vector(array), lambda context, *_: ir.Constant(context.get_value_type(vector), None)
+        return vector(array, count), lambda context, *_: ir.Constant(context.get_value_type(vector), None)
 
     @intrinsic
     def load(_context: Any, array: Any, at: Any, count: Any) -> Any:

@@ -43,8 +43,8 @@ def functions(lanes, *, whole):
         assert at + size <= len(array)
         return array[int(at) : int(at) + size]
 
-    def zeros(array):
-        return np.zeros(lanes, np.float64 if array.dtype == np.float64 else np.float32)
+    def zeros(array, count):
+        return np.zeros(lanes if whole else int(count), np.float64 if array.dtype == np.float64 else np.float32)
 
     def load(array, at, count):
         values = part(array, at, count)

@@ -87,7 +87,7 @@ def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
         csr: CSRView, first: Index, last: Index, rows: Array, i: Index, width: Index, count: Index, out: Array,
         o: Index, fresh: bool, *given: Any,
     ) -> None:  # fmt: skip
-        total = zeros(out) if fresh else load(out, o, count)
+        total = zeros(out, count) if fresh else load(out, o, count)
         for p in range(first, last):
             if p + lead < u64(csr.other.size):
                 for line in range(lines):
