@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softsign
 
 import sar
+from tests.parity.harness import extremum
 
 WIDTH = 6
 
@@ -120,24 +121,9 @@ def _update(message: Any, reducer: Any) -> Callable[[Any, Scene], Tensor]:
 def _aggregated(s: Scene, message: Any, reducer: Any) -> Tensor:
     s.graph.srcdata["h"], s.graph.dstdata["g"], s.graph.edata["w"] = s.h, s.g, s.w
     if reducer in (fn.max, fn.min) and not dist.is_initialized():
-        return _extremum(s.graph, message, "amax" if reducer is fn.max else "amin")
+        return extremum(s.graph, message, "max" if reducer is fn.max else "min")
     s.graph.update_all(message, reducer("m", "out"))
     return s.graph.dstdata.pop("out")
-
-
-def _extremum(graph: Any, message: Any, reducer: str) -> Tensor:
-    """By torch: of equal messages the last takes the gradient; DGL's own choice depends on the dtype."""
-    graph.apply_edges(message)
-    messages = graph.edata.pop("m")
-    best = messages.new_zeros(graph.num_dst_nodes(), *messages.shape[1:])
-    dst = graph.edges(order="eid")[1].view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
-    if len(messages) == 0:
-        return best + 0 * messages.sum()
-    best = best.scatter_reduce(0, dst, messages.detach(), reducer, include_self=False)
-    number = torch.arange(len(messages)).view_as(dst[:, :1]).expand_as(dst)
-    number = number.masked_fill(messages.detach() != best.gather(0, dst), -1)
-    last = torch.full(best.shape, -1).scatter_reduce(0, dst, number, "amax")
-    return messages.gather(0, last.clamp(min=0)).masked_fill(last < 0, 0)
 
 
 def _apply(message: Any) -> Callable[[Any, Scene], Tensor]:

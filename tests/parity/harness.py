@@ -87,6 +87,26 @@ def parameter_gradients(module: nn.Module) -> Results:
     return {f"same {name}": value.grad for name, value in module.named_parameters() if value.grad is not None}
 
 
+def extremum(graph: Any, function: Any, reducer: str) -> Tensor:
+    """Maximum or minimum of messages on one machine, by torch: of equal messages the last takes the gradient.
+
+    DGL itself sends it to the last edge in float32 without broadcasting, to the first one otherwise, and to node 0
+    where there is no edge at all.
+    """
+    graph.apply_edges(function)
+    messages = graph.edata.pop("m")
+    if len(messages) == 0:
+        return messages.new_zeros(graph.num_dst_nodes(), *messages.shape[1:]) + 0 * messages.sum()
+    dst = graph.edges(order="eid")[1]
+    index = dst.reshape(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+    best = messages.detach().new_zeros(graph.num_dst_nodes(), *messages.shape[1:])
+    best = best.scatter_reduce(0, index, messages.detach(), f"a{reducer}", include_self=False)
+    number = torch.arange(len(dst)).reshape(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+    number = number.masked_fill(messages.detach() != best[dst], -1)
+    last = torch.full(best.shape, -1).scatter_reduce(0, index, number, "amax")
+    return messages.gather(0, last.clamp(min=0)).masked_fill(last < 0, 0)
+
+
 def build(partition: PartitionData, mode: int) -> Any:
     """The graph in one of the three modes; sets `Config.disable_sr`."""
     sar.Config.disable_sr = mode == 2

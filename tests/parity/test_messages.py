@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import corner
-from tests.parity.harness import Data, assert_close, check, run_program, weighted_sum
+from tests.parity.harness import Data, assert_close, check, extremum, run_program, weighted_sum
 
 REDUCERS = ("sum", "mean", "max", "min")
 PAIRS = ("u{}e", "e{}u", "u{}v", "v{}u", "v{}e", "e{}v")
@@ -45,26 +45,6 @@ def aggregate(graph, data, message, reducer, wants_gradient, ties=False):
         if field.requires_grad:
             results[f"{'edge' if name == 'e' else 'node'} {name}.grad"] = field.grad
     return results
-
-
-def extremum(graph, function, reducer):
-    """Maximum or minimum of messages on one machine, by torch: of equal messages the last takes the gradient.
-
-    DGL itself sends it to the last edge in float32 without broadcasting, to the first one otherwise, and to node 0
-    where there is no edge at all.
-    """
-    graph.apply_edges(function)
-    messages = graph.edata.pop("m")
-    if len(messages) == 0:
-        return messages.new_zeros(graph.num_nodes(), *messages.shape[1:]) + 0 * messages.sum()
-    dst = graph.edges(order="eid")[1]
-    index = dst.reshape(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
-    best = messages.detach().new_zeros(graph.num_nodes(), *messages.shape[1:])
-    best = best.scatter_reduce(0, index, messages.detach(), f"a{reducer}", include_self=False)
-    number = torch.arange(len(dst)).reshape(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
-    number = number.masked_fill(messages.detach() != best[dst], -1)
-    last = torch.full(best.shape, -1).scatter_reduce(0, index, number, "amax")
-    return messages.gather(0, last.clamp(min=0)).masked_fill(last < 0, 0)
 
 
 def operands(graph, data, message, wants_gradient):

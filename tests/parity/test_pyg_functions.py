@@ -64,7 +64,7 @@ def models(graph, rows):
         lambda: pyg.Polynormer(6, 4, 3).double()(data.x, data.edge_index, torch.zeros(len(x)).long()),
     )
     for call in calls:
-        with pytest.raises(GraphError, match="was called with a distributed edge_index, but"):
+        with pytest.raises(GraphError, match="was called with a distributed edge_index or batch vector, but"):
             call()
     assert torch.equal(Doubled()(data).x, 2 * x)
     with pytest.raises(GraphError, match=r"sar\.split_seeds"):

@@ -306,7 +306,7 @@ def test_message_flow_graphs(pool, world_size):
 
 
 def refusal(graph, data, name):
-    with pytest.raises(GraphError, match=f"{name} was called with a distributed edge_index, but"):
+    with pytest.raises(GraphError, match=f"{name} was called with a distributed edge_index or batch vector, but"):
         REFUSED[name].call(REFUSED[name].make().double(), data.leaf("x"), pyg_layers.edges_of(graph), data)
     return {}
 
@@ -369,8 +369,8 @@ def one_worker_raises(mine, name, where):
     """A layer that runs on all edges at once, twice, as what one worker raises in it may come late to another."""
     graph = sar.construct_full_graph(mine)
     layer, x, edges = LAYERS[name].make(), torch.randn(graph.num_nodes(), 6), sar.pyg.edge_index(graph)
-    if sar.rank() == 1 and where == "message":
-        layer.message = bad_message
+    if where == "message":
+        layer.message = bad_message if sar.rank() == 1 else lambda x_j: x_j
     with graph.local_scope():
         if sar.rank() == 1 and where == "elsewhere":
             bad_message(x)

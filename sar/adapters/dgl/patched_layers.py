@@ -306,7 +306,6 @@ _SOFTMAX = "edge_softmax"
 _READOUTS = ("readout_nodes", "softmax_nodes", "topk_nodes")
 """Functions that would take a worker's nodes for all; readouts of edges find no `batch_num_edges`."""
 
-
 _replaced: list[tuple[Any, str, Any]] = []
 """Modules and classes, the name in each that has been replaced, and the original."""
 

@@ -56,7 +56,8 @@ SOFTMAX_ARGUMENTS: dict[str, Any] = {
 }
 """Arguments that these layers only pass to `softmax`, which never reads them here."""
 
-_METHODS = ("message", "edge_update", "update", "aggregate", "get_attention", "message_basic")
+METHODS = ("message", "edge_update", "update", "aggregate", "get_attention", "message_basic")
+"""Methods that a user's layer may have of its own."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def in_one_pass(layer: MessagePassing) -> bool:
         return False
     if returns_weights(layer) or layer._edge_update_forward_pre_hooks:
         return False
-    own = [getattr(layer, name, None) for name in _METHODS]
+    own = [getattr(layer, name, None) for name in METHODS]
     unchanged = all(method is None or is_written_in(method, "torch_geometric") for method in own)
     return unchanged and not layer._edge_update_forward_hooks
 
@@ -183,22 +184,9 @@ def _forward(original: Original, layer: Any, /, *args: Any, **kwargs: Any) -> An
         del layer.__dict__["_returns_weights"]
 
 
-def _edge_updater(original: Original, layer: Any, /, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(edge_index, DistributedEdgeIndex) and not args and in_one_pass(layer):
-        return Weights(original, edge_index, kwargs)
-    return original(layer, edge_index, *args, **kwargs)
-
-
 def install() -> None:
     """Replace the functions that the layers call."""
     for kind in RETURNING:
         replace(kind, "forward", _forward)
     for kind in WITH_SOFTMAX:
         replace(sys.modules[kind.__module__], "softmax", _softmax)
-        replace_updater(kind)
-
-
-def replace_updater(kind: type) -> None:
-    """Let a class that has an `edge_updater` of its own, or has been given one, go in one pass."""
-    if issubclass(kind, GAT) and "edge_updater" in vars(kind):
-        replace(kind, "edge_updater", _edge_updater)

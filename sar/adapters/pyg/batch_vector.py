@@ -10,50 +10,31 @@ combined over all workers, with gradients. Handing values back concerns own node
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import aggr
 
 from sar.adapters.pyg.edge_index import SourceIndex
-from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, Original, handler_for, plain, plainly, replace
+from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, plain, plainly
 from sar.comm import session
 from sar.comm.collectives import all_max, all_sum
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.statistics import global_sum, zeros_of
 
-_SIDE_BY_SIDE = "needs all nodes of a graph side by side, in their order"
-_SORTS = "sorts the nodes of a graph"
-
-REFUSED: dict[str, str] = {
-    **dict.fromkeys(("GRUAggregation", "LCMAggregation", "LSTMAggregation", "MLPAggregation"), _SIDE_BY_SIDE),
-    **dict.fromkeys(("GraphMultisetTransformer", "SetTransformerAggregation"), "attends between all nodes of a graph"),
-    "EquilibriumAggregation": "takes gradients of gradients",
-    "MedianAggregation": _SORTS,
-    "PatchTransformerAggregation": _SIDE_BY_SIDE,
-    "QuantileAggregation": _SORTS,
-    "SortAggregation": _SORTS,
-}
-"""Aggregations that raise on graphs across workers, and why."""
-
-_HANDLERS: Handlers = {}
-_handles = partial(handler_for, _HANDLERS)
-
 
 class BatchVector(GuardedTensor):
     """The graph of each of this worker's nodes, (N_i,) int64. Graphs may have nodes on all workers."""
 
     count: int  # B, the number of graphs
-    handlers = _HANDLERS
+    handlers: ClassVar[Handlers] = dict(GuardedTensor.handlers)
     what = "a batch vector of graphs across workers"
     advice = "Operations that need all nodes of a graph on one worker do not work."
 
     @classmethod
     def of(cls, numbers: Tensor, count: int) -> BatchVector:
-        install()
         return cls.over(numbers, count=count)
 
 
@@ -91,22 +72,23 @@ def _changed(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _func in (Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.view, Tensor.reshape, Tensor.expand, Tensor.expand_as):
-    _HANDLERS[_func] = _changed(_func)
-_HANDLERS.update((_func, partial(plainly, _func)) for _func in EQUALITY)  # graphs have one number on all workers
+    BatchVector.handles(_func)(_changed(_func))
+for _equality in EQUALITY:  # graphs have one number on all workers
+    BatchVector.handles(_equality)(partial(plainly, _equality))
 
 
-@_handles(Tensor.numel, Tensor.nelement, torch.numel)
+@BatchVector.handles(Tensor.numel, Tensor.nelement, torch.numel)
 def _numel(vector: BatchVector) -> int:
     """At least 1, because graphs without nodes on this worker may have some on others."""
     return max(len(plain(vector)), 1)
 
 
-@_handles(Tensor.max, torch.max)
+@BatchVector.handles(Tensor.max, torch.max)
 def _greatest(vector: BatchVector) -> Tensor:
     return torch.tensor(vector.count - 1, device="cpu")
 
 
-@_handles(torch.unique, Tensor.unique, torch._unique2)
+@BatchVector.handles(torch.unique, Tensor.unique, torch._unique2)
 def _unique(vector: BatchVector, **options: Any) -> Tensor:
     """The graphs that have nodes, on any worker."""
     if any(options.get(name) for name in ("return_inverse", "return_counts", "dim")):
@@ -114,7 +96,7 @@ def _unique(vector: BatchVector, **options: Any) -> Tensor:
     return all_sum(torch.bincount(plain(vector), minlength=vector.count)).nonzero().squeeze(1)
 
 
-@_handles(Tensor.__getitem__)
+@BatchVector.handles(Tensor.__getitem__)
 def _getitem(value: Tensor, index: Any) -> Any:
     if isinstance(value, BatchVector):  # some of the nodes, or the ends of edges
         rows = index.edges.at_edges(plain(value)) if isinstance(index, SourceIndex) else plain(value)[index]
@@ -124,7 +106,7 @@ def _getitem(value: Tensor, index: Any) -> Any:
     return value[tuple(map(plain, index))]
 
 
-@_handles(Tensor.index_select, torch.index_select)
+@BatchVector.handles(Tensor.index_select, torch.index_select)
 def _select(value: Tensor, dim: int, index: Tensor) -> Any:
     if isinstance(value, BatchVector):
         return _getitem(value, index)
@@ -143,12 +125,12 @@ def _summed(out: Tensor, dim: int, index: BatchVector, values: Tensor) -> Tensor
     return torch.zeros_like(out, dtype=dtype).scatter_add(dim, plain(index), values.to(dtype))
 
 
-@_handles(Tensor.scatter_add, torch.scatter_add)
+@BatchVector.handles(Tensor.scatter_add, torch.scatter_add)
 def _scatter_add(out: Tensor, dim: int, index: BatchVector, src: Tensor) -> Tensor:
     return (out + global_sum(_summed(out, dim, index, src))).to(out.dtype)
 
 
-@_handles(Tensor.scatter_reduce_)
+@BatchVector.handles(Tensor.scatter_reduce_)
 def _scatter_reduce(
     out: Tensor, dim: int, index: BatchVector, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -173,34 +155,3 @@ def _maxima(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         greatest = greatest.masked_fill((ties == 0) & ~greatest.isnan(), 0)
         ties += greatest == 0  # if the maximum is zero, the zeros that `scatter` begins with count, too
     return greatest + global_sum(zeros.scatter_add(dim, index, zeros_of(src) * equal)) / ties
-
-
-# -- layers
-
-
-@cache
-def install() -> None:
-    """Let aggregations refuse graphs across workers if they need all nodes of a graph on one worker."""
-    replace(aggr.Aggregation, "__call__", _aggregate)
-
-
-def _aggregate(
-    original: Original,
-    self: Any,
-    x: Tensor,
-    index: Tensor | None = None,
-    ptr: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    name = type(self).__name__
-    if isinstance(index, BatchVector):
-        for kind in type(self).__mro__:
-            if kind.__name__ in REFUSED:
-                raise GraphError(f"{name} {REFUSED[kind.__name__]}, so it cannot pool graphs across workers.")
-    elif index is None and ptr is None and session.has_peers():
-        raise GraphError(
-            f"{name} was called without index, and would take this worker's rows for all. Pass data.batch of "
-            "sar.pyg.load_partition, or sar.pyg.batch_vector; or zeros, to pool this worker's rows alone."
-        )
-    return original(self, x, index, ptr, *args, **kwargs)

@@ -138,7 +138,7 @@ class NodeNumbers(GuardedTensor):
     """A tensor of node numbers."""
 
     numbering: Numbering
-    handlers: ClassVar[Handlers] = {}  # those of operations.py, once they are installed
+    handlers: ClassVar[Handlers] = dict(GuardedTensor.handlers)  # and those of operations.py
     what = "sources of a distributed edge_index, which have numbers of their own on each worker"
     advice = "Do it before the graph is partitioned, or leave it out."
 

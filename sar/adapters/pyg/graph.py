@@ -7,14 +7,14 @@ that no other edge reaches. The layers number their nodes alike, in the order in
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from sar.adapters.pyg import attention, batch_vector, layers, norms, operations, propagate, refused
+from sar.adapters.pyg import attention, batch_vector, layers, norms, propagate, refused
+from sar.adapters.pyg import operations as operations  # gives an edge index its handlers
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
@@ -25,6 +25,9 @@ EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm"}
 """The names in PyTorch Geometric of DGL's usual fields."""
 
 Fields = Mapping[str, Mapping[str, Tensor]]
+
+for _part in (attention, layers, refused, propagate):  # so that layers run on an empty batch, too
+    _part.install()
 
 
 class PartData(Data):  # type: ignore[misc]  # PyTorch Geometric has no types
@@ -62,16 +65,9 @@ def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[Canonica
     Returns:
         (2, E_i) int64, in the order of `graph.edata`; of a heterogeneous graph, a dictionary of one for each edge type.
     """
-    _install()
     graph._structure.group.model_checks.add(norms.refuse_unconverted)
     found = {etype: edges_of(graph[etype]) for etype in graph.canonical_etypes}
     return next(iter(found.values())) if graph.is_homogeneous else found
-
-
-@cache
-def _install() -> None:
-    for part in (operations, attention, batch_vector, layers, refused, propagate):
-        part.install()
 
 
 def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | HeteroData:
@@ -153,7 +149,6 @@ def make_batch(
         inputs: features of `nodes`, by type and name.
         outputs: features of the seeds, which are the first `batch_size` nodes, by type and name.
     """
-    _install()  # so that layers run on an empty batch
     found = {etype: _once(etype, num_dst, edges) for etype in edges[0]}
     seeds = num_dst[-1]
     reached = {ntype: torch.arange(len(ids), device="cpu") < seeds[ntype] for ntype, ids in nodes.items()}
@@ -180,7 +175,6 @@ def make_batch(
 
 def make_subgraph(nodes: Tensor, edges: LayerEdges, fields: Mapping[str, Tensor]) -> Data:
     """The subgraph of nodes, (N,) global IDs, with `n_id`, `e_id`, and fields of the nodes, (N, ...) each."""
-    _install()
     src, dst, values = edges
     data = Data(edge_index=torch.stack([src, dst]), n_id=nodes, e_id=values[EID], num_nodes=len(nodes))
     set_fields(data, fields)

@@ -26,7 +26,7 @@ class GuardedTensor(Tensor):
     """
 
     plain: Tensor  # the numbers
-    handlers: ClassVar[Handlers]
+    handlers: ClassVar[Handlers] = {}  # those of all such tensors, which a class copies and adds its own to
     what: ClassVar[str]  # describes its numbers, for errors
     advice: ClassVar[str]
 
@@ -40,9 +40,19 @@ class GuardedTensor(Tensor):
         return guarded
 
     @classmethod
+    def handles(cls, *functions: Any) -> Callable[[Handler], Handler]:
+        """Make a function the handler of some operations."""
+
+        def register(handler: Handler) -> Handler:
+            cls.handlers.update(dict.fromkeys(functions, handler))
+            return handler
+
+        return register
+
+    @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        handler = cls.handlers.get(func) or _COMMON.get(func)
+        handler = cls.handlers.get(func)
         try:
             if handler is not None:
                 return handler(*args, **kwargs)
@@ -115,29 +125,16 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     setattr(owner, name, made)
 
 
-def handler_for(handlers: Handlers, *functions: Any) -> Callable[[Handler], Handler]:
-    """Make a function the handler of some operations."""
-
-    def register(handler: Handler) -> Handler:
-        handlers.update(dict.fromkeys(functions, handler))
-        return handler
-
-    return register
-
-
-_COMMON: Handlers = {}  # handlers for all such tensors, unless their class has its own
-
-
-@handler_for(_COMMON, Tensor.__repr__)
+@GuardedTensor.handles(Tensor.__repr__)
 def _repr(value: Tensor, **_: Any) -> str:
     return f"{type(value).__name__}({plain(value)!r})"
 
 
-@handler_for(_COMMON, Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, Tensor.__deepcopy__, torch.clone)
+@GuardedTensor.handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, Tensor.__deepcopy__, torch.clone)
 def _same(value: Tensor, *_: Any, **__: Any) -> Tensor:
     return value  # nothing here changes the numbers in place
 
 
-@handler_for(_COMMON, Tensor.scatter_add_)
+@GuardedTensor.handles(Tensor.scatter_add_)
 def _scatter_add_in_place(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     return out.copy_(out.scatter_add(dim, index, src))

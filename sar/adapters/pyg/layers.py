@@ -24,7 +24,6 @@ from sar.per_thread import PerThread
 _of_all_workers = PerThread(False)
 """Whether a layer runs on a distributed edge index, for the functions that it finds in its module."""
 
-
 ROOTS = {conv.SAGEConv: "lin_r", conv.GraphConv: "lin_root"}
 """Modules that these layers apply to the nodes' own rows. The layers add this to the result of `propagate`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,21 +16,13 @@ from sar.adapters.pyg.edge_index import (
     check_rows,
     refuse,
 )
-from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly
+from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, plain, plainly
 from sar.core.passing.message_passing import max_at_sources
 from sar.core.passing.reductions import by_head
 from sar.errors import GraphError
 
-_HANDLERS: Handlers = {}
-_handles = partial(handler_for, _HANDLERS)
 
-
-def install() -> None:
-    """Let node numbers have these operations."""
-    NodeNumbers.handlers = _HANDLERS
-
-
-@_handles(Tensor.view_as)
+@NodeNumbers.handles(Tensor.view_as)
 def _view_as(value: Tensor, other: Tensor) -> Tensor:
     """Hooks on a module's backward call it on all arguments."""
     if value is not other:
@@ -39,14 +30,14 @@ def _view_as(value: Tensor, other: Tensor) -> Tensor:
     return value
 
 
-@_handles(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+@NodeNumbers.handles(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 def _set_requires_grad(value: Tensor, needed: bool) -> None:
     """Reentrant checkpointing sets it, too."""
     if needed:
         raise refuse("A gradient")
 
 
-@_handles(Tensor.to, Tensor.cpu, Tensor.cuda)
+@NodeNumbers.handles(Tensor.to, Tensor.cpu, Tensor.cuda)
 def _to(value: NodeNumbers, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(value, NodeNumbers):
         raise refuse("The dtype")
@@ -72,7 +63,8 @@ def _compared(func: Callable[..., Any]) -> Callable[..., Any]:
     return handler
 
 
-_HANDLERS.update((_func, _compared(_func)) for _func in EQUALITY)
+for _equality in EQUALITY:
+    NodeNumbers.handles(_equality)(_compared(_equality))
 
 
 def _are_destinations(ends: Any, sources: Tensor) -> bool:
@@ -89,7 +81,7 @@ def _are_destinations(ends: Any, sources: Tensor) -> bool:
     return True
 
 
-@_handles(Tensor.__getitem__)
+@NodeNumbers.handles(Tensor.__getitem__)
 def _getitem(value: Tensor, index: Any) -> Any:
     if isinstance(value, DistributedEdgeIndex):
         return _part_of_edges(value, index)
@@ -131,19 +123,19 @@ def _sources(numbers: Tensor, numbering: Numbering) -> SourceIndex:
     return SourceIndex.of(DistributedEdgeIndex.of(ends, numbering, len(numbers)))
 
 
-@_handles(Tensor.unbind, torch.unbind)
+@NodeNumbers.handles(Tensor.unbind, torch.unbind)
 def _unbind(edges: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     if not isinstance(edges, DistributedEdgeIndex) or dim != 0:
         raise refuse(f"unbind along {dim}")
     return SourceIndex.of(edges), plain(edges)[1]
 
 
-@_handles(Tensor.__iter__)
+@NodeNumbers.handles(Tensor.__iter__)
 def _iter(edges: Tensor) -> Any:
     return iter(_unbind(edges))
 
 
-@_handles(Tensor.index_select, torch.index_select)
+@NodeNumbers.handles(Tensor.index_select, torch.index_select)
 def _select(value: Tensor, dim: int, index: Tensor) -> Any:
     if isinstance(value, DistributedEdgeIndex):
         return _part_of_edges(value, (slice(None), index) if dim in (1, -1) else (index, slice(None)))
@@ -154,7 +146,7 @@ def _select(value: Tensor, dim: int, index: Tensor) -> Any:
     return index.edges.at_edges(value.movedim(dim, 0)).movedim(0, dim)
 
 
-@_handles(Tensor.__setitem__)
+@NodeNumbers.handles(Tensor.__setitem__)
 def _setitem(value: Tensor, index: Any, new: Any) -> None:
     """Right if the sources are this worker's own, as those of self-loops are."""
     if isinstance(value, NodeNumbers) or not isinstance(index, SourceIndex) or isinstance(new, GuardedTensor):
@@ -165,7 +157,7 @@ def _setitem(value: Tensor, index: Any, new: Any) -> None:
     value[plain(index)] = new
 
 
-@_handles(torch.cat, torch.concat, torch.concatenate)
+@NodeNumbers.handles(torch.cat, torch.concat, torch.concatenate)
 def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
     ours = [value for value in values if isinstance(value, NodeNumbers)]
     numbering = ours[0].numbering
@@ -187,7 +179,7 @@ def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
     raise refuse(f"cat along {dim}, or with plain numbers,")
 
 
-@_handles(torch.stack)
+@NodeNumbers.handles(torch.stack)
 def _stack(values: Sequence[Tensor], dim: int = 0) -> Any:
     first = values[0]
     sides = len(values) == 2 and first.dim() == 1 and dim == 0
@@ -197,20 +189,20 @@ def _stack(values: Sequence[Tensor], dim: int = 0) -> Any:
     return DistributedEdgeIndex.of(ends, first.numbering, first.numbering.relation.num_dst)
 
 
-@_handles(Tensor.max, torch.max)
+@NodeNumbers.handles(Tensor.max, torch.max)
 def _greatest(value: DistributedEdgeIndex | SourceIndex) -> Tensor:
     """One less than the number of this worker's nodes, from which PyTorch Geometric tells how many rows to make."""
     rows = value.edges.sides[0] if isinstance(value, SourceIndex) else max(value.sides)
     return torch.tensor(rows - 1, device="cpu")
 
 
-@_handles(Tensor.min)
+@NodeNumbers.handles(Tensor.min)
 def _least(_: NodeNumbers) -> Tensor:
     """PyTorch Geometric asks for it to explain an error, which is raised if it is not negative."""
     return torch.tensor(0, device="cpu")
 
 
-@_handles(Tensor.numel, Tensor.nelement, torch.numel)
+@NodeNumbers.handles(Tensor.numel, Tensor.nelement, torch.numel)
 def _numel(value: NodeNumbers) -> int:
     """At least 1: PyTorch Geometric takes graphs without edges for graphs without nodes."""
     return max(plain(value).numel(), 1)
@@ -235,10 +227,10 @@ def _expanded(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _func in (Tensor.view, Tensor.reshape, Tensor.expand_as, Tensor.expand):
-    _HANDLERS[_func] = _expanded(_func)
+    NodeNumbers.handles(_func)(_expanded(_func))
 
 
-@_handles(Tensor.scatter_add, torch.scatter_add)
+@NodeNumbers.handles(Tensor.scatter_add, torch.scatter_add)
 def _scatter_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
     if not isinstance(index, SourceIndex) or (dim % out.dim()) != (index.along or 0):
         raise refuse("scatter_add")
@@ -247,7 +239,7 @@ def _scatter_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> T
     return out + total.movedim(0, dim)
 
 
-@_handles(Tensor.scatter_reduce_)
+@NodeNumbers.handles(Tensor.scatter_reduce_)
 def _scatter_greatest(
     out: Tensor, dim: int, index: SourceIndex, values: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:

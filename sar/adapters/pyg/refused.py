@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch_geometric import transforms, utils
 from torch_geometric.data.data import BaseData
-from torch_geometric.nn import conv, models, pool
+from torch_geometric.nn import aggr, conv, models, pool
 from torch_geometric.nn.attention import PerformerAttention
 
 from sar.adapters.pyg.guarded import GuardedTensor, Original, replace
@@ -51,12 +51,20 @@ FUNCTIONS: dict[str, str] = {
 _LOSS = "has losses that are means over one worker's. Call model.encoder and model.decoder, and divide by sar.all_sum"
 _ERROR = "would scale by this worker's mean error. Make it with autoscale=False"
 _TRAINING = "draws pairs without an edge among all nodes while it trains. Train it on mini-batches"
-
 _CHOOSES = "chooses among all nodes of a graph, so it cannot pool graphs across workers. Train it on mini-batches"
-
+_SIDE_BY_SIDE = "needs all nodes of a graph side by side, so it cannot pool graphs across workers"
+_SORTS = "sorts the nodes of a graph, so it cannot pool graphs across workers"
+_ATTENDS_TO_ALL = "attends between all nodes of a graph, so it cannot pool graphs across workers"
 _ATTENDS = "attends between all pairs of nodes, unless it has attn_type='performer' and no batch"
 
 METHODS: dict[tuple[type, str], str] = {
+    (aggr.EquilibriumAggregation, "forward"): "takes gradients of gradients, so it cannot pool graphs across workers",
+    (aggr.MedianAggregation, "forward"): _SORTS,
+    (aggr.QuantileAggregation, "forward"): _SORTS,
+    (aggr.SortAggregation, "forward"): _SORTS,
+    **{(kind, "forward"): _ATTENDS_TO_ALL for kind in (aggr.GraphMultisetTransformer, aggr.SetTransformerAggregation)},
+    **{(kind, "forward"): _SIDE_BY_SIDE for kind in (aggr.GRUAggregation, aggr.LCMAggregation, aggr.LSTMAggregation)},
+    **{(kind, "forward"): _SIDE_BY_SIDE for kind in (aggr.MLPAggregation, aggr.PatchTransformerAggregation)},
     (conv.GPSConv, "forward"): _ATTENDS,
     (pool.ASAPooling, "forward"): _CHOOSES,
     (pool.ClusterPooling, "forward"): _CHOOSES,
@@ -78,7 +86,7 @@ METHODS: dict[tuple[type, str], str] = {
     (models.SGFormer, "forward"): "would attend between this worker's nodes. Train it on mini-batches",
     (models.VGAE, "encode"): _LOSS,
 }
-"""Methods of layers and models that raise, and why."""
+"""Methods of aggregations, layers and models that raise, and why."""
 
 
 def install() -> None:
@@ -120,7 +128,7 @@ def _refusing(name: str, reason: str) -> Callable[..., Any]:
 
     def call(original: Original, /, *args: Any, **kwargs: Any) -> Any:
         if _is_distributed((args, kwargs)) and not right(*args, **kwargs):
-            raise GraphError(f"{name} was called with a distributed edge_index, but {reason}.")
+            raise GraphError(f"{name} was called with a distributed edge_index or batch vector, but {reason}.")
         return original(*args, **kwargs)
 
     return call

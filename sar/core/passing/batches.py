@@ -4,7 +4,7 @@ A reduce function takes the messages of all nodes of one in-degree as one tensor
 memory: the worker holds the messages of all its edges.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
 from sar.core.graph.frames import Frame
+from sar.core.passing.own_rows import FewRows, refuse_other_rows
 from sar.core.relation import Relation
 from sar.errors import GraphError
 from sar.logging_setup import logger
@@ -140,9 +141,11 @@ NodeFunction = Callable[[NodeBatch], Fields]
 
 
 def reduce_mailboxes(
-    relation: Relation, function: NodeFunction, messages: dict[str, Tensor], nodes: Fields
+    relation: Relation, function: NodeFunction, messages: dict[str, Tensor], nodes: Fields, has_peers: bool
 ) -> dict[str, Tensor]:
     """Call `function` once for every in-degree, as DGL does, and join the results.
+
+    If other workers have more nodes, each node's result must not depend on others: see [Note: own rows].
 
     Args:
         messages: (E, ...) each, in the visible edge order.
@@ -162,6 +165,8 @@ def reduce_mailboxes(
         }
         data = RowView(nodes, partial(torch.index_select, dim=0, index=members))
         batch = NodeBatch(members, data, mailbox, relation.etype[2])
+        if has_peers and not pieces:
+            _refuse_other_nodes(function, batch, members.device)
         rows.append(members)
         pieces.append(checked_results(function, function(batch), len(members)))
     if not pieces:
@@ -182,6 +187,14 @@ def reduce_mailboxes(
         values = torch.cat([piece[name] for piece in pieces])
         results[name] = values.new_zeros(relation.num_dst, *values.shape[1:]).index_copy(0, index, values)
     return results
+
+
+def _refuse_other_nodes(function: NodeFunction, batch: NodeBatch, device: torch.device) -> None:
+    def on_few(rows: FewRows) -> Iterable[Tensor]:
+        mailbox = {name: rows.of(messages) for name, messages in (batch.mailbox or {}).items()}
+        return function(NodeBatch(rows.of(batch.nodes()), RowView(batch.data, rows.of), mailbox, batch.ntype)).values()
+
+    refuse_other_rows(function_name(function), function, on_few, device)
 
 
 def apply_nodes(function: NodeFunction, new: Mapping[str, Tensor], frame: Frame, ntype: str) -> dict[str, Tensor]:

@@ -44,7 +44,9 @@ def send_and_reduce(
         if not fill and not context.relation.num_edges_global:
             return {}
         messages = compute_on_edges(context, fields, message_func)
-        return reduce_mailboxes(context.relation, reduce_func, messages, fields.dst)
+        return reduce_mailboxes(
+            context.relation, reduce_func, messages, fields.dst, context.structure.group.world_size > 1
+        )
     message = None if is_python(message_func) else parse_message(message_func)
     reducer, out_field = parse_reduction(reduce_func, message.out_field if message else None)
     if reducer in ("max", "min") and not fill and context.relation.num_edges_global:

@@ -10,7 +10,7 @@ random generators, autocast and modules; and parameters and captured tensors, wh
 captured tensors]). We check that it computes the same messages ([Note: fingerprints]).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ from sar.core.passing.batches import (
 )
 from sar.core.passing.builtin import REAL_ONLY
 from sar.core.passing.captured import AmbientState, Captured, FindCaptured, Fingerprint, StandIns
+from sar.core.passing.own_rows import FewRows, refuse_other_rows
 from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Reduction, edge_rows, gather_rows
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, OnlineSoftmax, Target, accumulation_dtype, add_rows
@@ -67,6 +68,7 @@ def run_python(
         messages = {reduced: messages[reduced]}
     if not messages:
         return {}
+    _refuse_other_edges(context, function, recording.read, messages)
     for name, message in messages.items():
         others = ("sum", "mean") if message.is_complex() else ("sum", "prod") if reduced is None else ()
         if reducer is not None and not message.is_floating_point() and reducer not in others:
@@ -75,6 +77,22 @@ def run_python(
     reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in messages.items()}
     call = PythonCall(context, function, recording, reductions, fields.edge)
     return dict(zip([*messages, PEAKS], call.apply(*recording.columns, *recording.captured), strict=False))
+
+
+def _refuse_other_edges(
+    context: CallContext, function: MessageFunction, read: list[dict[str, Tensor]], names: Iterable[str]
+) -> None:
+    """Raise unless the messages of these names are of their own edges: see [Note: own rows]."""
+    device = context.structure.device
+
+    def on_few(rows: FewRows) -> list[Tensor]:
+        src, dst, edge = ({name: rows.of(column) for name, column in columns.items()} for columns in read)
+        count = len(rows.numbers)
+        ids = rows.of(torch.arange(count, device=device))
+        messages = function(EdgeBatch(src, dst, edge, context.relation.etype, count, lambda: (ids, ids, ids)))
+        return [messages[name] for name in names]
+
+    refuse_other_rows(function_name(function), function, on_few, device)
 
 
 # -- recording the function

@@ -7,12 +7,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
-from torch_geometric.utils import softmax
+from torch.nn import functional
+from torch_geometric.utils import degree, softmax
 
+import sar
 from sar.adapters.pyg import attention, propagate
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from sar.core.passing import own_rows
+from sar.errors import GraphError
 from tests.graphs import EdgeList, partition_in_memory, random_graph
-from tests.parity.harness import build, check, deal, random_data, weighted_sum
+from tests.parity.harness import build, check, deal, random_data, run_everywhere, weighted_sum
 from tests.parity.pyg_layers import IN, LAYERS, OUT, edges_of
 from tests.parity.scenarios import SCENARIOS, scattered
 
@@ -175,8 +179,13 @@ def counted(graph, data):
     if dist.is_initialized():
         rows, edges_at_once = graph._relation(None).blocks, max(layer.counts)
         assert edges_at_once <= max(block.num_src + block.num_dst for block in rows) < max(b.num_edges for b in rows)
-        assert layer.counts[:2] == [propagate.TRIED] * 2  # to see whether messages depend on their own edge alone
-        assert sum(layer.counts[2:]) == edges.size(1)
+        tried = [
+            len(own_rows.FIRST.numbers),
+            len(own_rows.SECOND.numbers),
+        ]  # to see whether messages depend on their own edge alone
+        assert layer.counts[:2] == tried
+        more = tried if dist.get_world_size() > 1 else []  # and on edges into other nodes
+        assert sum(layer.counts[2:]) == edges.size(1) + 2 * sum(more)
     weighted_sum(out, data.nodes["cotangent"]).backward()
     return {"node out": out, "node x.grad": x.grad}
 
@@ -191,27 +200,52 @@ class Own(pyg.MessagePassing):
     """Layers whose messages need more than their own edge, or cannot be tried."""
 
     def __init__(self, kind):
-        super().__init__("sum")
+        super().__init__("sum", node_dim=0)
         self.kind = kind
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         if kind == "scripted":
             self.norm = torch.jit.script(torch.nn.BatchNorm1d(IN).double())
+        if kind == "hook":
+            self.register_message_forward_hook(lambda layer, given, messages: messages / len(messages))
 
     def forward(self, x, edges):
-        return self.propagate(edges, x=x, target=edges[1])
+        weights = self.edge_updater(edges, x=x)
+        return self.propagate(edges, x=x, target=edges[1], weights=weights)
 
-    def message(self, x_j, target):
-        if self.kind == "softmax":  # not by the argument that PyTorch Geometric gives
-            return softmax(x_j, target)
-        if self.kind == "mean":
-            return x_j - x_j.mean(0)
+    def edge_update(self, x_j):
+        return x_j[:, :1] / len(x_j) if self.kind == "edge_update" else x_j[:, :1]
+
+    def message(self, x_j, target, weights):
+        made = MESSAGES.get(self.kind, lambda x, target: x.sin())(x_j, target)
         if self.kind == "scripted":
             return self.norm(x_j)
         if self.kind == "finite":
             assert x_j.isfinite().all()
         if self.kind == "counter":
             self.calls += 1
-        return x_j.sin()
+        return made * weights
+
+    def update(self, out):
+        return out - out.mean(0) if self.kind == "update" else out
+
+
+MESSAGES = {
+    "softmax": softmax,  # not by the argument that PyTorch Geometric gives
+    "degree": lambda x, target: x / degree(target)[target].unsqueeze(1),
+    "noise": lambda x, target: x * torch.randint_like(x, 2, 3) + functional.dropout(x, 0.5, training=False),
+}
+OVER_ALL = {
+    "mean": lambda x, target: x - x.mean(0),
+    "positive mean": lambda x, target: x - x[x > 0].mean(),
+    "count": lambda x, target: x / x.size(0),
+    "small": lambda x, target: 1e-9 * x * len(x) ** -0.5,
+    "places": lambda x, target: x * torch.arange(x.size(0)).unsqueeze(1),
+    "first": lambda x, target: x - x[:1],
+    "sums so far": lambda x, target: x.cumsum(0),
+    "ranks": lambda x, target: x * x.argsort(0).argsort(0),
+}
+"""Messages that are of all edges, by their values, number or order."""
+MESSAGES |= OVER_ALL
 
 
 def of_ones_own(graph, data, kind):
@@ -222,12 +256,37 @@ def of_ones_own(graph, data, kind):
     return {"node out": out, "node x.grad": x.grad, **buffers}
 
 
+def refused_on_several(graph, data, kind):
+    """Until the workers are combined, so that nothing has to be tried."""
+    with pytest.raises(GraphError, match=r"Own makes other results at a node .* sar\.all_sum"):
+        of_ones_own(graph, data, kind)
+    with pytest.raises(GraphError, match="EdgeConv makes other results at a node"):
+        pyg.EdgeConv(torch.nn.Softmax(0))(data.nodes["x"], edges_of(graph))
+    return {}
+
+
+def combined_by_the_user(graph, data):
+    def message(x_j, **given):
+        total, count = x_j.sum(0), torch.tensor(float(len(x_j)))
+        return x_j - (sar.all_sum(total) / sar.all_sum(count) if dist.is_initialized() else total / count)
+
+    layer, x = Own("finite"), data.leaf("x")
+    layer.message = message
+    out = layer(x, edges_of(graph))
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out.detach()}
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_messages_that_cannot_be_made_on_some_edges(pool, world_size):
     parts = several_times(4, world_size)
-    kinds = ["softmax", "finite", "counter", *(("mean", "scripted") if world_size == 1 else ())]
-    cases = [(of_ones_own, (kind,)) for kind in kinds]
-    check(pool, parts, random_data(parts, torch.float64), cases, (1, 2), {"comm_buffer_bytes": 1000})
+    data, settings = random_data(parts, torch.float64), {"comm_buffer_bytes": 1000}
+    over_all = [*OVER_ALL, "edge_update", "update", "hook"]
+    kinds = ["softmax", "degree", "noise", "finite", "counter", *((*over_all, "scripted") if world_size == 1 else ())]
+    cases = [(of_ones_own, (kind,)) for kind in kinds] + [(combined_by_the_user, ())]
+    check(pool, parts, data, cases, (1, 2), settings, visible_order=True)
+    if world_size > 1:
+        run_everywhere(pool, parts, data, [(refused_on_several, (kind,)) for kind in over_all], (1,), settings)
 
 
 class Extreme(torch.nn.Module):
