@@ -32,7 +32,7 @@ _COMMENT_MARKS = "#%"
 _BLANKS_TO_SPACES = bytes.maketrans(b"\t\r", b"  ")
 _INTEGER = re.compile(r"[+-]?[0-9]+|0[xX][0-9a-fA-F]+")
 _LIKE_A_VALUE = re.compile(r"[+-]?\.?[0-9]|(?i:true|false)$")  # also hexadecimal numbers and dates
-_MOST_DIGITS = 40
+_MOST_DIGITS, _LONGEST_SHOWN = 40, 80
 _COMMENTS_SEEN = 20
 _NO_TEXT = {  # first bytes of files that are no text, however they are called
     b"\x1f\x8b": "packed by gzip; expected text, or a name that ends in .gz. Rename it",
@@ -140,14 +140,16 @@ class TextTable:
             if kind == "ids":
                 for number, column in zip(columns, values, strict=True):
                     if (row := compute.index(column, "").as_py()) >= 0:
-                        raise self._bad_row(block, row, f"column {self.names[number]} has no ID; expected one")
+                        raise self._bad_row(
+                            self._row(block, row), f"column {self.names[number]} has no ID; expected one"
+                        )
                     if self._names_may_be_ids and not compute.all(compute.ascii_is_decimal(column)).as_py():
                         raise ConfigError(
                             f"{self.path} begins with {', '.join(self.names)!r}: names of columns, or IDs? Say which "
                             "(header=, --header, --no-header); of a table of nodes give the first line names, and name "
                             "the column: FILE#NAME."
                         )
-            yield Batch(values, partial(self._where, block))
+            yield Batch(values, partial(self._where_in, block))
 
     def _check_first_lines(self, choice: ColumnChoice, kind: Kind) -> None:
         counted = len(self.names) > 1 and self._first_fields == [*map(str, range(len(self.names)))]
@@ -243,38 +245,39 @@ class TextTable:
     def _row(self, block: _Block, number: int) -> _Row:
         return next(islice(self._rows(block), number, None), _Row(block.line + _count_lines(block.text), "", []))
 
-    def _where(self, block: _Block, number: int) -> str:
-        """Describes a row of a block, by its number there."""
-        row = self._row(block, number)
-        return f"{self.path}, line {row.line}, {row.text if len(row.text) < 80 else f'{row.text[:77]}...'!r}"
+    def _where_in(self, block: _Block, number: int) -> str:
+        return self._where(self._row(block, number))
 
-    def _bad_row(self, block: _Block, number: int, problem: str) -> PartitionError:
-        text, hint = self._row(block, number).text, ""
-        if self._how.comment is None and text.startswith((*_COMMENT_MARKS,)):
-            hint = f" If the line is a comment: --comment '{text[0]}' (comment=)."
-        elif self._blanks and "\t" in text:
+    def _where(self, row: _Row) -> str:
+        return f"{self.path}, line {row.line}, {_short(row.text)}"
+
+    def _bad_row(self, row: _Row, problem: str) -> PartitionError:
+        hint = ""
+        if self._how.comment is None and row.text.startswith((*_COMMENT_MARKS,)):
+            hint = f" If the line is a comment: --comment '{row.text[0]}' (comment=)."
+        elif self._blanks and "\t" in row.text:
             hint = " If fields have blanks in them: --delimiter TAB (delimiter=)."
-        where = self._where(block, number)
-        return PartitionError(f"{where}: {problem}. Correct the line, or name the right layout.{hint}")
+        return PartitionError(f"{self._where(row)}: {problem}. Correct the line, or name the right layout.{hint}")
 
     def _bad_block(self, block: _Block, columns: Sequence[int], kind: Kind, error: Exception) -> PartitionError:
         """The error for a block that pyarrow does not take: it names the first line at fault, if one is."""
-        width, too_large = len(self.names), None
+        width = len(self.names)
+        too_large: PartitionError | None = None
         separated = f"separated by {'blanks' if self._blanks else repr(self._delimiter)}"
         is_valid, expected = _EXPECTED[kind]
-        for number, row in enumerate(self._rows(block)):
+        for row in self._rows(block):
             if (found := len(row.fields)) != width:
                 problem = f"{found} field{'s' * (found != 1)}; expected {width}, {separated}, as in the first line"
-                return self._bad_row(block, number, problem)
+                return self._bad_row(row, problem)
             for column in columns:
                 field = row.fields[column]
-                problem = f"column {self.names[column]} has {field!r}; expected {expected}"
+                problem = f"column {self.names[column]} has {_short(field)}; expected {expected}"
                 if not is_valid(field):
-                    return NotNumbersError(str(self._bad_row(block, number, problem)))
+                    return NotNumbersError(str(self._bad_row(row, problem)))
                 if too_large is None and kind == "integers" and not _fits(field):
-                    too_large = number, f"{problem} of 64 bits"
+                    too_large = self._bad_row(row, f"{problem} of 64 bits")
         if too_large is not None:  # which fractions would round, so that other kinds are not to be tried
-            return self._bad_row(block, *too_large)
+            return too_large
         last = block.line + _count_lines(block.text)
         return PartitionError(f"{self.path}, lines {block.line} to {last}: {error}. Correct the file.")
 
@@ -320,6 +323,10 @@ class TextTable:
             raise PartitionError(f"{self.path} cannot be unpacked: {error}. Copy it again.") from error
         except OSError as error:
             raise unreadable(self.path, error) from error
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) < _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}...")
 
 
 def _fits(integer: str) -> bool:

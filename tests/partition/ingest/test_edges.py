@@ -115,6 +115,11 @@ def test_text_that_is_none(tmp_path, monkeypatch):
     path.write_text("1,2\n" + "1" * 300)
     with pytest.raises(PartitionError, match=r"line 2, is longer than \d+ bytes"):
         open_graph(path, tmp_path)
+    path.write_text("1,2\n1," + "x" * 90)
+    with pytest.raises(
+        PartitionError, match=r"line 2, '1,x{75}\.\.\.': column 1 has 'x{77}\.\.\.'; expected an integer"
+    ):
+        open_graph(path, tmp_path)
     with pytest.raises(ConfigError, match="delimiter is '::'; expected one ASCII character"):
         open_graph(path, tmp_path, delimiter="::")
 
