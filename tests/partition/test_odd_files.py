@@ -531,6 +531,10 @@ def test_parts_of_a_feature_as_integers_and_fractions(tmp_path: Path) -> None:
         np.save(tmp_path / f"z-{number}.npy", np.array([2**62], dtype))
     with pytest.raises(PartitionError, match=r"uint64; expected .* int64"):
         read(edges_of(tmp_path), node_features={"z": f"{tmp_path}/z-*.npy"})
+    table = {"a": np.array([2**62 + 1] * 3), "b": np.array([2**63 + 1] * 3, np.uint64)}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "z.parquet")
+    with pytest.raises(PartitionError, match="columns of the types int64, uint64, which no type holds all"):
+        read(edges_of(tmp_path), node_features={"z": f"{tmp_path}/z.parquet#a,b"})
 
 
 def test_names_of_classes(tmp_path: Path) -> None:

@@ -172,10 +172,7 @@ def _copies(source: InputFiles, kind: Kind, dtype: type[np.float32] | None, copy
     """A copy of each file, of a dtype; None: of that of its values. `NotNumbersError` if one is of another kind."""
     choice = ColumnChoice("feature", source.columns)
     for number, path in enumerate(source.files):
-        chunks = (
-            batch.columns[0] if len(batch.columns) == 1 else np.stack(batch.columns, axis=1)
-            for batch in read_table(path, source, choice, kind)
-        )
+        chunks = (_as_rows(path, batch.columns) for batch in read_table(path, source, choice, kind))
         first = next(chunks, np.empty(0, np.float32))
         with ArrayFile(Path(f"{copy}.{number}"), np.dtype(dtype or first.dtype), first.shape[1:]) as kept:
             for rows in chain([first], chunks):
@@ -188,6 +185,14 @@ def _copies(source: InputFiles, kind: Kind, dtype: type[np.float32] | None, copy
                     raise NotNumbersError(f"{path} has numbers that float32 does not tell apart.")
                 kept.append(rows)
             yield kept.array()
+
+
+def _as_rows(path: Path, columns: Sequence[Array]) -> Array:
+    """One column as it is, several as (n, C)."""
+    if _common_dtype([column.dtype for column in columns]) is None:
+        types = ", ".join(str(column.dtype) for column in columns)
+        raise PartitionError(f"{path} has columns of the types {types}, which no type holds all; write them alike.")
+    return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
 
 
 def _class_columns(source: InputFiles, name: str, copy: Path) -> list[StoredArray]:
