@@ -59,6 +59,16 @@ def test_links_elsewhere_have_the_form_of_links(page: Path) -> None:
         assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc), link
 
 
+def test_a_test_that_a_page_names_is_in_its_file() -> None:
+    named = [
+        (name, (page.parent / file).resolve())
+        for page in PAGES
+        for name, file in re.findall(r"\[`(test_\w+)`\]\(([^)]+\.py)\)", page.read_text())
+    ]
+    assert len(named) > 50
+    assert [name for name, file in named if not file.exists() or f"def {name}(" not in file.read_text()] == []
+
+
 def test_the_pages_stay_short() -> None:
     """A page that grows says something twice, or another page can lose as much."""
     words = sum(len(page.read_text().split()) for page in PAGES if page.name != "CONTRIBUTING.md")
