@@ -7,8 +7,9 @@ backward it may also return the gradients of the tile it received, and add up th
 `pipeline_depth` tiles are in flight while one is computed: step i + depth is posted before the wait for step i. Buffers
 go back to a pool as soon as both the reader and the transport are done with them. So at most 2 * (depth + 1) exist at a
 time, or twice as many if one exchange both fetches rows and returns gradients. `Settings.tile_rows` chooses tiles for
-which they fit `Config.comm_buffer_bytes`. After the last step we return their memory to the system, because the layers'
-own tensors are largest between exchanges.
+which they fit `Config.comm_buffer_bytes`. After the last step we keep an eighth of that, because fresh pages for each
+exchange took a tenth of an epoch on a small graph. We return the rest to the system, because the layers' own tensors
+are largest between exchanges.
 
 A worker computes its own edges while the first messages travel: rows, or, in an exchange without rows, the gradients of
 the first tiles. At the start, more tiles of rows are in flight, because they may use the buffers of gradients and of
@@ -47,6 +48,9 @@ from sar.comm.transport import Message
 
 OUT, BACK = 0, 1
 """Direction of a message: rows to a reader, or gradients to the owner of the rows."""
+
+KEPT_SHARE = 8
+"""Divisor of `Config.comm_buffer_bytes`: the buffers that a worker keeps between exchanges."""
 
 
 class Layout(NamedTuple):
@@ -214,7 +218,8 @@ class Exchange:
             yield OWN_ROWS
         if returns is not None:
             self._add_returned(0)
-        self.pool.clear()
+        # Workers that share a process would each keep buffers while they wait for their turns.
+        self.pool.shrink(self.settings.buffer_bytes // KEPT_SHARE if shared is None else 0)
         if shared is not None:
             shared.close()
 

@@ -30,8 +30,6 @@ OWN_MAPPING = 2**17
 """Size in bytes from which a buffer gets a mapping of its own. For smaller ones, mapping takes longer than using it."""
 HUGE_PAGE = 2**21
 """Size in bytes from which a buffer may have huge pages."""
-
-
 FORMATS, LAYOUTS = 64, 1024
 """Number of cached formats, and of cached layouts in each."""
 
@@ -140,8 +138,7 @@ class RowFormat:
     def rows(self, message: Tensor, rows: int) -> list[FieldRows]:
         """The fields inside a message (uint8) of that many rows."""
         fields = []
-        layout = self._layouts.get(rows) or self.layout(rows)
-        for form, begin in zip(self.fields, layout.begins, strict=True):
+        for form, begin in zip(self.fields, self.layout(rows).begins, strict=True):
             scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if form.scaled else None
             fields.append(FieldRows(form.view(message, begin, rows), scale))
         return fields
@@ -190,15 +187,13 @@ class BufferPool:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
-    def give(self, buffer: Tensor | None) -> None:
-        """Return a buffer to the pool, which frees its oldest ones if it outgrows `Config.comm_buffer_bytes`."""
-        if buffer is None:
-            return
+    def give(self, buffer: Tensor) -> None:
+        """Return a buffer to the pool, which keeps at most `Config.comm_buffer_bytes`."""
         self._free.append(buffer)
         self.bytes_kept += buffer.nbytes
-        while self.bytes_kept > Config.comm_buffer_bytes:
-            self.bytes_kept -= self._free.pop(0).nbytes
+        self.shrink(Config.comm_buffer_bytes)
 
-    def clear(self) -> None:
-        self._free.clear()
-        self.bytes_kept = 0
+    def shrink(self, limit: int) -> None:
+        """Free buffers, the oldest first, until at most `limit` bytes are left."""
+        while self.bytes_kept > limit:
+            self.bytes_kept -= self._free.pop(0).nbytes

@@ -62,6 +62,16 @@ def run_all(workers: int, work: Callable[[int], Any]) -> list[Any]:
     return results
 
 
+def check_totals(totals: list[Any], plans: list[HaloPlan], x: list[Tensor]) -> None:
+    """Each worker's total is that of two exchanges in which every reader returns the rows, times its number from 1."""
+    for plan, own, total in zip(plans, x, totals, strict=True):
+        assert isinstance(total, Tensor), total
+        expected = torch.zeros(NODES, 1, dtype=torch.float64)
+        for reader, rows in enumerate(plan.send_rows):
+            add(rows, 2 * own[rows] * (reader + 1), expected)
+        assert torch.equal(total, expected)
+
+
 @pytest.mark.parametrize("in_order", [False, True], ids=["by tag", "by order"])
 @pytest.mark.parametrize(
     "workers, depth, tile_rows",  # a depth of None for all at once
@@ -102,12 +112,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
         network.leave()
         return total
 
-    for rank, total in enumerate(run_all(workers, work)):
-        assert isinstance(total, Tensor), total
-        expected = torch.zeros(NODES, 1, dtype=torch.float64)
-        for reader, rows in enumerate(plans[rank].send_rows):
-            add(rows, 2 * x[rank][rows] * (reader + 1), expected)
-        assert torch.equal(total, expected)
+    check_totals(run_all(workers, work), plans, x)
 
 
 @pytest.mark.parametrize("step", [0, 3, 11])
@@ -140,3 +145,28 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
     for error in ended:
         assert isinstance(error, CommunicationError)
         assert "on purpose" in str(error)
+
+
+@pytest.mark.parametrize("buffer_bytes", [100, 2**20])
+def test_buffers_serve_the_next_exchange(buffer_bytes) -> None:
+    """As many as an eighth of the budget holds; fresh ones for each exchange cost page faults."""
+    plans, store = random_plans(2, seed=2), dist.HashStore()
+    network = Network(2, seed=1, in_order=False)
+
+    def work(rank: int) -> list[set[int]]:
+        group, pool = Group(SimulatedTransport(network, store, rank)), BufferPool(CPU)
+        settings, x = Settings(1, buffer_bytes, 4, False, False, None, None), torch.zeros(NODES, 1)
+        layout, kept = Layout.of(plans[rank], settings, RowFormat.of([x])), []
+        for _ in range(2):
+            group.calls += 1
+            for _ in Exchange(group, plans[rank], settings, layout, pool, "a call").exchange_tiles(CPU, [x]):
+                pass
+            assert pool.bytes_kept <= buffer_bytes / 8
+            kept.append({buffer.data_ptr() for buffer in pool._free})
+        network.leave()
+        return kept
+
+    for kept in run_all(2, work):
+        assert isinstance(kept, list), kept
+        assert kept[0] == kept[1]
+        assert bool(kept[0]) == (buffer_bytes > 100)

@@ -24,7 +24,7 @@ from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Turns
 from sar.outofcore.workers import WorkerThreads
 from tests.comm.simulated import Network, SimulatedTransport
-from tests.comm.test_order import CPU, NODES, add, random_plans, run_all
+from tests.comm.test_order import CPU, NODES, add, check_totals, random_plans, run_all
 
 
 class Generations(SimulatedTransport):
@@ -139,11 +139,7 @@ def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_pl
 
     threads = in_turns(workers, work)
     assert not threads.failures
-    for rank, total in enumerate(threads.results):
-        expected = torch.zeros(NODES, 1, dtype=torch.float64)
-        for reader, rows in enumerate(plans[rank].send_rows):
-            add(rows, 2 * x[rank][rows] * (reader + 1), expected)
-        assert torch.equal(total, expected)
+    check_totals(threads.results, plans, x)
 
 
 def test_collectives_within_a_process() -> None:

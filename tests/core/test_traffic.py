@@ -118,7 +118,7 @@ class CountingPool(BufferPool):
         return buffer
 
     def give(self, buffer):
-        self.used -= buffer.nbytes if buffer is not None else 0
+        self.used -= buffer.nbytes
         super().give(buffer)
 
 
