@@ -83,7 +83,7 @@ class Transport(NcclTransport):
 @contextlib.contextmanager
 def over(backend: str, device: str) -> Iterator[None]:
     """A group of its own for this worker, and all others."""
-    replicas._counts = lambda parameter: isinstance(parameter, nn.Parameter)  # of the device's own class, too
+    replicas.type = lambda data: torch.Tensor  # parameters of the device's own class count, too
     process_transport.new_nccl, session.NcclTransport = PretendNccl, Transport
     store, place = dist.distributed_c10d._get_default_store(), (dist.get_rank(), dist.get_world_size())
     where = torch.device(device if backend == "nccl" else "cpu")
@@ -202,4 +202,4 @@ def test_models_on_the_device_are_compared(place: Place):
         assert (outcome.kind, "models are not the same" in outcome.message) == ("DisagreementError", True)
     for outcome in place.pool.outcomes(step_on_two_kinds, per_rank=range(place.world_size)):
         assert outcome.kind == "DisagreementError"
-        assert "on the CPU of some workers and on a device of others" in outcome.message
+        assert "on the CPU of some and on a device of others" in outcome.message
