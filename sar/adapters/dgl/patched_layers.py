@@ -44,11 +44,6 @@ Forward = Callable[..., Any]
 _FORWARD = "forward"
 
 
-def is_autocast(rows: Tensor) -> bool:
-    """Whether products of rows are cast; those without values, of a plan, have no autocast to ask for."""
-    return not rows.is_meta and torch.is_autocast_enabled(rows.device.type)
-
-
 def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Tensor:
     """`SAGEConv`: the part of the nodes themselves is computed while their neighbours' rows travel."""
     if layer._aggre_type != "mean" or edge_weight is not None:
@@ -59,11 +54,7 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
         graph.srcdata["h"] = layer.fc_neigh(source) if first else source
         with meanwhile(partial(layer.fc_self, destination)) as own:
             mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", graph.srcdata["h"])
-        plain = is_exactly(layer.fc_neigh, nn.Linear) and is_exactly(layer.fc_self, nn.Linear)
-        if first or not plain or mean.dim() > 2 or is_autocast(mean):
-            out: Tensor = (mean if first else layer.fc_neigh(mean)) + own()
-        else:
-            out = own().addmm_(mean, layer.fc_neigh.weight.T)  # without a tensor of the product
+        out: Tensor = (mean if first else layer.fc_neigh(mean)) + own()
     out = out if layer.activation is None else layer.activation(out)
     return out if layer.norm is None else layer.norm(out)
 
@@ -80,7 +71,7 @@ def graph_conv(
     kernel, own = layer.weight, weight is None and edge_weight is None and layer.weight is not None
     plain = own and source.dim() == 2 and source.dtype == kernel.dtype and source.itemsize > 2
     lacking = not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any())
-    if not plain or lacking or is_autocast(source):
+    if not plain or lacking or (not source.is_meta and torch.is_autocast_enabled(source.device.type)):
         return original(layer, graph, feat, weight, edge_weight)
 
     def norm(degrees: Tensor) -> Tensor:
