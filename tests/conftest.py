@@ -67,6 +67,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is not asked for, skip what lacks a GPU; where processes share a queue, the longest file first."""
+    differing = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if differing:  # the processes of pytest-xdist would collect different tests
+        raise pytest.UsageError(f"Names of tests contain an address: {differing[0]}")
     most, shape = config.getoption("--most-workers"), config.getoption("--virtual")
     kept = [item for item in items if most is None or _workers(item) <= most]
     kept = [item for item in kept if shape is None or _is_virtual(item, *shape)]

@@ -191,7 +191,8 @@ class BufferPool:
         """Return a buffer to the pool, which keeps at most `Config.comm_buffer_bytes`."""
         self._free.append(buffer)
         self.bytes_kept += buffer.nbytes
-        self.shrink(Config.comm_buffer_bytes)
+        if self.bytes_kept > Config.comm_buffer_bytes:
+            self.shrink(Config.comm_buffer_bytes)
 
     def shrink(self, limit: int) -> None:
         """Free buffers, the oldest first, until at most `limit` bytes are left."""

@@ -83,7 +83,7 @@ def _run(
     private: Callable[[], Sequence[object]] | None,
 ) -> None:
     """Call kernel(begin, end, ...) between all neighbouring cuts. Threads take the next range when they are free."""
-    own = [() if private is None else private() for _ in cuts[1:]]
+    own = [()] * (len(cuts) - 1) if private is None else [private() for _ in cuts[1:]]
     ranges = iter([*zip(pairwise(cuts), own, strict=True)])  # whose `next` the GIL makes atomic
     raised: list[BaseException] = []
 

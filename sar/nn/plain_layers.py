@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sar.core.overlap import meanwhile
 from sar.core.passing.attention import attention, recompute_linear
-from sar.core.passing.builtin import COPY_SOURCE, aggregate
+from sar.core.passing.builtin import COPY_SOURCE, SCALED_SOURCE, aggregate
 from sar.kernels.attention_operands import Score
 
 SLOPE = 0.2  # of GAT's leaky ReLU
@@ -44,12 +44,10 @@ class GraphConv(nn.Module):
         sent, received = (
             degrees.to(x).clamp(min=1).pow(-0.5).unsqueeze(1) for degrees in (graph.out_degrees(), graph.in_degrees())
         )
-        x = x * sent
-        if self.weight.shape[0] > self.weight.shape[1]:
-            x = aggregate(graph.call_context(), COPY_SOURCE, "sum", x @ self.weight)
-        else:
-            x = aggregate(graph.call_context(), COPY_SOURCE, "sum", x) @ self.weight
-        return x * received + self.bias
+        first = self.weight.shape[0] > self.weight.shape[1]  # the narrower rows travel
+        x = (x @ self.weight if first else x) * sent
+        x = aggregate(graph.call_context(), SCALED_SOURCE, "sum", x, received)
+        return x + self.bias if first else torch.addmm(self.bias, x, self.weight)
 
 
 class GATConv(nn.Module):

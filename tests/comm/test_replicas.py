@@ -84,7 +84,7 @@ SYNC, GATHER = "sync_params(model), which", "stepped without gather_grads(model)
         ),
         ({}, torch.float32, own_rate, ["learning rate", "sar.all_sum"]),
     ],
-    ids=str,
+    ids=["not synchronised", "not gathered", "not gathered, bfloat16", "float16", "neither", "no step", "own rate"],
 )
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_what_makes_workers_drift(pool, forgotten, dtype, make_optimizer, words):

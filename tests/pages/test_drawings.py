@@ -1,6 +1,8 @@
 """The pictures in docs/pictures/ are what tools/drawings.py makes, and show what is so where that can be computed."""
 
+import json
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -30,10 +32,17 @@ def test_what_a_worker_holds_in_each_mode() -> None:
     assert all(a <= b for a, b in zip(two, three, strict=True))
 
 
-def test_memory_is_read_from_the_tables() -> None:
-    page = "<!-- generated: rmat -->\n| model | trained by | mode | MB at peak |\n|---|---|---|---|\n"
-    page += "| GAT | 1 process, DGL | | 500 |\n| GAT | 2 workers, sar | 1 | 200 |\n| GAT | 2 workers, sar | 2 | 300 |\n"
-    assert drawings._measured(page + "<!-- end: rmat -->") == {"GAT": {1: 500.0, 2: 200.0}}
+def test_memory_is_read_from_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "model", "trained by", "mode", "MB at peak"
+    cells = (
+        ("GAT", "1 process, DGL", "", "500"),
+        ("GAT", "2 workers, sar", "1", "200"),
+        ("GAT", "2 workers, sar", "2", "300"),
+    )
+    rows = [dict(zip(names, row, strict=True)) for row in cells]
+    (tmp_path / "figures.json").write_text(json.dumps({"rmat": {"rows": rows}}))
+    monkeypatch.setattr(drawings, "DOCS", tmp_path)
+    assert drawings._measured() == {"GAT": {1: 500.0, 2: 200.0}}
 
 
 def test_turns_are_taken_as_drawn() -> None:

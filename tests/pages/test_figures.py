@@ -10,7 +10,6 @@ import pytest
 from benchmarks.report import figures_of
 from tests.pages.blocks import PAGES
 from tests.workers import REPOSITORY
-from tools.drawings import DRAWINGS
 
 FIGURES = json.loads((REPOSITORY / "docs" / "figures.json").read_text())
 
@@ -142,10 +141,6 @@ def test_a_generated_section_is_as_it_was_written(name: str) -> None:
     [section] = re.findall(rf"<!-- generated: {name} -->\n(.*?)\n<!-- end: {name} -->", page, re.DOTALL)
     assert figures_of(section) == {key: FIGURES[name][key] for key in ("settings", "rows")}
     assert not FIGURES[name]["rows"] or any("command: `" in line for line in FIGURES[name]["settings"])
-
-
-def test_the_picture_of_memory_is_drawn_from_the_figures() -> None:
-    assert DRAWINGS["memory"]() == (REPOSITORY / "docs" / "pictures" / "memory.svg").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

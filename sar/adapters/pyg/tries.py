@@ -76,8 +76,6 @@ def looks_at_other_nodes(
 
     def few(name: str, value: Any, ends: Tensor, rows: FewRows) -> Any:
         """A value of a few nodes, or of the edges between these."""
-        if isinstance(value, tuple | list):
-            return tuple(few(name, each, ends, rows) for each in value)
         if isinstance(value, DistributedEdgeIndex | SourceIndex):
             return ends if isinstance(value, DistributedEdgeIndex) else ends[0]
         if not isinstance(value, Tensor) or not value.dim():
@@ -96,7 +94,12 @@ def looks_at_other_nodes(
         own = torch.arange(count, device=edges.device)
         others = torch.tensor([1, 0, 3, 2] if count == 4 else [1, 2, 0, 4, 3, 6, 5], device=edges.device)
         ends = torch.stack([torch.stack([own, others], 1).flatten(), own.repeat_interleave(2)])
-        given = {name: few(name, value, ends, rows) for name, value in kwargs.items()}
+        given = {
+            name: tuple(few(name, each, ends, rows) for each in value)
+            if isinstance(value, tuple | list)
+            else few(name, value, ends, rows)
+            for name, value in kwargs.items()
+        }
         with _put_back(conv, hooks=False):
             if at_edges:
                 return [original(conv, ends, **given).unflatten(0, (count, 2))]

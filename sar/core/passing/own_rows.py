@@ -54,7 +54,10 @@ def makes_own_rows(run: Run, device: torch.device, function: Any) -> bool | None
 
     def kept(rows: FewRows, mode: AbstractContextManager[Any]) -> list[Tensor]:
         with state.restored(), mode:
-            return [each.detach()[rows.kept] for each in run(rows)]
+            made = [each.detach() for each in run(rows)]
+        if any(len(each) != len(rows.numbers) for each in made):
+            raise ValueError("Results must have a row for each row of the arguments.")
+        return [each[rows.kept] for each in made]
 
     first = kept(FIRST, nullcontext())
     if all(map(_is_close, first, kept(SECOND, nullcontext()))):
