@@ -28,7 +28,7 @@ WIDTHS = 16, 32, 64, 128, 256
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print a table of ratios and of sar's milliseconds, and write it to the page."""
+    """Print ratios and sar's milliseconds, and write the table of ratios to the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sums", description=__doc__)
     parser.add_argument("--docs", type=Path, default=command.DOCS, metavar="DIR", help="gets benchmarks.md")
     parser.add_argument("--repeats", type=int, default=15, metavar="N", help="of each call (%(default)s)")
@@ -52,10 +52,11 @@ def main(argv: Sequence[str]) -> None:
                     sizes = ((len(data.src) + data.num_nodes) * 4 * width for width in WIDTHS)
                     made["bytes / bandwidth"] = [size / bandwidth for size in sizes]
                 for call, seconds in made.items():
-                    cells = (f"{a / b:.2f} ({1e3 * a:.1f} ms)" for a, (_, b) in zip(seconds, times, strict=True))
+                    cells = (f"{a / b:.2f}" for a, (_, b) in zip(seconds, times, strict=True))
                     rows.append((f"{len(data.src):,}, {threads}", call, *cells))
-                    print(as_text([rows[0], rows[-1]]), flush=True)
-    words = "allocator and huge pages of both processes equal; times of sar in brackets"
+                    print(as_text([rows[0], rows[-1]]))
+                    print(f"milliseconds of sar: {', '.join(f'{1e3 * own:.1f}' for own in seconds)}", flush=True)
+    words = "one process, so allocator and huge pages are the same for both"
     conditions = setting(command.shown("benchmarks.sums", argv), {"repeats": f"{arguments.repeats}, medians; {words}"})
     write_section(arguments.docs / "benchmarks.md", "sums", f"{describe_setting(conditions)}\n\n{as_markdown(rows)}")
 
