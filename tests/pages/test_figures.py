@@ -20,9 +20,10 @@ def text(page: str) -> str:
 
 
 def cells(section: str, column: str, **row: str) -> list[str]:
-    """Cells of a column, of the rows that have these cells in other columns; `by` is the column "trained by"."""
+    """Cells of a column without spread, of the rows with these cells in other columns; `by` is "trained by"."""
     columns = {name.replace("by", "trained by"): cell for name, cell in row.items()}
-    return [one[column] for one in FIGURES[section]["rows"] if columns.items() <= one.items() and one[column]]
+    found = [one[column] for one in FIGURES[section]["rows"] if columns.items() <= one.items() and one[column]]
+    return [re.sub(r" \([\d.-]+\)$", "", one) for one in found]
 
 
 def cell(section: str, column: str, **row: str) -> str:
