@@ -55,6 +55,15 @@ def test_sum(case: oracle.Operation, fresh: bool) -> None:
     torch.testing.assert_close(out, expected.to(out.dtype), rtol=1e-5, atol=1e-5)
 
 
+def test_rows_without_edges_become_zero() -> None:
+    """Before, between and after the others, if the result has no values before."""
+    graph = oracle.make_graph([(0, 1), (1, 1), (2, 4)], 3, 6)
+    x, out = torch.arange(60.0).view(3, 20), torch.full((6, 20), nan)
+    aggregate_sum(graph.block, oracle.message("copy_lhs", x, U, None, V), out, fresh=True)
+    zero = torch.zeros(20)
+    assert torch.equal(out, torch.stack([zero, x[0] + x[1], zero, zero, x[2], zero]))
+
+
 @pytest.mark.parametrize("largest", (True, False))
 @settings(max_examples=ATTEMPTS)
 @given(case=oracle.operations(DTYPES, "few"))
