@@ -9,7 +9,6 @@ import numpy as np
 from benchmarks.graphs import draw_rmat_edges
 from sar.data.arrays import Array, open_raw
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.ingest.edges import PairEdges
@@ -48,11 +47,11 @@ def prepare(name: str, size: GeneratedEdges, data: Path, work: Path, seed: int) 
     """
     if name not in ("rmat", "sbm"):
         graph = load_dataset(name, data)
-        if not isinstance(graph, GraphData):
+        if len(graph.edges) != 1:
             raise ConfigError(f"'{name}' is heterogeneous; this benchmark takes graphs of one type.")
         file = work / f"{Path(name).stem}.edges"
-        _write(file, lambda: iter([(graph.src, graph.dst)]))
-        return file, graph.num_nodes
+        _write(file, lambda: iter([graph.ends()]))
+        return file, graph.total_nodes
     file = work / f"{name}-{'-'.join(map(str, vars(size).values()))}-{seed}.edges"
     _write(file, lambda: _generated(rmat(size) if name == "rmat" else sbm(size, seed), size, seed))
     return file, size.nodes

@@ -46,6 +46,7 @@ from sar.kernels.attention_operands import (
     OnlineSoftmaxState,
     Score,
 )
+from sar.partition.in_memory import training_graph
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
 EPOCHS = "edges", "model", "trained by", "s / epoch", "time / PyG", "peak memory (MB)", "memory / PyG"
@@ -64,9 +65,9 @@ class Graph(NamedTuple):
 
 def make_graph(nodes: int, edges: int, features: int, device: torch.device) -> Graph:
     """The same graph at every call."""
-    drawn = with_fields(rmat_graph(nodes, edges), features, 0).with_self_loops()
-    fields = (torch.from_numpy(drawn.node_data[name]).to(device) for name in FIELDS)
-    return Graph(torch.from_numpy(np.stack([drawn.src, drawn.dst])).long().to(device), *fields)
+    drawn = training_graph(with_fields(rmat_graph(nodes, edges), features, 0), undirected=False)
+    fields = (torch.from_numpy(drawn.node_data["_N"][name]).to(device) for name in FIELDS)
+    return Graph(torch.from_numpy(np.stack(drawn.ends())).to(device), *fields)
 
 
 def distributed(graph: Graph) -> Any:

@@ -9,9 +9,10 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData, read_npz, write_npz
-from sar.partition.in_memory import divide
+from sar.partition.graph_source import GraphSource
+from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
+from sar.partition.npz_files import read_npz, write_npz
 
 QUADRANTS = 0.57, 0.19, 0.19
 """Probabilities a, b, c of R-MAT, those of Graph500."""
@@ -37,7 +38,7 @@ class Prepared:
     """A graph on disk, with self-loops, features, labels and a split; partitions are made when asked for."""
 
     name: str
-    data: GraphData
+    data: GraphSource
     folder: Path
 
     @property
@@ -46,11 +47,11 @@ class Prepared:
 
     @property
     def num_features(self) -> int:
-        return int(self.data.node_data["feat"].shape[1])
+        return int(self.data.node_data["_N"]["feat"].shape[1])
 
     @property
     def num_classes(self) -> int:
-        return int(self.data.node_data["label"].max()) + 1
+        return int(self.data.node_data["_N"]["label"][:].max()) + 1
 
     def partitions(self, num_parts: int) -> Path:
         """The partition file of METIS parts balanced by edges, made if it is not there."""
@@ -82,12 +83,13 @@ def prepare(name: str, size: GeneratedSize, data: Path, work: Path, seed: int) -
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         graph = rmat_graph(size.nodes, size.edges, seed) if name == "rmat" else _real_graph(name, data)
-        write_npz(with_fields(graph, size.features, seed).with_self_loops(), folder / "unfinished.npz")
+        graph = training_graph(with_fields(graph, size.features, seed), seed, undirected=False)
+        write_npz(graph, folder / "unfinished.npz")
         (folder / "unfinished.npz").rename(file)
     return Prepared(Path(name).stem, read_npz(file), folder)
 
 
-def rmat_graph(num_nodes: int, num_edges: int, seed: int = 0) -> GraphData:
+def rmat_graph(num_nodes: int, num_edges: int, seed: int = 0) -> GraphSource:
     """A recursive-matrix graph (Chakrabarti et al., 2004): distinct directed edges, no loops, nodes in random order.
 
     Args:
@@ -110,7 +112,7 @@ def rmat_graph(num_nodes: int, num_edges: int, seed: int = 0) -> GraphData:
         if len(codes) >= num_edges:
             codes = rng.choice(codes, num_edges, replace=False)
             shuffled = rng.permutation(num_nodes)
-            return GraphData(shuffled[codes // num_nodes], shuffled[codes % num_nodes], num_nodes, {})
+            return GraphSource.homogeneous(shuffled[codes // num_nodes], shuffled[codes % num_nodes], num_nodes, {})
     raise ConfigError(f"found only {len(codes)} of {num_edges} distinct edges; ask for fewer edges or more nodes.")
 
 
@@ -126,26 +128,27 @@ def draw_rmat_edges(rng: np.random.Generator, num_nodes: int, count: int) -> tup
     return src[fits], dst[fits]
 
 
-def with_fields(graph: GraphData, num_features: int, seed: int) -> GraphData:
-    """The graph with random features, labels and split in place of those that it lacks."""
+def with_fields(graph: GraphSource, num_features: int, seed: int) -> GraphSource:
+    """The graph with random features and labels in place of those that it lacks."""
     rng = np.random.default_rng(seed)
     drawn: dict[str, Array] = {
-        "feat": rng.standard_normal((graph.num_nodes, num_features), dtype=np.float32),
-        "label": rng.integers(NUM_CLASSES, size=graph.num_nodes),
+        "feat": rng.standard_normal((graph.total_nodes, num_features), dtype=np.float32),
+        "label": rng.integers(NUM_CLASSES, size=graph.total_nodes),
     }
-    return replace(graph, node_data=drawn | graph.node_data).with_split(seed)
+    (fields,) = graph.node_data.values()
+    return replace(graph, node_data={"_N": {**drawn, **fields}})
 
 
-def featured_graph(name: str, data: Path) -> GraphData:
+def featured_graph(name: str, data: Path) -> GraphSource:
     """A real graph with features of its own, split, in both directions and with self-loops."""
     graph = _real_graph(name, data)
-    if "feat" not in graph.node_data:
+    if "feat" not in graph.node_data["_N"]:
         raise ConfigError(f"'{name}' has no features; expected a graph that has.")
-    return graph.with_split().with_reverse_edges().with_self_loops()
+    return training_graph(graph)
 
 
-def _real_graph(name: str, data: Path) -> GraphData:
+def _real_graph(name: str, data: Path) -> GraphSource:
     graph = load_dataset(name, data)
-    if not isinstance(graph, GraphData):
+    if len(graph.edges) != 1:
         raise ConfigError(f"'{name}' is heterogeneous; the models measured need one node type and one edge type.")
     return graph

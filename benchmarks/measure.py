@@ -21,7 +21,7 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.comm.allocator import set_allocator
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
-from sar.partition.graph_data import read_npz
+from sar.partition.npz_files import read_npz
 
 FIELDS = ("feat", "label", "train_mask")
 
@@ -109,8 +109,8 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measurement:
     sar.Config.allocator = job.allocator
     set_allocator()
     data = read_npz(graph_file)
-    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
-    fields = {key: torch.from_numpy(data.node_data[key]) for key in FIELDS}
+    graph = dgl_graph(*data.ends(), data.total_nodes)
+    fields = {key: torch.from_numpy(data.node_data["_N"][key]) for key in FIELDS}
     graph.create_formats_()  # else the first epoch would
     del data
     task = _Task(graph, fields, int(fields["train_mask"].sum()), lambda model: None)

@@ -235,7 +235,7 @@ def _cluster(job: Job, graph: Prepared, time_limit: float) -> tuple[list[Measure
 def _words(graph: Prepared) -> str:
     data = graph.data
     return (
-        f"**{graph.name}**: {data.num_nodes:,} nodes, {len(data.src):,} edges with self-loops, "
+        f"**{graph.name}**: {data.total_nodes:,} nodes, {data.total_edges:,} edges with self-loops, "
         f"{graph.num_features:,} features, {graph.num_classes} classes."
     )
 

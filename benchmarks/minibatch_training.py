@@ -27,7 +27,7 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.allocator import set_allocator
 from sar.host.memory import PeakMemory
-from sar.partition.graph_data import read_npz
+from sar.partition.npz_files import read_npz
 
 GRAPH_NAME = "graph"
 
@@ -81,9 +81,9 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     warnings.filterwarnings("ignore", "Dataloader CPU affinity")
     dgl = require_dgl()
     data = read_npz(graph_file)
-    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes).formats("csc")
-    graph.ndata.update({key: torch.from_numpy(data.node_data[key]) for key in ("feat", "label")})
-    train = torch.from_numpy(data.node_data["train_mask"])
+    graph = dgl_graph(*data.ends(), data.total_nodes).formats("csc")
+    graph.ndata.update({key: torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label")})
+    train = torch.from_numpy(data.node_data["_N"]["train_mask"])
     del data
     sampler = dgl.dataloading.NeighborSampler(job.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
     loader = dgl.dataloading.DataLoader(

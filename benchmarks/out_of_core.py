@@ -236,8 +236,8 @@ def main() -> None:
 
 
 def _sizes(graph: Prepared, allowed: int) -> str:
-    features, edges = graph.data.node_data["feat"].nbytes / 2**20, len(graph.data.src) * 16 / 2**20
-    activations = graph.data.num_nodes * 2 * HIDDEN * 4 / 2**20
+    nodes, edges = graph.data.total_nodes, graph.data.total_edges * 16 / 2**20
+    features, activations = nodes * graph.num_features * 4 / 2**20, nodes * 2 * HIDDEN * 4 / 2**20
     return (
         f"Features: {features:.0f} MB. Edges, as pairs of node IDs: {edges:.0f} MB. Rows of two hidden layers: "
         f"{activations:.0f} MB. Memory for runs with several partitions: {allowed} MB."

@@ -32,10 +32,10 @@ def arrays(graph: Prepared, parts: int) -> tuple[Path, Array]:
     if not (folder / FEATURES).exists():
         folder.mkdir(exist_ok=True)
         place = np.argsort(order)
-        src, dst = place[graph.data.src], place[graph.data.dst]
+        src, dst = (place[ids] for ids in graph.data.ends())
         np.save(folder / SOURCES, src[np.argsort(dst, kind="stable")].astype(np.int32))
         np.save(folder / OFFSETS, np.append(0, np.bincount(dst, minlength=len(order)).cumsum()))
-        np.save(folder / FEATURES, graph.data.node_data["feat"][order])
+        np.save(folder / FEATURES, graph.data.node_data["_N"]["feat"][:][order])
     return folder, order
 
 

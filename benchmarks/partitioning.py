@@ -28,7 +28,6 @@ from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.assign.assigning import IN_EDGES, balance_weights
 from sar.partition.assign.task import AssignmentTask, Method
-from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
 GENERATED = "sbm", "rmat"
@@ -197,8 +196,7 @@ def _by_dgl(task: AssignmentTask, balance_edges: bool) -> Array:
 
 def _load_code(run: Method) -> None:
     """Run on a small graph, with so little memory that all stages of the method are gone through."""
-    data = community_graph(2000, 40_000, num_features=1)
-    graph = GraphSource({"_N": 2000}, {("_N", "_E", "_N"): ArrayEdges(data.src, data.dst)}, {}, {})
+    graph = community_graph(2000, 40_000, num_features=1)
     for memory in (None, 2**18):
         with tempfile.TemporaryDirectory() as scratch, suppress(ConfigError):  # METIS takes more
             run(AssignmentTask(graph, 2, Path(scratch), weights=balance_weights(graph, [IN_EDGES]), memory=memory))

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -30,8 +31,8 @@ from sar.comm.allocator import set_allocator
 from sar.errors import SarError
 from sar.host.cuda import peak_memory
 from sar.host.processes import run_workers
-from sar.partition.graph_data import read_npz
 from sar.partition.inspect.text_tables import as_markdown, as_text
+from sar.partition.npz_files import read_npz
 
 HEADER = "model", "trained by", "s / epoch", "time / PyG", "peak memory of a worker (MB)", "memory x W / PyG"
 INDEX, CSR = "PyG, edge_index", "PyG, sparse CSR"
@@ -84,11 +85,10 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     """Train on the whole graph in one process, with the allocator and the huge pages of the workers."""
     set_allocator()
     data = read_npz(graph_file)
-    ends = torch.from_numpy(data.src).long(), torch.from_numpy(data.dst).long()
-    x, y, mask = (torch.from_numpy(data.node_data[name]) for name in ("feat", "label", "train_mask"))
-    edges = torch.stack(ends)
+    x, y, mask = (torch.from_numpy(data.node_data["_N"][name]) for name in ("feat", "label", "train_mask"))
+    edges = torch.from_numpy(np.stack(data.ends()))
     if job.csr:
-        edges = as_csr(edges, data.num_nodes)
+        edges = as_csr(edges, data.total_nodes)
     return train(job, x, edges, y, mask, int(mask.sum()))
 
 

@@ -47,7 +47,9 @@ def run_all(graph: Prepared, plan: Plan, setting: dict[str, str]) -> Iterator[Re
         SarError: a run failed, or its losses are not those of single-process DGL.
     """
     data, runs = graph.data, list[Run]()
-    results = Results(graph.name, data.num_nodes, len(data.src), graph.num_features, graph.num_classes, setting, runs)
+    results = Results(
+        graph.name, data.total_nodes, data.total_edges, graph.num_features, graph.num_classes, setting, runs
+    )
     for repeat in range(plan.repeats):
         for model in plan.models:
             job = replace(plan.job, model=model, num_classes=graph.num_classes)
@@ -67,7 +69,7 @@ def measure_each(graphs: Iterable[Prepared], plan: Plan, setting: dict[str, str]
     done: list[Results] = []
     for graph in graphs:
         for results in run_all(graph, plan, setting):
-            print(f"{graph.name}, {len(graph.data.src):,} edges {describe(results.runs[-1])}", flush=True)
+            print(f"{graph.name}, {graph.data.total_edges:,} edges {describe(results.runs[-1])}", flush=True)
             save([*done, results], results_file)
         done.append(results)
     return done

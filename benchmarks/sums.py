@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
             prepared = prepare("rmat", size, Path(folder), Path(folder), 0)
             ours = sar.construct_full_graph(sar.load_dgl_partition_data(prepared.partitions(1), 0, "cpu"))
             data = prepared.data
-        theirs = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes).formats("csc")
+        theirs = dgl_graph(*data.ends(), data.total_nodes).formats("csc")
         for threads in arguments.threads:
             torch.set_num_threads(threads)
             bandwidth = _bandwidth()
@@ -49,11 +49,11 @@ def main(argv: Sequence[str]) -> None:
                 times = [_compare(ours, theirs, width, weights, arguments.repeats) for width in WIDTHS]
                 made = {f"`u_mul_e`, {weights}" if weights else "`copy_u`": [own for own, _ in times]}
                 if not weights:  # all edges' rows read, and the results written
-                    sizes = ((len(data.src) + data.num_nodes) * 4 * width for width in WIDTHS)
+                    sizes = ((data.total_edges + data.total_nodes) * 4 * width for width in WIDTHS)
                     made["bytes / bandwidth"] = [size / bandwidth for size in sizes]
                 for call, seconds in made.items():
                     cells = (f"{a / b:.2f}" for a, (_, b) in zip(seconds, times, strict=True))
-                    rows.append((f"{len(data.src):,}, {threads}", call, *cells))
+                    rows.append((f"{data.total_edges:,}, {threads}", call, *cells))
                     print(as_text([rows[0], rows[-1]]))
                     print(f"milliseconds of sar: {', '.join(f'{1e3 * own:.1f}' for own in seconds)}", flush=True)
     words = "one process, so allocator and huge pages are the same for both"

@@ -12,9 +12,9 @@ import argparse
 from pathlib import Path
 
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import GraphData, write_npz
-from sar.partition.in_memory import divide
+from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
+from sar.partition.npz_files import write_npz
 
 CORA = "cora.npz"
 
@@ -34,8 +34,8 @@ def main() -> None:
         write_npz(community_graph(2708, 10_556, num_features=1433, num_classes=7, homophily=0.8, signal=0.04), CORA)
         print(f"there is no {CORA} here: made a generated graph of that size")
     graph = load_dataset(arguments.dataset, arguments.data)
-    if isinstance(graph, GraphData):
-        graph, model = graph.with_split().with_reverse_edges().with_self_loops(), "full_graph.py"
+    if len(graph.edges) == len(graph.num_nodes) == 1:
+        graph, model = training_graph(graph), "full_graph.py"
     else:
         graph, model = graph.without(arguments.leave_out).with_reverse_edges(), "rgcn.py"
     name = Path(arguments.dataset).stem

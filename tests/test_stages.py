@@ -10,14 +10,15 @@ import torch
 import sar
 from sar.cli import main
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import write_npz
 from sar.partition.in_memory import divide
+from sar.partition.ingest.masks import with_split
+from sar.partition.npz_files import write_npz
 from tests.stages import stages_in, without_stages
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    write_npz(community_graph(300, 2400, num_features=6, num_classes=4).with_split(), tmp_path / "graph.npz")
+    write_npz(with_split(community_graph(300, 2400, 6, 4), (0.6, 0.2, 0.2), 0), tmp_path / "graph.npz")
     return tmp_path / "graph.npz"
 
 
@@ -66,7 +67,7 @@ def stages_of_a_worker(folder):
 
 @pytest.mark.parametrize("world_size", [2])
 def test_loading_and_sampling_tell_of_their_stages(pool: int, tmp_path: Path) -> None:
-    graph = community_graph(300, 2400, num_features=6, num_classes=4).with_split()
+    graph = with_split(community_graph(300, 2400, 6, 4), (0.6, 0.2, 0.2), 0)
     divide(graph, tmp_path, "small", 2)
     for rank, (lines, nodes, edges) in enumerate(pool.run(stages_of_a_worker, str(tmp_path))):
         stages = [line for line in lines if not line.startswith(("DGL", "compiling"))]

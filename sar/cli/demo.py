@@ -22,10 +22,11 @@ from sar.errors import ConfigError
 from sar.host.cuda import peak_memory, why_no_cuda
 from sar.host.processes import run_workers
 from sar.kernels import compile_ahead
-from sar.partition.graph_data import GraphData, read_npz, write_npz
-from sar.partition.in_memory import divide
+from sar.partition.graph_source import GraphSource
+from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
+from sar.partition.npz_files import read_npz, write_npz
 
 MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}
 HEADER = "model, trained by, test accuracy, s / epoch, MB sent / epoch, peak memory (MB), largest logit difference"
@@ -76,8 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
     if compile_ahead():
         print("compiling kernels for this processor, once: half a minute on two cores", file=sys.stderr)
     graph, name = _graph(arguments)
-    size = f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges"
-    features, classes = graph.node_data["feat"].shape[1], graph.node_data["label"].max() + 1
+    size = f"{name}: {graph.total_nodes:,} nodes, {graph.total_edges:,} edges"
+    (fields,) = graph.node_data.values()
+    features, classes = fields["feat"].shape[1], fields["label"][:].max() + 1
     print(f"{size} with self-loops, {features} features, {classes} classes")
     with tempfile.TemporaryDirectory(prefix="sar-demo-") as folder:
         runs = _train_all(arguments, graph, Path(folder))
@@ -93,25 +95,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _graph(arguments: argparse.Namespace) -> tuple[GraphData, str]:
+def _graph(arguments: argparse.Namespace) -> tuple[GraphSource, str]:
     """The graph to train on, in both directions and with self-loops, and its name."""
-    graph: Any
     if arguments.dataset is None:
         edges = arguments.nodes * arguments.degree // 2 * 2
         graph, name = community_graph(arguments.nodes, edges, seed=arguments.seed), "communities"
     else:
         graph, name = load_dataset(arguments.dataset, arguments.data), Path(arguments.dataset).stem
-    if not isinstance(graph, GraphData):
+    if len(graph.edges) != 1 or len(graph.num_nodes) != 1:
         raise ConfigError(f"'{name}' is heterogeneous; the demo's models need one node type and one edge type.")
-    if "feat" not in graph.node_data:
-        raise ConfigError(f"'{name}' has no node features, which the demo's models need; choose a graph that has them.")
-    return graph.with_split(arguments.seed).with_reverse_edges().with_self_loops(), name
+    (fields,) = graph.node_data.values()
+    for field, what in (("feat", "node features"), ("label", "labels of nodes")):
+        if field not in fields:
+            raise ConfigError(f"'{name}' has no {what}, which the demo's models need; choose a graph that has them.")
+    return training_graph(graph, arguments.seed), name
 
 
 # -- training
 
 
-def _train_all(arguments: argparse.Namespace, graph: GraphData, folder: Path) -> dict[str, list[Run]]:
+def _train_all(arguments: argparse.Namespace, graph: GraphSource, folder: Path) -> dict[str, list[Run]]:
     """Train each model with the workers and with one process, whose run comes first."""
     parts = divide(graph, folder / "partitions", "graph", arguments.parts)
     sizes = " + ".join(f"{nodes:,}" for nodes in parts.nodes)
@@ -185,15 +188,18 @@ def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Te
         task, x = sar.Task.of(part), sar.suffix_key_lookup(part.node_features, "feat")
         return sar.construct_full_graph(part), x, task, part.node_features["orig_id"]
     whole = read_npz(source)
-    fields = {key: torch.from_numpy(value) for key, value in whole.node_data.items()}
+    (columns,) = whole.node_data.values()
+    fields = {name: torch.from_numpy(column[:]) for name, column in columns.items()}
     task = sar.Task(fields["label"], {mask.removesuffix("_mask"): fields[mask] for mask in SPLIT})
-    src, dst = torch.from_numpy(whole.src), torch.from_numpy(whole.dst)
+    src, dst = whole.ends()
     if has_dgl():
-        graph = dgl_graph(src, dst, whole.num_nodes)
+        graph = dgl_graph(src, dst, whole.total_nodes)
     else:
-        edges = [ShardEdgesAndFeatures((src, dst), {})]
-        graph = sar.construct_full_graph(PartitionData(edges, [(0, whole.num_nodes)], {}, ["_N"], [("_N", "_E", "_N")]))
-    return graph, fields["feat"], task, torch.arange(whole.num_nodes)
+        edges = [ShardEdgesAndFeatures((torch.from_numpy(src), torch.from_numpy(dst)), {})]
+        graph = sar.construct_full_graph(
+            PartitionData(edges, [(0, whole.total_nodes)], {}, ["_N"], [("_N", "_E", "_N")])
+        )
+    return graph, fields["feat"], task, torch.arange(whole.total_nodes)
 
 
 # -- the table and the picture
@@ -267,7 +273,7 @@ def community_graph(
     homophily: float = 0.6,
     signal: float = 0.2,
     seed: int = 0,
-) -> GraphData:
+) -> GraphSource:
     """A degree-corrected stochastic block model (Karrer and Newman, 2011) whose communities are the classes.
 
     Nodes have a heavy-tailed propensity to take edges. An edge picks one end by propensity, and the other by propensity
@@ -289,7 +295,8 @@ def community_graph(
     noise = rng.standard_normal((num_nodes, num_features), dtype=np.float32)
     feat = np.float32(signal) * centroids[labels] + noise
     low, high = shuffled[pairs // num_nodes], shuffled[pairs % num_nodes]
-    return GraphData(low, high, num_nodes, {"feat": feat, "label": labels}).with_reverse_edges()
+    codes = np.sort(np.concatenate([low * num_nodes + high, high * num_nodes + low]))
+    return GraphSource.homogeneous(codes // num_nodes, codes % num_nodes, num_nodes, {"feat": feat, "label": labels})
 
 
 def _draw_pairs(rng: np.random.Generator, labels: Array, num_pairs: int, homophily: float) -> Array:

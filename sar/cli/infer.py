@@ -24,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "IDs of the nodes in the input graph: .npy (S,), Parquet, or text such as CSV; of several columns FILE#COLUMN"
     )
     add("--nodes", required=True, metavar="FILE", help=nodes)
+    header = "whether a text file of nodes begins with names of columns; default: found out"
+    add("--header", action=argparse.BooleanOptionalAction, help=header)
     add("--out", type=Path, required=True, metavar="NPY", help="for the outputs, (S, ...)")
     add("--classes", type=int, metavar="C", help="of the model; default: one more than the greatest label")
     add("--ntype", help="node type of the nodes; may be left out if there is one")
@@ -46,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             why = pickled if "allow_pickle" in str(error) else f" as an .npy file: {error}"
             raise ConfigError(f"--nodes {arguments.nodes} cannot be read{why}") from error
     else:
-        nodes = read_node_list(arguments.nodes)
+        nodes = read_node_list(arguments.nodes, arguments.header)
     if not arguments.out.parent.is_dir():
         raise ConfigError(f"--out {arguments.out}: there is no folder {arguments.out.parent}; make it first.")
     start = time.perf_counter()

@@ -18,6 +18,9 @@ from sar.logging_setup import logger
 CHUNK_ROWS = 1 << 20
 """Edges in a chunk: 16 MB of IDs."""
 
+ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
+"""The types of a homogeneous graph, as DGL names them."""
+
 Progress = Callable[[str, float], None]
 """Called now and then with the present stage and the share of it that is done, 0 to 1."""
 
@@ -192,6 +195,11 @@ class GraphSource:
     name: str = ""  # of the graph, if its files have one
     notes: Sequence[str] = ()  # remarks for the user on how the graph was read
 
+    @classmethod
+    def homogeneous(cls, src: Column, dst: Column, num_nodes: int, node_data: Mapping[str, Column]) -> "GraphSource":
+        """A graph of one node type and one edge type, with the edges' ends, (E,) integers each."""
+        return cls({ONLY_TYPE[0]: num_nodes}, {ONLY_TYPE: ArrayEdges(src, dst)}, {ONLY_TYPE[0]: node_data}, {})
+
     @cached_property
     def first_node(self) -> dict[str, int]:
         """By node type the number of its first node, with nodes numbered type after type."""
@@ -235,6 +243,12 @@ class GraphSource:
                 check_ends(src, dst, num_nodes, f"edges of {':'.join(etype)}", row)
                 row += len(src)
                 yield src + first if first else src, dst + other if other else dst  # adding 0 would copy
+
+    def ends(self) -> tuple[Array, Array]:
+        """Sources and destinations of all edges, (E,) int64 each, in memory; otherwise as `chunks`."""
+        pieces = [(np.empty(0, np.int64), np.empty(0, np.int64)), *self.chunks()]
+        src, dst = (np.concatenate(ids) for ids in zip(*pieces, strict=True))
+        return src, dst
 
     def with_reverse_edges(self, etypes: Collection[CanonicalEtype] | None = None) -> "GraphSource":
         """The graph with, for every relation r or for some, a relation `r reversed` of its edges the other way round.

@@ -1,6 +1,8 @@
 """Divide a graph that is in memory, in one call: `dgl.distributed.partition_graph` with sar's methods and writer."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -13,10 +15,11 @@ from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
-from sar.partition.graph_data import GraphData, mask_of_ids
-from sar.partition.graph_source import GraphSource, logged_stages
-from sar.partition.ingest.masks import check_splits, with_masks
+from sar.partition.graph_source import ArrayEdges, GraphSource, logged_stages
+from sar.partition.ingest.cleanup import clean_up
+from sar.partition.ingest.masks import check_splits, with_masks, with_split
 from sar.partition.ingest.objects import as_array, from_object
+from sar.partition.npz_files import mask_of_ids
 from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport, by_worker_0, part_sizes
 
@@ -53,7 +56,7 @@ def partition_graph(
 
     Args:
         g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric (with `edge_index` or, as `T.ToSparseTensor`
-            leaves it, `adj_t`), or a graph of `sar.partition.graph_data`.
+            leaves it, `adj_t`), or what `sar.open_graph` returns.
         graph_name: the directory gets `graph_name.json`.
         num_parts: P, from 1 to the number of nodes.
         out_path: directory to make; an empty one is replaced, one with something in it refused.
@@ -124,13 +127,25 @@ def partition_graph(
     return _original_ids(graph, part_of) if return_mapping else None
 
 
-def divide(data: GraphData | GraphSource, out_dir: StrPath, name: str, num_parts: int) -> PartitionReport:
+def training_graph(graph: GraphSource, seed: int = 0, *, undirected: bool = True) -> GraphSource:
+    """A homogeneous graph for training: every edge in both directions, one self-loop at each node, and a split.
+
+    A graph without masks gets a random split of its labelled nodes, 60, 20 and 20 %. The result is in memory, without
+    edge features.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        graph = clean_up(replace(graph, edge_data={}), scratch, undirected=undirected, self_loops="add")
+        graph = replace(graph, edges={etype: ArrayEdges(*graph.ends()) for etype in graph.edges})
+    (fields,) = graph.node_data.values()
+    return graph if all(name in fields for name in SPLIT) else with_split(graph, (0.6, 0.2, 0.2), seed)
+
+
+def divide(graph: GraphSource, out_dir: StrPath, name: str, num_parts: int) -> PartitionReport:
     """Divide a graph with METIS, balancing nodes and in-edges, as the examples and the demo do.
 
     The directory is made, or replaced if empty, and gets `name.json` and `part0`, `part1`, ... `ConfigError` if the
     number of parts does not fit, or there is something in the directory already.
     """
-    graph = from_object(data)
     _check_parts(graph, num_parts)
     options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
     outcome = run_partition(graph, options, OutputOptions(Path(out_dir), name), logged_stages())

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.studies import averaging
 from benchmarks.studies.averaging import AVERAGED, EXACT, METHODS, Curve, Part
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import write_npz
+from sar.partition.npz_files import write_npz
 from tests.benchmarks.test_benchmarks import benchmark
 
 

@@ -26,7 +26,7 @@ from benchmarks.studies import verification, wire
 from benchmarks.summary import Spread, summarise
 from sar.cli.demo import community_graph
 from sar.errors import ConfigError, PartitionError, SarError
-from sar.partition.graph_data import write_npz
+from sar.partition.npz_files import write_npz
 from tests.workers import REPOSITORY
 
 SIZES = {"nodes": 300, "edges": 2000, "features": 8, "workers": 2, "repeats": 1, "epochs": 1, "warm-up": 1}

@@ -20,7 +20,7 @@ def test_gathering(tmp_path: Path, name: str) -> None:
     torch.manual_seed(0)
     model = Model(name, 12, 3).eval()
     gather(folder, model, tmp_path / "out.npy", 64, 1)
-    whole = dgl.graph((graph.data.src, graph.data.dst), num_nodes=200)
+    whole = dgl.graph(graph.data.ends(), num_nodes=200)
     with torch.no_grad():
-        expected = model(whole, torch.from_numpy(graph.data.node_data["feat"]))
+        expected = model(whole, torch.from_numpy(graph.data.node_data["_N"]["feat"]))
     assert np.allclose(np.load(tmp_path / "out.npy"), expected[torch.from_numpy(order)], atol=1e-5)

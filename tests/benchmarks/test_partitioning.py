@@ -13,7 +13,7 @@ from benchmarks.partitioning import DGL, READING, Job, measure
 from benchmarks.studies.quality import measure_quality
 from sar.cli.demo import community_graph
 from sar.errors import ConfigError
-from sar.partition.graph_data import write_npz
+from sar.partition.npz_files import write_npz
 
 SIZE = GeneratedEdges(nodes=800, edges=9000, communities=4, homophily=0.8)
 

@@ -11,7 +11,7 @@ from benchmarks.edge_files import GeneratedEdges, both_ways, graph_of, prepare
 from benchmarks.studies import replication
 from benchmarks.studies.replication import GraphResult
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import write_npz
+from sar.partition.npz_files import write_npz
 
 SIZE = GeneratedEdges(nodes=200, edges=1500, communities=4)
 

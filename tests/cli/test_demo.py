@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from sar.cli import main
 from sar.cli.demo import MODELS, _graph, add_arguments, community_graph
 from sar.errors import ConfigError
-from sar.partition.graph_data import write_npz
+from sar.partition.npz_files import write_npz
 from tests.leftovers import MARK
 from tests.matrix import corner
 from tests.python_process import run
@@ -101,13 +101,15 @@ def test_demo_takes_a_graph_from_a_file(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     graph, name = _graph(parser.parse_args(["--data", str(tmp_path), "--dataset", "mine"]))
-    assert (name, graph.num_nodes, len(graph.src)) == ("mine", 300, 3300)
-    assert graph.node_data["feat"].shape == (300, 8)
-    assert graph.node_data["train_mask"].sum() == 180
+    assert (name, graph.total_nodes, graph.total_edges) == ("mine", 300, 3300)
+    assert graph.node_data["_N"]["feat"].shape == (300, 8)
+    assert graph.node_data["_N"]["train_mask"].sum() == 180
 
 
 def test_demo_refuses_a_heterogeneous_graph(tmp_path: Path) -> None:
-    np.savez(tmp_path / "typed.npz", **{"num_nodes/a": 2, "edges/a:r:a/src": [0], "edges/a:r:a/dst": [1]})
+    np.savez(
+        tmp_path / "typed.npz", **{"num_nodes/a": 2, "num_nodes/b": 2, "edges/a:r:b/src": [0], "edges/a:r:b/dst": [1]}
+    )
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     with pytest.raises(ConfigError, match="'typed' is heterogeneous"):

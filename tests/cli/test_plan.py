@@ -13,7 +13,7 @@ import sar
 from sar.cli import main
 from sar.cli.demo import community_graph
 from sar.cli.graph_input import parse_bytes
-from sar.partition.in_memory import divide
+from sar.partition.in_memory import divide, training_graph
 from tests.partition.test_write import small_types
 
 
@@ -26,7 +26,7 @@ def dgl_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    graph = community_graph(300, 2400, num_features=6, num_classes=4).with_split().with_self_loops()
+    graph = training_graph(community_graph(300, 2400, num_features=6, num_classes=4))
     folder = tmp_path_factory.mktemp("parts")
     divide(graph, folder, "small", 2)
     return str(folder)

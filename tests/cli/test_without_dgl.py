@@ -10,7 +10,7 @@ import pytest
 import sar
 from sar.cli import main
 from sar.cli.demo import community_graph
-from sar.partition.in_memory import divide
+from sar.partition.in_memory import divide, training_graph
 from tests.adapters.pyg.test_without_dgl import run
 from tests.cli.test_demo import markdown_rows
 
@@ -28,7 +28,7 @@ def plan(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> tuple[
 
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
 def test_plan(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(community_graph(300, 2400, num_features=24, num_classes=4).with_split().with_self_loops(), tmp_path, "g", 2)
+    divide(training_graph(community_graph(300, 2400, num_features=24, num_classes=4)), tmp_path, "g", 2)
     beside, theirs = plan(tmp_path, model, capsys)
     sar.unpatch_dgl()
     monkeypatch.setitem(sys.modules, "dgl", None)  # neither found nor imported

@@ -4,11 +4,15 @@ import importlib
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import write_npz
+from sar.partition.graph_source import GraphSource
+from sar.partition.npz_files import write_npz
 from tests import python_process
 from tests.workers import REPOSITORY
 
@@ -50,3 +54,9 @@ def losses_in(said: str) -> list[float]:
     """The losses of all epochs that a script names."""
     found = re.findall(r"^epoch \d+: .*?loss (?:of the last batch )?([\d.]+)", said, re.MULTILINE)
     return list(map(float, found))
+
+
+def in_double(graph: GraphSource) -> GraphSource:
+    """A homogeneous graph with features in float64."""
+    (fields,) = graph.node_data.values()
+    return replace(graph, node_data={"_N": {**fields, "feat": fields["feat"][:].astype(np.float64)}})

@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
-from sar.partition.graph_data import SPLIT
+from sar.common_tuples import SPLIT
+from sar.partition.in_memory import training_graph
 from sar.partition.ingest.datasets import load_dataset
 from tests.examples.scripts import TORCHRUN, generated, partition, run
 from tests.graphs import DATA
@@ -23,9 +24,9 @@ def training_of_one_process(file: Path, epochs: int) -> tuple[list[float], float
     require_dgl()
     from dgl.nn import SAGEConv
 
-    data = load_dataset(str(file)).with_split().with_reverse_edges().with_self_loops()
-    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
-    x, labels, train, val, test = (torch.from_numpy(data.node_data[key]) for key in ("feat", "label", *SPLIT))
+    data = training_graph(load_dataset(str(file)))
+    graph = dgl_graph(*data.ends(), data.total_nodes)
+    x, labels, train, val, test = (torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label", *SPLIT))
     torch.manual_seed(0)
     first = SAGEConv(x.shape[1], 64, "mean")
     last = SAGEConv(64, int(labels.max()) + 1, "mean")

@@ -1,20 +1,18 @@
 """The link prediction example on workers, against DGL's graphs of the same pairs in one process."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import dgl
 import dgl.function as fn
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
 import sar
 from sar.cli.demo import community_graph
-from sar.partition.in_memory import divide
+from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
-from tests.examples.scripts import example
+from tests.examples.scripts import example, in_double
 from tests.examples.test_models import double  # noqa: F401  (a fixture)
 from tests.graphs import DATA
 from tests.matrix import corner
@@ -82,7 +80,7 @@ def train_alone(json_file, workers, a):
 
 
 def generated():
-    return community_graph(300, 2400, 12, 4).with_split()
+    return community_graph(300, 2400, 12, 4)
 
 
 def cora():
@@ -94,8 +92,7 @@ def cora():
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("graph, world_size", [corner(generated, 1), (cora, 2), corner(generated, 3)])
 def test_losses_and_ranks_are_those_of_one_machine(pool, tmp_path: Path, graph, world_size):
-    data = graph().with_reverse_edges().with_self_loops()
-    data = replace(data, node_data=data.node_data | {"feat": data.node_data["feat"].astype(np.float64)})
+    data = in_double(training_graph(graph()))
     json_file = divide(data, tmp_path, "graph", world_size).json_file
     argv = ["--partition-json", str(json_file), "--epochs", "5", "--hidden", "32", "--negatives", "2", "--lr", "0.003"]
     results = pool.run(run_on_worker, argv, timeout=120)

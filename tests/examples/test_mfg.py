@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import sar
-from sar.partition.graph_data import GraphData
+from sar.partition.graph_source import GraphSource
 from sar.partition.in_memory import divide
 from tests.examples.scripts import example
 from tests.examples.test_models import Whole, communities, double  # noqa: F401 (fixtures)
@@ -29,7 +29,7 @@ def run_on_worker(argv: list[str]) -> tuple[Tensor, Tensor, Tensor]:
 def test_logits_of_the_seeds_are_those_on_the_whole_graph(
     pool: WorkerPool,
     tmp_path: Path,
-    communities: GraphData,  # noqa: F811
+    communities: GraphSource,  # noqa: F811
     world_size: int,
 ) -> None:
     json_file = divide(communities, tmp_path, "graph", world_size).json_file

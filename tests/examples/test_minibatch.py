@@ -9,10 +9,10 @@ import torch
 
 from sar.adapters.dgl.models import dgl_graph
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import SPLIT
-from sar.partition.in_memory import divide
+from sar.common_tuples import SPLIT
+from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
-from tests.examples.scripts import TORCHRUN, example, generated, losses_in, partition, run
+from tests.examples.scripts import TORCHRUN, example, generated, in_double, losses_in, partition, run
 from tests.matrix import corner
 
 EPOCHS, FANOUTS = 3, (5, 5)
@@ -21,13 +21,13 @@ OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "50", "--fanouts", *map(str,
 
 def accuracies_alone(file: Path, parameters: Path) -> list[float]:
     """On the training, validation and test nodes, by the example's model in one process."""
-    data = load_dataset(str(file)).with_split().with_reverse_edges().with_self_loops()
-    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
-    x, labels = (torch.from_numpy(data.node_data[key]) for key in ("feat", "label"))
+    data = training_graph(load_dataset(str(file)))
+    graph = dgl_graph(*data.ends(), data.total_nodes)
+    x, labels = (torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label"))
     model = example("minibatch").GraphSAGE(x.shape[1], 64, int(labels.max()) + 1, len(FANOUTS))
     model.load_state_dict(torch.load(parameters, weights_only=True))
     right = model([graph] * len(FANOUTS), x).argmax(1) == labels
-    return [right[torch.from_numpy(data.node_data[mask])].double().mean().item() for mask in SPLIT]
+    return [right[torch.from_numpy(data.node_data["_N"][mask])].double().mean().item() for mask in SPLIT]
 
 
 @pytest.mark.parametrize("script", [corner("distdgl_then_full_eval"), corner("minibatch")])
@@ -48,8 +48,7 @@ def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
 
 def test_evaluation_with_one_partition_in_memory_at_a_time(tmp_path: Path) -> None:
     """Four partitions on one process: logits and accuracies are those of DGL on one machine."""
-    graph = community_graph(1500, 9000, num_features=16, num_classes=4).with_split().with_self_loops()
-    graph.node_data["feat"] = graph.node_data["feat"].astype(np.float64)
+    graph = in_double(training_graph(community_graph(1500, 9000, num_features=16, num_classes=4)))
     json_file = divide(graph, tmp_path / "parts", "generated", 4).json_file
     torch.manual_seed(0)
     model = example("minibatch").GraphSAGE(16, 64, 4, 3)
@@ -58,13 +57,13 @@ def test_evaluation_with_one_partition_in_memory_at_a_time(tmp_path: Path) -> No
     launch = ["-m", "sar", "launch", "--workers", "1", "--resident", "1", "--spill", str(tmp_path / "spill")]
     options = ["--partition-json", str(json_file), "--parameters", str(tmp_path / "sage.pt")]
     said = run(*launch, "examples/evaluate.py", *options, "--logits", str(tmp_path / "logits.npy"))
-    x, labels = (torch.from_numpy(graph.node_data[key]) for key in ("feat", "label"))
-    whole = dgl_graph(torch.from_numpy(graph.src), torch.from_numpy(graph.dst), graph.num_nodes)
+    x, labels = (torch.from_numpy(graph.node_data["_N"][key]) for key in ("feat", "label"))
+    whole = dgl_graph(*graph.ends(), graph.total_nodes)
     expected = model.double()([whole] * 3, x)
     found = torch.from_numpy(np.load(tmp_path / "logits.npy"))
     assert (found - expected).abs().max() < 1e-9
     right = (expected.argmax(1) == labels).double()
-    shares = [right[torch.from_numpy(graph.node_data[mask]).bool()].mean().item() for mask in SPLIT]
+    shares = [right[torch.from_numpy(graph.node_data["_N"][mask]).bool()].mean().item() for mask in SPLIT]
     assert "accuracy " + ", ".join(f"{m.split('_')[0]} {s:.4f}" for m, s in zip(SPLIT, shares, strict=True)) in said
 
 

@@ -18,11 +18,10 @@ from torch.nn import functional
 
 import sar
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.in_memory import divide
+from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
-from tests.examples.scripts import TORCHRUN, example, partition, run
+from tests.examples.scripts import TORCHRUN, example, in_double, partition, run
 from tests.graphs import DATA
 from tests.matrix import corner
 from tests.parity.harness import assert_close
@@ -68,9 +67,9 @@ class Whole:
     num_classes: int
 
     @classmethod
-    def of(cls, data: GraphData) -> "Whole":
-        graph = dgl.graph((torch.from_numpy(data.src), torch.from_numpy(data.dst)), num_nodes=data.num_nodes)
-        x, labels, train = (torch.from_numpy(data.node_data[key]) for key in ("feat", "label", "train_mask"))
+    def of(cls, data: GraphSource) -> "Whole":
+        graph = dgl.graph(tuple(map(torch.from_numpy, data.ends())), num_nodes=data.total_nodes)
+        x, labels, train = (torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label", "train_mask"))
         return cls(graph, x, labels, train, int(labels.max()) + 1)
 
     def learn(self, model: nn.Module, inputs: tuple[Any, ...], arguments: Any) -> tuple[list[float], Tensor]:
@@ -141,9 +140,8 @@ MODELS: dict[str, tuple[Alone, list[str]]] = {
 
 
 @pytest.fixture(scope="module")
-def communities() -> GraphData:
-    graph = community_graph(300, 2400, 12, 4).with_split().with_self_loops()
-    return replace(graph, node_data=graph.node_data | {"feat": graph.node_data["feat"].astype(np.float64)})
+def communities() -> GraphSource:
+    return in_double(training_graph(community_graph(300, 2400, 12, 4)))
 
 
 @pytest.fixture
@@ -167,7 +165,7 @@ def compare(results: list[Any], losses: list[float], predictions: Tensor) -> Non
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("case", MODELS)
 def test_a_model_is_the_same_as_on_one_machine(
-    pool: WorkerPool, tmp_path: Path, communities: GraphData, case: str, world_size: int
+    pool: WorkerPool, tmp_path: Path, communities: GraphSource, case: str, world_size: int
 ) -> None:
     alone, options = MODELS[case]
     json_file = divide(communities, tmp_path, "graph", world_size).json_file

@@ -6,17 +6,15 @@ import io
 import re
 import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import dgl
-import numpy as np
 import pytest
 import torch
 
 from sar.cli.demo import community_graph
-from sar.partition.in_memory import divide
-from tests.examples.scripts import TORCHRUN, run
+from sar.partition.in_memory import divide, training_graph
+from tests.examples.scripts import TORCHRUN, in_double, run
 from tests.examples.test_models import double  # noqa: F401  (a fixture)
 from tests.matrix import corner
 from tests.workers import REPOSITORY
@@ -55,10 +53,9 @@ def train_on_worker(json_file: Path, folder: Path) -> tuple[str, str]:
 
 def files(folder: Path, parts: int) -> tuple[str, Path]:
     """The graph as DGL stores it, and its partitions."""
-    data = community_graph(300, 2400, 12, 4, homophily=0.7).with_split().with_self_loops()
-    data = replace(data, node_data=data.node_data | {"feat": data.node_data["feat"].astype(np.float64)})
-    graph = dgl.graph((torch.from_numpy(data.src), torch.from_numpy(data.dst)), num_nodes=data.num_nodes)
-    graph.ndata.update({name: torch.from_numpy(column) for name, column in data.node_data.items()})
+    data = in_double(training_graph(community_graph(300, 2400, 12, 4, homophily=0.7)))
+    graph = dgl.graph(tuple(map(torch.from_numpy, data.ends())), num_nodes=data.total_nodes)
+    graph.ndata.update({name: torch.from_numpy(column) for name, column in data.node_data["_N"].items()})
     dgl.save_graphs(str(folder / "graph.bin"), [graph])
     return str(folder / "graph.bin"), divide(data, folder / "parts", "graph", parts).json_file
 

@@ -1,5 +1,6 @@
 """The examples with layers of PyTorch Geometric: GAT trains as on one machine, R-GCN learns on several node types."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -7,6 +8,7 @@ from torch_geometric.data import Data, HeteroData
 
 import sar
 from sar.cli.demo import community_graph
+from sar.partition.ingest.masks import with_split
 from tests.examples.scripts import example
 
 
@@ -21,14 +23,14 @@ def labelled(num_nodes, generator):
 
 
 def communities():
-    arrays = community_graph(300, 2400, num_features=12, num_classes=4).with_split()
-    fields = {name: torch.from_numpy(values) for name, values in arrays.node_data.items()}
+    arrays = with_split(community_graph(300, 2400, num_features=12, num_classes=4), (0.6, 0.2, 0.2), 0)
+    fields = {name: torch.from_numpy(values) for name, values in arrays.node_data["_N"].items()}
     return Data(
         x=fields["feat"].double(),
         y=fields["label"],
         train_mask=fields["train_mask"],
         test_mask=fields["test_mask"],
-        edge_index=torch.stack([torch.from_numpy(arrays.src), torch.from_numpy(arrays.dst)]).long(),
+        edge_index=torch.from_numpy(np.stack(arrays.ends())),
     )
 
 

@@ -11,7 +11,7 @@ from benchmarks import gpu
 from benchmarks.pyg import INDEX, Job
 from sar.cli.demo import add_arguments, community_graph, train
 from sar.host.cuda import why_no_cuda
-from sar.partition.in_memory import divide
+from sar.partition.in_memory import divide, training_graph
 from tests import pretend_gpu
 from tests.gpu.places import PRETEND, Place
 from tests.matrix import corner
@@ -69,7 +69,7 @@ def trained(arguments: argparse.Namespace, source: Path, file: Path) -> tuple[li
 
 @pytest.mark.parametrize("place", [PRETEND], indirect=True, ids=str)
 def test_demo_on_the_pretend_device(place: Place, tmp_path: Path) -> None:
-    graph = community_graph(300, 3000, num_features=8, num_classes=3).with_split(0).with_self_loops()
+    graph = training_graph(community_graph(300, 3000, num_features=8, num_classes=3))
     parts = divide(graph, tmp_path / "parts", "graph", place.world_size)
     parser, found = argparse.ArgumentParser(), {}
     add_arguments(parser)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import write_npz
+from sar.partition.npz_files import write_npz
 from tests.examples.scripts import run
 from tests.examples.test_full_graph import training_of_one_process
 

@@ -13,16 +13,16 @@ import sar
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
-from sar.partition.graph_data import write_npz
+from sar.partition.in_memory import training_graph
+from sar.partition.npz_files import write_npz
 from tests.workers import REPOSITORY
 
 
 def small_graph() -> Any:
     """300 nodes in four classes, edges both ways and self-loops: features, labels, a split, and edge fields."""
-    data = community_graph(300, 2400, num_features=12, num_classes=4).with_split()
-    data = data.with_reverse_edges().with_self_loops()
-    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
-    graph.ndata.update({name: torch.from_numpy(values) for name, values in data.node_data.items()})
+    data = training_graph(community_graph(300, 2400, num_features=12, num_classes=4))
+    graph = dgl_graph(*data.ends(), data.total_nodes)
+    graph.ndata.update({name: torch.from_numpy(values) for name, values in data.node_data["_N"].items()})
     generator = torch.Generator().manual_seed(0)
     graph.edata["w"] = torch.rand(graph.num_edges(), generator=generator)
     graph.edata["train_mask"] = torch.rand(graph.num_edges(), generator=generator) < 0.8

@@ -24,7 +24,7 @@ def planted():
     data = community_graph(num_nodes=4000, num_edges=64_000, num_features=1, homophily=0.7)
     mask = np.zeros(4000, bool)
     mask[:1000] = True
-    return source(data.src, data.dst, 4000), {"in_edges": np.bincount(data.dst, minlength=4000), "train_mask": mask}
+    return data, {"in_edges": np.bincount(data.ends()[1], minlength=4000), "train_mask": mask}
 
 
 @pytest.fixture
@@ -106,7 +106,9 @@ def literal_ldg(neighbours, weights, num_parts, seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_ldg_is_its_definition(tmp_path, num_parts, seed):
     data = community_graph(num_nodes=300, num_edges=2400, num_features=1, num_classes=6, seed=seed)
-    src, dst = np.append(data.src, [3, 4]), np.append(data.dst, [3, 5])  # a loop, and an edge once more
+    src, dst = (
+        np.append(ids, more) for ids, more in zip(data.ends(), ([3, 4], [3, 5]), strict=True)
+    )  # a loop, and an edge once more
     in_edges = np.bincount(dst, minlength=300)
     task = task_of(source(src, dst, 300), num_parts, tmp_path, {"in_edges": in_edges}, seed=seed)
     neighbours = [[] for _ in range(300)]

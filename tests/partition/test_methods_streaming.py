@@ -16,7 +16,8 @@ from sar.errors import ConfigError, PartitionError
 from sar.partition.assign import assigning
 from sar.partition.assign.assigning import ENTRY_POINTS, METHODS
 from sar.partition.assign.task import AssignmentTask
-from sar.partition.graph_data import GraphData
+from sar.partition.graph_source import GraphSource
+from sar.partition.ingest.masks import with_split
 from tests.partition.tasks import Edges, edge_task, typed_task
 from tests.workers import REPOSITORY
 
@@ -25,12 +26,12 @@ BOTH_WAYS = [(0, 1), (1, 0), (1, 2), (2, 1)]
 
 
 @pytest.fixture(scope="module")
-def communities() -> GraphData:
-    return community_graph(1500, 15_000, num_features=1, num_classes=4, homophily=0.95).with_split()
+def communities() -> GraphSource:
+    return with_split(community_graph(1500, 15_000, 1, 4, homophily=0.95), (0.6, 0.2, 0.2), 0)
 
 
-def task_on(graph: GraphData, num_parts: int, **options: object) -> AssignmentTask:
-    return edge_task(graph.num_nodes, (graph.src, graph.dst), num_parts, **options)
+def task_on(graph: GraphSource, num_parts: int, **options: object) -> AssignmentTask:
+    return edge_task(graph.total_nodes, graph.ends(), num_parts, **options)
 
 
 @pytest.mark.parametrize("name", STREAMING)
@@ -59,7 +60,7 @@ def test_any_graph_and_number_of_parts(name: str, num_nodes: int, edges: Edges, 
 
 @pytest.mark.parametrize("name", STREAMING)
 @pytest.mark.parametrize("num_parts", [3, 64, 130])
-def test_same_task_same_parts(name: str, num_parts: int, communities: GraphData) -> None:
+def test_same_task_same_parts(name: str, num_parts: int, communities: GraphSource) -> None:
     one, again, other_seed = (
         method_named(name)(task_on(communities, num_parts, seed=seed, weights={"in_edges": in_edges(communities)}))
         for seed in (5, 5, 6)
@@ -69,22 +70,22 @@ def test_same_task_same_parts(name: str, num_parts: int, communities: GraphData)
         assert not np.array_equal(one, other_seed)
 
 
-def in_edges(graph: GraphData) -> Array:
-    return np.bincount(graph.dst, minlength=graph.num_nodes)
+def in_edges(graph: GraphSource) -> Array:
+    return np.bincount(graph.ends()[1], minlength=graph.total_nodes)
 
 
 @pytest.mark.parametrize("name", STREAMING)
 @pytest.mark.parametrize("num_parts", [2, 5, 16])
-def test_every_weight_is_balanced(name: str, num_parts: int, communities: GraphData) -> None:
-    weights = {"train_mask": communities.node_data["train_mask"], "in_edges": in_edges(communities)}
+def test_every_weight_is_balanced(name: str, num_parts: int, communities: GraphSource) -> None:
+    weights = {"train_mask": communities.node_data["_N"]["train_mask"], "in_edges": in_edges(communities)}
     parts = method_named(name)(task_on(communities, num_parts, weights=weights, imbalance=0.1))
-    for weight in [np.ones(communities.num_nodes), *weights.values()]:
+    for weight in [np.ones(communities.total_nodes), *weights.values()]:
         load = np.bincount(parts, weights=weight, minlength=num_parts)
         assert load.max() <= max(1.1 * load.mean(), np.ceil(load.mean()))
 
 
-def test_random_parts_are_even_in_all_respects(communities: GraphData) -> None:
-    train, num_parts = communities.node_data["train_mask"], 7
+def test_random_parts_are_even_in_all_respects(communities: GraphSource) -> None:
+    train, num_parts = communities.node_data["_N"]["train_mask"], 7
     weights = {"in_edges": in_edges(communities), "train_mask": train}
     parts = method_named("random")(task_on(communities, num_parts, weights=weights))
     for count in (np.bincount(parts), np.bincount(parts[train])):
@@ -100,10 +101,11 @@ def test_random_parts_ignore_the_order_of_nodes() -> None:
 
 
 @pytest.mark.parametrize("name, share", [("spring", 0.7), ("greedy", 0.7), ("hdrf", 0.8), ("2ps-l", 0.7)])
-def test_communities_are_found(name: str, share: float, communities: GraphData) -> None:
+def test_communities_are_found(name: str, share: float, communities: GraphSource) -> None:
     def cut(name: str) -> float:
         parts = method_named(name)(task_on(communities, 4))
-        return float(np.mean(parts[communities.src] != parts[communities.dst]))
+        src, dst = communities.ends()
+        return float(np.mean(parts[src] != parts[dst]))
 
     assert cut(name) < share * cut("random")
 

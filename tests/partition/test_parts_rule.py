@@ -11,9 +11,10 @@ from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
 from sar.partition.assign.parts_rule import PartsByMemory
-from sar.partition.graph_data import write_npz
-from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.graph_source import GraphSource
+from sar.partition.ingest.masks import with_split
 from sar.partition.ingest.open import open_graph
+from sar.partition.npz_files import write_npz
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 from sar.train.counted_graph import CountingGroup, counted_graph
 from sar.train.graph_counts import count_graph
@@ -22,8 +23,7 @@ from tests.partition.tasks import odd_graphs
 
 @pytest.fixture(scope="module")
 def graph() -> GraphSource:
-    data = community_graph(2000, 30_000, num_features=16, num_classes=4).with_split()
-    return GraphSource({"_N": 2000}, {("_N", "_E", "_N"): ArrayEdges(data.src, data.dst)}, {"_N": data.node_data}, {})
+    return with_split(community_graph(2000, 30_000, num_features=16, num_classes=4), (0.6, 0.2, 0.2), 0)
 
 
 def divide(graph: GraphSource, parts: Any, scratch: Path) -> Assigned:
@@ -59,19 +59,14 @@ def test_what_the_number_means(tmp_path: Path, graph: GraphSource) -> None:
     assert "3 parts: 3 workers hold one each, with all parts in memory at once" in one_each
 
 
-def test_graph_and_features_are_those_that_a_worker_holds(tmp_path: Path) -> None:
-    data = community_graph(2000, 30_000, num_features=16, num_classes=4).with_split()
-    write_npz(data, tmp_path / "small.npz")
+def test_graph_and_features_are_those_that_a_worker_holds(graph: GraphSource, tmp_path: Path) -> None:
+    write_npz(graph, tmp_path / "small.npz")
     found = run_partition(
         partial(open_graph, tmp_path / "small.npz"), AssigningOptions(1, "random"), OutputOptions(tmp_path / "parts")
     )
     counts = count_graph(found.json_file)
     _, structure = counted_graph(counts, 0, CountingGroup(0, 1))
-    said = divide(
-        GraphSource({"_N": 2000}, {("_N", "_E", "_N"): ArrayEdges(data.src, data.dst)}, {"_N": data.node_data}, {}),
-        PartsByMemory(1, 10**9, 0),
-        tmp_path,
-    ).why
+    said = divide(graph, PartsByMemory(1, 10**9, 0), tmp_path).why
     size = float(said.split(" MB, and")[0].split()[-1]) * 1e6
     assert size == pytest.approx(counts.data_bytes(0) + structure.nbytes, rel=0.1)
 
@@ -88,7 +83,7 @@ def test_a_given_assignment_has_its_number(tmp_path: Path, graph: GraphSource) -
 
 
 def test_the_directory_has_the_parts_chosen(tmp_path: Path) -> None:
-    data = community_graph(300, 3000, num_features=16, num_classes=4).with_split()
+    data = with_split(community_graph(300, 3000, num_features=16, num_classes=4), (0.6, 0.2, 0.2), 0)
     write_npz(data, tmp_path / "small.npz")
     source = partial(open_graph, tmp_path / "small.npz")
     assigning = AssigningOptions(PartsByMemory(2, 10**6, 970_000), "random", write_assignment=tmp_path / "written")

@@ -12,8 +12,8 @@ from matplotlib.image import imread
 
 from sar.cli.demo import community_graph
 from sar.errors import PartitionError
-from sar.partition.graph_data import GraphData
-from sar.partition.in_memory import divide
+from sar.partition.graph_source import GraphSource
+from sar.partition.in_memory import divide, training_graph
 from sar.partition.inspect.directory_report import draw_traffic
 from sar.partition.inspect.inspection import PermutationCheck, inspect_directory
 from tests.adapters.dgl.directories import (
@@ -49,7 +49,7 @@ FORMATS: dict[str, tuple[Callable[[Directory], Directory], str, str | None]] = {
 def test_labels_that_are_no_classes_are_pointed_out(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     fields = {"label": rng.random(9), "labels": np.arange(9), "y": np.ones((9, 2), np.int64), "x": rng.random((9, 4))}
-    divide(GraphData(np.arange(8), np.arange(1, 9), 9, fields), tmp_path, "small", 2)
+    divide(GraphSource.homogeneous(np.arange(8), np.arange(1, 9), 9, fields), tmp_path, "small", 2)
     report = inspect_directory(tmp_path)
     assert report.problems == []
     assert [remark.partition(":")[0] for remark in report.remarks] == [
@@ -120,7 +120,7 @@ def spelled(value: torch.Tensor) -> str:
 
 
 def test_our_own_writer_with_splits_saved_and_drawn(tmp_path: Path) -> None:
-    graph = community_graph(300, 2400, num_features=4).with_split().with_self_loops()
+    graph = training_graph(community_graph(300, 2400, num_features=4))
     written = divide(graph, tmp_path / "parts", "small", 3)
     report = inspect_directory(tmp_path / "parts", values=True)
     assert report.problems == []
@@ -128,7 +128,7 @@ def test_our_own_writer_with_splits_saved_and_drawn(tmp_path: Path) -> None:
     assert [part.num_edges for part in report.parts] == written.edges
     assert report.edge_cut == pytest.approx(written.edge_cut)
     for mask in ("train_mask", "val_mask", "test_mask"):
-        assert sum(part.split[mask] for part in report.parts) == graph.node_data[mask].sum()
+        assert sum(part.split[mask] for part in report.parts) == graph.node_data["_N"][mask].sum()
     counts = [part.split["train_mask"] for part in report.parts]
     assert report.balances["train_mask"] == pytest.approx(max(counts) * 3 / sum(counts))
 
@@ -138,7 +138,7 @@ def test_our_own_writer_with_splits_saved_and_drawn(tmp_path: Path) -> None:
     again = inspect_directory(tmp_path / "parts")  # a report beside the partitions is not taken for theirs
     assert again.traffic == report.traffic
     text = report.as_text()
-    assert text.splitlines()[0] == f"small: 300 nodes, {len(graph.src):,} edges in 3 parts"
+    assert text.splitlines()[0] == f"small: 300 nodes, {graph.total_edges:,} edges in 3 parts"
     assert text.endswith("sound")
     assert f"edge cut {report.edge_cut:.2%}" in text
 

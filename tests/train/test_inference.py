@@ -416,6 +416,10 @@ def test_numbers_in_text_without_labels(tmp_path, capsys, monkeypatch):
     with torch.no_grad():
         expected = conv(graph, graph.ndata["feat"])[[41, 3, 250]]
     np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-5)
+    Path("nodes.csv").write_text("0\n41\n3\n250\n")  # the name that pandas gives a column
+    for header, rows in (("--header", 3), ("--no-header", 4)):
+        assert main([*command, "--out", "out.npy", "--classes", "3", header]) == 0
+        np.testing.assert_allclose(np.load("out.npy")[rows - 3 :], expected, rtol=1e-5)
     Path("nodes.csv").write_text("node\n41\nx3\n")
     assert main([*command[:-1], "nodes.csv#node", "--out", "out.npy", "--classes", "3"]) == 1
     assert "the nodes are |S2 (2,); expected (S,) IDs like those there, int64" in capsys.readouterr().err

@@ -22,8 +22,8 @@ from sar.data.partition_json import read_partition_json
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
-from sar.partition.graph_data import GraphData
-from sar.partition.in_memory import divide
+from sar.partition.graph_source import GraphSource
+from sar.partition.in_memory import divide, training_graph
 from sar.train.graph_counts import GraphInfo, count_graph
 from sar.train.plan import MakeModel, plan_training
 from tests.matrix import corner
@@ -155,7 +155,7 @@ def patched_dgl() -> Iterator[None]:
     sar.unpatch_dgl()
 
 
-SMALL = community_graph(500, 4000, num_features=7, num_classes=CLASSES).with_split().with_self_loops()
+SMALL = training_graph(community_graph(500, 4000, num_features=7, num_classes=CLASSES))
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +206,10 @@ def own_original_ids(json_file: str) -> Tensor:
     return ids
 
 
-def rows_sent(graph: GraphData, owner: Tensor) -> list[int]:
+def rows_sent(graph: GraphSource, owner: Tensor) -> list[int]:
     """Of each owner's nodes, those with an edge into another owner, once for each of these."""
-    src, dst = torch.as_tensor(graph.src), owner[torch.as_tensor(graph.dst)]
+    src, dst = (torch.from_numpy(ids) for ids in graph.ends())
+    dst = owner[dst]
     pairs = torch.stack([src, dst], dim=1)[owner[src] != dst].unique(dim=0)
     return owner[pairs[:, 0]].bincount(minlength=int(owner.max()) + 1).tolist()
 
@@ -250,14 +251,14 @@ def test_one_worker_sends_nothing(directory) -> None:
     assert worker.memory.buffers == 0
 
 
-def random_graph(num_nodes: int, num_edges: int, num_features: int) -> GraphData:
+def random_graph(num_nodes: int, num_edges: int, num_features: int) -> GraphSource:
     rng = np.random.default_rng(0)
     fields = {
         "feat": rng.standard_normal((num_nodes, num_features), dtype=np.float32),
         "label": rng.integers(16, size=num_nodes),
     }
     src, dst = rng.integers(0, num_nodes, (2, num_edges))
-    return GraphData(src, dst, num_nodes, fields).with_self_loops().with_split()
+    return training_graph(GraphSource.homogeneous(src, dst, num_nodes, fields), undirected=False)
 
 
 def train_in_process(_: Any, json_file: str, shape: Shape) -> tuple[list[int], int, int]:

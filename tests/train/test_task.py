@@ -16,6 +16,7 @@ from sar.cli.demo import community_graph
 from sar.errors import FieldError
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
+from sar.partition.ingest.masks import with_split
 from tests.core.attempts import catch_and_recover
 
 PARTS = ("train", "val", "test")
@@ -243,14 +244,14 @@ def of_partition(json_file, ntype):
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_of_a_partition(pool, world_size, tmp_path: Path):
-    graph = community_graph(20, 40, 4, 3).with_split()
+    graph = with_split(community_graph(20, 40, 4, 3), (0.6, 0.2, 0.2), 0)
     json_file = divide(graph, tmp_path, "graph", 2).json_file
     results = pool.run(of_partition, json_file, None)
-    labels = graph.node_data["label"]
+    labels = graph.node_data["_N"]["label"]
     assert sorted(torch.cat([own for _, own, *_ in results]).tolist()) == sorted(labels.tolist())
     for _, _, num_classes, sizes in results:
         assert num_classes == labels.max() + 1
-        assert sizes == {part: graph.node_data[f"{part}_mask"].sum() for part in PARTS}
+        assert sizes == {part: graph.node_data["_N"][f"{part}_mask"].sum() for part in PARTS}
 
 
 @pytest.mark.parametrize("world_size", [2])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sar.partition.graph_data import GraphData
+from sar.partition.graph_source import GraphSource
 from sar.partition.in_memory import divide
 from tests.workers import REPOSITORY
 
@@ -73,7 +73,7 @@ def test_features(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     src, dst = random.integers(0, NODES, (2, 5 * NODES))
     fields = {"feat": random.random((NODES, WIDTH), np.float32), "label": random.integers(0, 9, NODES)}
-    divide(GraphData(src, dst, NODES, fields), tmp_path / "parts", "graph", PARTS)
+    divide(GraphSource.homogeneous(src, dst, NODES, fields), tmp_path / "parts", "graph", PARTS)
     (tmp_path / "train.py").write_text(SCRIPT)
     assert FEATURES > LIMIT
     status, losses, told = train(tmp_path, LIMIT, resident=True)

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sar.adapters.dgl.shim import has_dgl, require_dgl
+from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.nn import plain_layers
 
@@ -77,6 +79,6 @@ class GAT(nn.Module):
         return logits.squeeze(1)
 
 
-def dgl_graph(src: Tensor, dst: Tensor, num_nodes: int) -> Any:
+def dgl_graph(src: Tensor | Array, dst: Tensor | Array, num_nodes: int) -> Any:
     """A graph of DGL's own, for one process. `src`, `dst`: (E,)."""
-    return require_dgl().graph((src, dst), num_nodes=num_nodes)
+    return require_dgl().graph((torch.as_tensor(src), torch.as_tensor(dst)), num_nodes=num_nodes)

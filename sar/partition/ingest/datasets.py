@@ -10,11 +10,11 @@ from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
 from sar.common_tuples import StrPath
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData, read_any_npz
 from sar.partition.graph_source import GraphSource
+from sar.partition.npz_files import graph_of_arrays, read_npz
 
 
-def load_dataset(name: str, folder: StrPath | None = None, split: int = 0) -> GraphData | GraphSource:
+def load_dataset(name: str, folder: StrPath | None = None, split: int | None = None) -> GraphSource:
     """Load a graph with one class per node; only an `.npz` file may hold a heterogeneous one.
 
     Args:
@@ -26,9 +26,9 @@ def load_dataset(name: str, folder: StrPath | None = None, split: int = 0) -> Gr
     `ConfigError` if the name is unknown, the download failed, or the graph is of another kind.
     """
     if name.endswith(".npz"):
-        return read_any_npz(name, split)
+        return read_npz(name, split)
     if folder is not None and (file := Path(folder) / f"{name}.npz").exists():
-        return read_any_npz(file, split)
+        return read_npz(file, split)
     key = name.lower()
     if key.startswith("ogbn-"):
         return _through("ogb", name, lambda: _ogb_arrays(key, folder), split)
@@ -42,10 +42,10 @@ def load_dataset(name: str, folder: StrPath | None = None, split: int = 0) -> Gr
     )
 
 
-def _through(package: str, name: str, load: Callable[[], Mapping[str, Array]], split: int) -> GraphData:
+def _through(package: str, name: str, load: Callable[[], Mapping[str, Array]], split: int | None) -> GraphSource:
     """Load through a package and turn its errors into one with a remedy."""
     try:
-        return GraphData.from_arrays(load(), split)
+        return graph_of_arrays(load(), split)
     except ImportError as error:
         raise ConfigError(f"data set '{name}' needs the package {package}, which does not import: {error}") from error
     except ConfigError as error:
@@ -58,7 +58,7 @@ def _through(package: str, name: str, load: Callable[[], Mapping[str, Array]], s
 
 
 def _ogb_arrays(name: str, folder: StrPath | None) -> Mapping[str, Array]:
-    """A graph of the Open Graph Benchmark (Hu et al., 2020), as the arrays of `GraphData.from_arrays`."""
+    """A graph of the Open Graph Benchmark (Hu et al., 2020), as the arrays of `graph_of_arrays`."""
     from ogb.nodeproppred import NodePropPredDataset
 
     root = Path("dataset" if folder is None else folder)

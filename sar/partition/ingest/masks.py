@@ -11,7 +11,6 @@ from sar.common_tuples import SPLIT
 from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
-from sar.partition.graph_data import split_masks
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, first_outside
 from sar.partition.ingest.features import LABEL, ColumnView, without_nan
 from sar.partition.ingest.files import InputFiles
@@ -159,5 +158,10 @@ def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphS
             raise ConfigError(f"'{ntype}' has {', '.join(there)} already; leave these or the split out.")
         has_numbers = LABEL in fields and len(fields[LABEL].shape) == 1
         chosen = fields[LABEL][:] >= 0 if has_numbers else np.ones(graph.num_nodes[ntype], np.bool_)
-        node_data[ntype] = {**fields, **split_masks(chosen, shares, seed)}
+        nodes = np.random.default_rng(seed).permutation(np.flatnonzero(chosen))
+        ends = [int(end * len(nodes) + 1e-6) for end in np.cumsum(shares)]
+        masks = {name: np.zeros(len(chosen), np.bool_) for name in SPLIT}
+        for mask, part in zip(masks.values(), np.split(nodes, ends), strict=False):
+            mask[part] = True
+        node_data[ntype] = {**fields, **masks}
     return replace(graph, node_data=node_data)

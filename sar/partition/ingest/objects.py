@@ -13,10 +13,9 @@ import torch
 from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData, edge_ends
-from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, GraphSource
+from sar.partition.npz_files import edge_ends
 
-ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
 _NO_FIELDS = ("adj_t", "edge_index", "num_nodes")
 
 
@@ -25,24 +24,20 @@ def from_object(graph: Any) -> GraphSource:
 
     Args:
         graph: a `DGLGraph`; a `Data` or `HeteroData` of PyTorch Geometric with `edge_index`, or else `adj_t`, whose
-            values become `edge_weight` unless all are 1; a graph of `sar.partition.graph_data`; or a `GraphSource`,
-            which stays as it is. Fields keep their names. What a `Data` holds that PyTorch Geometric takes neither for
-            an attribute of nodes nor of edges is left out, with a warning. `ConfigError` for anything else, an unknown
-            number of nodes, and sparse fields.
+            values become `edge_weight` unless all are 1; or a `GraphSource`, which stays as it is. Fields keep their
+            names. What a `Data` holds that PyTorch Geometric takes neither for an attribute of nodes nor of edges is
+            left out, with a warning. `ConfigError` for anything else, an unknown number of nodes, and sparse fields.
     """
     if isinstance(graph, GraphSource):
         return graph
-    if isinstance(graph, GraphData):
-        edges = ArrayEdges(graph.src, graph.dst)
-        return GraphSource({"_N": graph.num_nodes}, {ONLY_TYPE: edges}, {"_N": graph.node_data}, {})
     if all(hasattr(graph, name) for name in ("canonical_etypes", "formats", "is_block")):
         return _from_dgl(graph)
     if all(hasattr(graph, name) for name in ("node_stores", "edge_stores")):
         return _from_stores(graph)
     found = f"{type(graph).__module__}.{type(graph).__qualname__}"
     raise ConfigError(
-        f"the graph is a {found}; expected a DGLGraph, a Data or HeteroData of PyTorch Geometric, what "
-        "sar.open_graph returns, or a GraphData of sar.partition.graph_data."
+        f"the graph is a {found}; expected a DGLGraph, a Data or HeteroData of PyTorch Geometric, or what "
+        "sar.open_graph returns."
     )
 
 

@@ -14,15 +14,14 @@ from sar.data.arrays import Array, StoredArray, as_column
 from sar.data.graph_files import open_graph_file
 from sar.data.part_files import parse_edge_type
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_data import read_any_npz
-from sar.partition.graph_source import ArrayEdges, Column, GraphSource
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import METADATA, open_chunked
 from sar.partition.ingest.edges import open_edges
 from sar.partition.ingest.features import open_features, without_nan
 from sar.partition.ingest.files import ADVICE, FORMATS, Files, InputFiles, Reading, TextFormat, with_format
 from sar.partition.ingest.ids import map_ids
 from sar.partition.ingest.masks import check_splits, mask_of_files, with_masks
-from sar.partition.ingest.objects import ONLY_TYPE, from_object
+from sar.partition.npz_files import read_npz
 
 
 def open_graph(
@@ -56,7 +55,7 @@ def open_graph(
     Args:
         path: the input:
             a DGL graph file (`dgl.save_graphs`) with one graph;
-            an `.npz` file as `sar.partition.graph_data` describes it;
+            an `.npz` file as `sar.partition.npz_files` describes it;
             DGL's chunked graph format: its directory or `metadata.json`;
             edges as text (CSV, any delimiter), Parquet, `.npy` of (E, 2) or (2, E), or raw integers in pairs: a file, a
             list of files in order, a directory or a glob pattern (`part-2` comes before `part-10`); `.npy` of (E,), and
@@ -105,7 +104,7 @@ def open_graph(
     node_features, edge_features = node_features or {}, edge_features or {}
     lists = [(mask, files) for mask, files in zip(SPLIT, (train_nodes, val_nodes, test_nodes), strict=True)
              if files is not None]  # fmt: skip
-    whole = None if isinstance(path, Mapping) else _whole_graph(path, format, how, allow_outside, mask_column or 0)
+    whole = None if isinstance(path, Mapping) else _whole_graph(path, format, how, allow_outside, mask_column)
     if whole is not None:
         tables = [*node_features, *edge_features, *lists]
         unused = [num_nodes, ids, columns, dtype, *(() if tables else (delimiter, header, comment))]
@@ -141,10 +140,12 @@ def open_graph(
 
     graph = with_masks(graph, lists, mask_of)
     is_npz = whole is not None and (format == "npz" or str(path).endswith(".npz"))  # whose masks are (k, N)
-    return replace(check_splits(graph, None if is_npz else mask_column), notes=(*how.text.notes,))
+    return replace(check_splits(graph, None if is_npz else mask_column), notes=(*graph.notes, *how.text.notes))
 
 
-def _whole_graph(path: Files, format: str | None, how: Reading, allow_outside: bool, split: int) -> GraphSource | None:
+def _whole_graph(
+    path: Files, format: str | None, how: Reading, allow_outside: bool, split: int | None
+) -> GraphSource | None:
     """The graph if the format tells types and counts; None if there are edges only."""
     if isinstance(path, str | PathLike) and (Path(path) / METADATA).is_file():
         path = Path(path) / METADATA
@@ -157,7 +158,7 @@ def _whole_graph(path: Files, format: str | None, how: Reading, allow_outside: b
     if format == "chunked":
         return open_chunked(file, how, allow_outside=allow_outside)
     if format == "npz":
-        graph = from_object(read_any_npz(file, split))
+        graph = read_npz(file, split)
     else:
         stored = open_graph_file(file)
         edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}

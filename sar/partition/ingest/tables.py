@@ -52,9 +52,9 @@ def read_ids(source: InputFiles) -> Iterator[tuple[int, pyarrow.Array]]:
             yield from ((number, pyarrow.array(column[rows])) for rows in pieces(column.shape[0]))
 
 
-def read_node_list(files: Files) -> Array:
+def read_node_list(files: Files, header: bool | None = None) -> Array:
     """The IDs in a list of nodes, (S,): integers, or strings in UTF-8, as which text files give all IDs."""
-    columns = [column for _, column in read_ids(InputFiles.named(files, TextFormat()))]
+    columns = [column for _, column in read_ids(InputFiles.named(files, TextFormat(header=header)))]
     ids = pyarrow.concat_arrays(columns or [pyarrow.array([], pyarrow.int64())])
     return ids.to_numpy() if kinds.is_integer(ids.type) else as_bytes(ids)
 

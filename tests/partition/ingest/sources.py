@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import EdgeSource, GraphSource
 
 
@@ -53,14 +52,3 @@ def random_edges(seed: int, num_nodes: int, num_edges: int) -> tuple[Any, Any]:
     src[: num_edges // 3] = 0
     dst[: num_edges // 6] = src[: num_edges // 6]
     return src, dst
-
-
-def same(one: GraphData, other: GraphData) -> bool:
-    """Whether two graphs in memory are equal."""
-    return (
-        np.array_equal(one.src, other.src)
-        and np.array_equal(one.dst, other.dst)
-        and one.num_nodes == other.num_nodes
-        and one.node_data.keys() == other.node_data.keys()
-        and all(np.array_equal(value, other.node_data[key]) for key, value in one.node_data.items())
-    )

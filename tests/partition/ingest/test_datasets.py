@@ -12,21 +12,24 @@ import torch
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData, read_npz, write_npz
 from sar.partition.graph_source import GraphSource
+from sar.partition.in_memory import training_graph
 from sar.partition.ingest.datasets import load_dataset
+from sar.partition.ingest.masks import with_split
+from sar.partition.ingest.open import open_graph
+from sar.partition.npz_files import read_npz, write_npz
 from tests.graphs import DATA
-from tests.partition.ingest.sources import same
+from tests.partition.ingest.sources import assert_same
 
 
-def tiny(**node_data: Any) -> GraphData:
-    return GraphData(np.array([0, 1, 1, 2]), np.array([1, 0, 1, 3]), 4, node_data)
+def tiny(**node_data: Any) -> GraphSource:
+    return GraphSource.homogeneous(np.array([0, 1, 1, 2]), np.array([1, 0, 1, 3]), 4, node_data)
 
 
 def test_npz_comes_back_as_written(tmp_path: Path) -> None:
-    graph = community_graph(200, 1000, num_classes=3).with_split()
+    graph = with_split(community_graph(200, 1000, num_classes=3), (0.6, 0.2, 0.2), 0)
     write_npz(graph, tmp_path / "graph.npz")
-    assert same(read_npz(tmp_path / "graph.npz"), graph)
+    assert_same(read_npz(tmp_path / "graph.npz"), graph)
 
 
 def test_sparse_features_are_read_as_dense_ones(tmp_path: Path) -> None:
@@ -43,14 +46,19 @@ def test_sparse_features_are_read_as_dense_ones(tmp_path: Path) -> None:
         feat_shape=np.array([4, 3]),
     )
     graph = read_npz(tmp_path / "graph.npz")
-    assert np.array_equal(graph.node_data["feat"], dense)
-    assert graph.src.dtype == np.int64
+    assert np.array_equal(graph.node_data["_N"]["feat"], dense)
+    assert graph.ends()[0].dtype == np.int64
 
 
 def test_one_of_several_splits_is_taken(tmp_path: Path) -> None:
     masks = np.eye(3, 4, dtype=bool)
     np.savez(tmp_path / "graph.npz", src=[0], dst=[1], num_nodes=4, label=[0, 1, 0, 1], train_mask=masks)
-    assert read_npz(tmp_path / "graph.npz", split=2).node_data["train_mask"].tolist() == [False, False, True, False]
+    graph = read_npz(tmp_path / "graph.npz", split=2)
+    assert graph.node_data["_N"]["train_mask"].tolist() == [False, False, True, False]
+    assert not graph.notes
+    assert open_graph(tmp_path / "graph.npz", tmp_path).notes == (
+        "the first of 3 splits was taken; mask_column= (--mask-column) chooses another.",
+    )
     with pytest.raises(ConfigError, match=r"split 3 .* splits 0 to 2"):
         read_npz(tmp_path / "graph.npz", split=3)
 
@@ -69,7 +77,6 @@ def test_one_of_several_splits_is_taken(tmp_path: Path) -> None:
         ({"label": np.array([0, np.nan, 1])}, "labels are NaN"),
         ({"feat_data": np.ones(1)}, "sparse features lack"),
         ({"label": np.array([{}, 1, 2], dtype=object)}, "cannot be read"),
-        ({"num_nodes/a": 1, "edges/a:b:a/src": [0], "edges/a:b:a/dst": [0]}, "holds a heterogeneous graph"),
     ],
 )
 def test_bad_npz_files_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -151,24 +158,22 @@ def test_missing_and_truncated_npz_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_reverse_edges_and_self_loops() -> None:
-    graph = tiny().with_reverse_edges()
-    assert list(zip(graph.src, graph.dst, strict=True)) == [(0, 1), (1, 0), (1, 1), (2, 3), (3, 2)]
-    graph = graph.with_self_loops()
-    edges = list(zip(graph.src, graph.dst, strict=True))
+    graph = training_graph(tiny(label=np.zeros(4, np.int64)))
+    edges = list(zip(*graph.ends(), strict=True))
     assert edges == [(0, 1), (1, 0), (2, 3), (3, 2), (0, 0), (1, 1), (2, 2), (3, 3)]
 
 
 def test_a_split_covers_the_labelled_nodes_once() -> None:
     graph = community_graph(1000, 4000)
-    graph.node_data["label"][:100] = -1
-    split = graph.with_split(seed=1).node_data
+    graph.node_data["_N"]["label"][:100] = -1
+    split = training_graph(graph, seed=1).node_data["_N"]
     masks = [split[key] for key in ("train_mask", "val_mask", "test_mask")]
     assert [int(mask.sum()) for mask in masks] == [540, 180, 180]
     assert np.array_equal(sum(mask.astype(int) for mask in masks), (split["label"] >= 0).astype(int))
-    own = GraphData(graph.src, graph.dst, 1000, dict(split))
-    assert own.with_split(seed=2) is own
-    with pytest.raises(ConfigError, match="no node labels"):
-        tiny().with_split()
+    own = training_graph(GraphSource.homogeneous(*graph.ends(), 1000, split), seed=2).node_data["_N"]
+    assert all(np.array_equal(own[key], column) for key, column in split.items())
+    with pytest.raises(ConfigError, match="has train_mask already"):
+        training_graph(tiny(label=np.zeros(4, np.int64), train_mask=np.ones(4, np.bool_)))
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
@@ -179,13 +184,13 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 def test_a_file_in_the_folder_goes_before_dgl_data(tmp_path: Path) -> None:
     graph = community_graph(100, 400)
     write_npz(graph, tmp_path / "cora.npz")
-    assert same(load_dataset("cora", tmp_path), graph)
-    assert same(load_dataset(str(tmp_path / "cora.npz")), graph)
+    assert_same(load_dataset("cora", tmp_path), graph)
+    assert_same(load_dataset(str(tmp_path / "cora.npz")), graph)
 
 
 def test_a_graph_of_dgl_data_is_loaded() -> None:
     graph = load_dataset("karate")  # Zachary's karate club, which comes with NetworkX
-    assert (graph.num_nodes, len(graph.src), int(graph.node_data["label"].sum())) == (34, 156, 17)
+    assert (graph.total_nodes, graph.total_edges, int(graph.node_data["_N"]["label"].sum())) == (34, 156, 17)
 
 
 def test_dgl_data_gets_the_folder_and_gives_all_fields(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +211,9 @@ def test_dgl_data_gets_the_folder_and_gives_all_fields(monkeypatch: pytest.Monke
     monkeypatch.setattr(dgl.data, "PubmedGraphDataset", dataset)
     graph = load_dataset("Pubmed", "somewhere")
     assert asked == {"raw_dir": "somewhere", "verbose": False}
-    assert graph.node_data["train_mask"].tolist() == [True, False, False]
-    assert graph.node_data["feat"].shape == (3, 2)
-    assert graph.src.tolist() == [0, 1]
+    assert graph.node_data["_N"]["train_mask"].tolist() == [True, False, False]
+    assert graph.node_data["_N"]["feat"].shape == (3, 2)
+    assert graph.ends()[0].tolist() == [0, 1]
 
 
 def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,12 +260,11 @@ def ogb(monkeypatch: pytest.MonkeyPatch) -> type[FakeOgb]:
 
 def test_ogb_graphs_are_converted_and_leave_no_pickle(ogb: type[FakeOgb], tmp_path: Path) -> None:
     graph = load_dataset("ogbn-arxiv", tmp_path)
-    assert graph.src.tolist() == [0, 1, 2]
-    assert graph.dst.tolist() == [1, 2, 3]
-    assert graph.num_nodes == 4
-    assert graph.node_data["label"].tolist() == [0, 2, -1, 1]
-    assert graph.node_data["train_mask"].tolist() == [True, False, False, True]
-    assert graph.node_data["val_mask"].tolist() == [False, True, False, False]
+    assert [ids.tolist() for ids in graph.ends()] == [[0, 1, 2], [1, 2, 3]]
+    assert graph.total_nodes == 4
+    assert graph.node_data["_N"]["label"].tolist() == [0, 2, -1, 1]
+    assert graph.node_data["_N"]["train_mask"].tolist() == [True, False, False, True]
+    assert graph.node_data["_N"]["val_mask"].tolist() == [False, True, False, False]
     assert list(tmp_path.rglob("data_processed")) == []
 
 
@@ -288,6 +292,6 @@ def test_a_missing_ogb_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.skipif(not (DATA / "cora.npz").exists(), reason="SAR_TEST_DATA names the folder of the test data sets")
 def test_cora() -> None:
     graph = load_dataset("cora", DATA)
-    assert (graph.num_nodes, len(graph.src), graph.node_data["feat"].shape) == (2708, 10556, (2708, 1433))
-    sizes = [int(graph.node_data[key].sum()) for key in ("train_mask", "val_mask", "test_mask")]
+    assert (graph.total_nodes, graph.total_edges, graph.node_data["_N"]["feat"].shape) == (2708, 10556, (2708, 1433))
+    sizes = [int(graph.node_data["_N"][key].sum()) for key in ("train_mask", "val_mask", "test_mask")]
     assert sizes == [140, 500, 1000]

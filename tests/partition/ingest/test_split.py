@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from sar.common_tuples import SPLIT
 from sar.errors import ConfigError
-from sar.partition.graph_data import SPLIT
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
 

@@ -1,12 +1,9 @@
-"""Homogeneous graphs in memory, as they are before partitioning, and `.npz` files of graphs of all kinds.
-
-Heterogeneous graphs in memory are a `GraphSource` of arrays.
-"""
+"""Graphs in `.npz` files, or in arrays named as in these, as a `GraphSource` in memory."""
 
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,87 +15,8 @@ from sar.errors import ConfigError
 from sar.partition.graph_source import ArrayEdges, GraphSource, find_outside, first_outside
 
 
-@dataclass(frozen=True)
-class GraphData:
-    """A directed graph with node fields."""
-
-    src: Array  # (E,) int64
-    dst: Array  # (E,) int64; edge i goes from `src[i]` to `dst[i]`
-    num_nodes: int  # N
-    node_data: dict[str, Array]  # if known: `feat` (N, F) float32, `label` (N,) int64 (-1: none), masks (N,) bool
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], split: int = 0) -> "GraphData":
-        """Check arrays named as in the `.npz` file, or raise `ConfigError`, and bring them to the dtypes above.
-
-        Args:
-            arrays: `src`, `dst`, `num_nodes`; `feat`, or its CSR parts `feat_data`, `feat_indices`, `feat_indptr`,
-                `feat_shape`; `label`; the three masks. All but the first three may be absent.
-            split: row to take if masks hold several splits, (S, N).
-        """
-        missing = [key for key in ("src", "dst", "num_nodes") if key not in arrays]
-        if missing:
-            raise ConfigError(
-                f"a graph needs the arrays src, dst and num_nodes; found {sorted(arrays)}, not {missing}."
-            )
-        num_nodes = int(arrays["num_nodes"])
-        src, dst = edge_ends(arrays["src"], arrays["dst"], num_nodes, num_nodes)
-        return cls(src, dst, num_nodes, node_fields(arrays, num_nodes, split))
-
-    def with_reverse_edges(self) -> "GraphData":
-        """The graph with every edge in both directions, without duplicates, sorted by (source, destination)."""
-        pairs = np.unique(np.concatenate([self.src * self.num_nodes + self.dst, self.dst * self.num_nodes + self.src]))
-        return replace(self, src=pairs // self.num_nodes, dst=pairs % self.num_nodes)
-
-    def with_self_loops(self) -> "GraphData":
-        """The graph with exactly one self-loop at every node, appended after the other edges."""
-        keep = self.src != self.dst
-        loops = np.arange(self.num_nodes)
-        return replace(self, src=np.concatenate([self.src[keep], loops]), dst=np.concatenate([self.dst[keep], loops]))
-
-    def with_split(self, seed: int = 0) -> "GraphData":
-        """The graph with its own split, or a random one (60, 20, 20 %) of labelled nodes; `ConfigError` without any."""
-        if all(key in self.node_data for key in SPLIT):
-            return self
-        if "label" not in self.node_data:
-            raise ConfigError("the graph has no node labels, so there is nothing to train; choose one that has them.")
-        masks = split_masks(self.node_data["label"] >= 0, (0.6, 0.2, 0.2), seed)
-        return replace(self, node_data=self.node_data | masks)
-
-
-def mask_of_ids(what: str, nodes: Array, num_nodes: int) -> Array:
-    """The mask, (N,) bool, of a list of nodes; `ConfigError`, with its name, if it has other things than their IDs."""
-    is_list = nodes.ndim == 1 and nodes.dtype.kind in "iu"
-    if not is_list or first_outside(np.ascontiguousarray(nodes, np.int64), num_nodes) is not None:
-        raise ConfigError(f"{what} has others than IDs of the {num_nodes} nodes, (K,) from 0 on.")
-    mask = np.zeros(num_nodes, np.bool_)
-    mask[nodes] = True
-    return mask
-
-
-def split_masks(chosen: Array, shares: Sequence[float], seed: int) -> dict[str, Array]:
-    """Masks by the names in `SPLIT`, (N,) bool each, that divide the chosen nodes, (N,) bool, at random.
-
-    Shares of the chosen nodes, one for each mask, have a sum of at most 1.
-    """
-    nodes = np.random.default_rng(seed).permutation(np.flatnonzero(chosen))
-    ends = [int(end * len(nodes) + 1e-6) for end in np.cumsum(shares)]
-    masks = {key: np.zeros(len(chosen), np.bool_) for key in SPLIT}
-    for mask, part in zip(masks.values(), np.split(nodes, ends), strict=False):
-        mask[part] = True
-    return masks
-
-
-def read_npz(path: StrPath, split: int = 0) -> GraphData:
-    """Read a homogeneous graph from an `.npz` file with the arrays of `GraphData.from_arrays`; else `ConfigError`."""
-    graph = read_any_npz(path, split)
-    if isinstance(graph, GraphSource):
-        raise ConfigError(f"'{path}' holds a heterogeneous graph; expected a homogeneous one (src, dst, num_nodes).")
-    return graph
-
-
-def read_any_npz(path: StrPath, split: int = 0) -> GraphData | GraphSource:
-    """Read a graph from an `.npz` file, with the arrays of `GraphData.from_arrays` or `typed_graph`.
+def read_npz(path: StrPath, split: int | None = None) -> GraphSource:
+    """Read a graph from an `.npz` file with the arrays of `graph_of_arrays`.
 
     Nothing is unpickled. `ConfigError` if the file is missing, damaged or holds objects.
     """
@@ -110,20 +28,49 @@ def read_any_npz(path: StrPath, split: int = 0) -> GraphData | GraphSource:
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"'{path}' cannot be read as an .npz file of plain arrays: {error}") from error
     try:
-        if any(key.startswith("edges/") for key in arrays):
-            return typed_graph(arrays)
-        return GraphData.from_arrays(arrays, split)
+        return graph_of_arrays(arrays, split)
     except ConfigError as error:
         raise ConfigError(f"'{path}': {error}") from error
 
 
-def typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
-    """Check arrays named as in the `.npz` file of a heterogeneous graph, and bring them to the dtypes of `GraphData`.
+def write_npz(graph: GraphSource, path: StrPath) -> None:
+    """Write a homogeneous graph, whose fields are in memory, so that `read_npz` gives it back."""
+    (num_nodes,), (node_data,) = graph.num_nodes.values(), graph.node_data.values()
+    fields: dict[str, Any] = dict(node_data)  # Any: savez has a keyword that is no array
+    src, dst = graph.ends()
+    np.savez(path, src=src, dst=dst, num_nodes=np.int64(num_nodes), **fields)
 
-    They are `num_nodes/NTYPE`; `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; if known, `NAME/NTYPE` with the names
-    of `GraphData.from_arrays`, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the masks. `ConfigError` if
-    one is missing, has another length than its type, or names an unknown type.
+
+def graph_of_arrays(arrays: Mapping[str, Array], split: int | None = None) -> GraphSource:
+    """Check the arrays of a graph, or raise `ConfigError`.
+
+    Args:
+        arrays: of a homogeneous graph `src`, `dst`, (E,) each, and `num_nodes`; if known, `feat`, (N, F), or its CSR
+            parts `feat_data`, `feat_indices`, `feat_indptr`, `feat_shape`; `label`, (N,), -1 for none; and the three
+            masks, (N,). Of a heterogeneous one `num_nodes/NTYPE`, `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; if
+            known, `NAME/NTYPE` with the names above, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the
+            masks.
+        split: row to take if masks hold several splits, (S, N). Default: the first, with a note.
+
+    Returns:
+        The graph, with IDs and labels as int64, features as float32 and masks as bool.
     """
+    if any(key.startswith("edges/") for key in arrays):
+        return _typed_graph(arrays)
+    missing = [key for key in ("src", "dst", "num_nodes") if key not in arrays]
+    if missing:
+        raise ConfigError(f"a graph needs the arrays src, dst and num_nodes; found {sorted(arrays)}, not {missing}.")
+    num_nodes = int(arrays["num_nodes"])
+    src, dst = edge_ends(arrays["src"], arrays["dst"], num_nodes, num_nodes)
+    graph = GraphSource.homogeneous(src, dst, num_nodes, _node_fields(arrays, num_nodes, split or 0))
+    splits = max((len(arrays[key]) for key in SPLIT if key in arrays and arrays[key].ndim > 1), default=None)
+    if split is not None and splits is None:
+        raise ConfigError(f"split {split} was asked for; expected masks of several splits, (S, N).")
+    note = f"the first of {splits} splits was taken; mask_column= (--mask-column) chooses another."
+    return replace(graph, notes=[note] if split is None and splits is not None and splits > 1 else [])
+
+
+def _typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
     num_nodes = {key.removeprefix("num_nodes/"): int(arrays[key]) for key in arrays if key.startswith("num_nodes/")}
     relations = {key[len("edges/") : -len("/src")] for key in arrays if key[:6] == "edges/" and key[-4:] == "/src"}
     if not num_nodes or not relations:
@@ -140,7 +87,7 @@ def typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
             raise ConfigError(f"edges/{name}/dst is missing.")
         src, dst = (arrays[f"edges/{name}/{end}"] for end in ("src", "dst"))
         edges[etype] = ArrayEdges(*edge_ends(src, dst, num_nodes[etype[0]], num_nodes[etype[2]]))
-    node_data = {ntype: node_fields(_of_type(arrays, ntype, count), count) for ntype, count in num_nodes.items()}
+    node_data = {ntype: _node_fields(_of_type(arrays, ntype, count), count) for ntype, count in num_nodes.items()}
     return GraphSource(num_nodes, edges, node_data, {})
 
 
@@ -153,10 +100,14 @@ def _of_type(arrays: Mapping[str, Array], ntype: str, num_nodes: int) -> dict[st
     return found
 
 
-def write_npz(data: GraphData, path: StrPath) -> None:
-    """Write a graph so that `read_npz` gives it back."""
-    fields: dict[str, Any] = dict(data.node_data)  # Any: savez has a keyword that is no array
-    np.savez(path, src=data.src, dst=data.dst, num_nodes=np.int64(data.num_nodes), **fields)
+def mask_of_ids(what: str, nodes: Array, num_nodes: int) -> Array:
+    """The mask, (N,) bool, of a list of nodes; `ConfigError`, with its name, if it has other things than their IDs."""
+    is_list = nodes.ndim == 1 and nodes.dtype.kind in "iu"
+    if not is_list or first_outside(np.ascontiguousarray(nodes, np.int64), num_nodes) is not None:
+        raise ConfigError(f"{what} has others than IDs of the {num_nodes} nodes, (K,) from 0 on.")
+    mask = np.zeros(num_nodes, np.bool_)
+    mask[nodes] = True
+    return mask
 
 
 def edge_ends(src: Array, dst: Array, num_sources: int, num_destinations: int) -> tuple[Array, Array]:
@@ -172,8 +123,8 @@ def edge_ends(src: Array, dst: Array, num_sources: int, num_destinations: int) -
     return src, dst
 
 
-def node_fields(arrays: Mapping[str, Array], num_nodes: int, split: int = 0) -> dict[str, Array]:
-    """The fields of `GraphData.node_data`, named as in the `.npz` file; `ConfigError` if one's length is another."""
+def _node_fields(arrays: Mapping[str, Array], num_nodes: int, split: int = 0) -> dict[str, Array]:
+    """The fields of nodes among the arrays of `graph_of_arrays`; `ConfigError` if the length of one is another."""
     fields = {}
     if "feat_data" in arrays:
         fields["feat"] = _dense_features(arrays)
