@@ -24,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "IDs of the nodes in the input graph: .npy (S,), Parquet, or text such as CSV; of several columns FILE#COLUMN"
     )
     add("--nodes", required=True, metavar="FILE", help=nodes)
-    header = "whether a text file of nodes begins with names of columns; default: found out"
-    add("--header", action=argparse.BooleanOptionalAction, help=header)
+    add("--header", action=argparse.BooleanOptionalAction, help="whether text begins with names of columns (found out)")
     add("--out", type=Path, required=True, metavar="NPY", help="for the outputs, (S, ...)")
     add("--classes", type=int, metavar="C", help="of the model; default: one more than the greatest label")
     add("--ntype", help="node type of the nodes; may be left out if there is one")

@@ -28,7 +28,7 @@ POLL_SECONDS = 0.02
 NOTED_SECONDS = 0.5  # what compiles faster is not worth a line in the log
 
 HERE = Path(__file__).parent
-SHARED_SOURCES = *sorted((HERE / "cpu").glob("*.py")), HERE / "compiler.py", HERE / "attention_operands.py"
+SHARED_SOURCES = [*HERE.glob("*.py"), *(HERE / "cpu").glob("*.py")]
 
 
 @cache

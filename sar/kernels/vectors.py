@@ -47,7 +47,7 @@ class Functions(NamedTuple):
     """store(array, at, count, vector): writes the first `count` numbers, to an array of float32 or float64."""
 
     add_scaled: Any
-    """add_scaled(total, vector, factor): total + factor * vector, rounded once if the processor can."""
+    """add_scaled(total, vector, factor): total + factor * vector, rounded once if the processor can. None: 1."""
 
 
 def functions(lanes: int, *, whole: bool) -> Functions:
@@ -100,10 +100,11 @@ def functions(lanes: int, *, whole: bool) -> Functions:
     @intrinsic
     def add_scaled(_context: Any, total: Any, vector: Any, factor: Any) -> Any:
         def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            product = builder.fmul(arguments[1], _spread(builder, arguments[2]), flags=("contract",))
-            return builder.fadd(arguments[0], product, flags=("contract",))
+            before, value, by = arguments
+            product = value if factor == types.none else builder.fmul(value, _spread(builder, by), flags=("contract",))
+            return builder.fadd(before, product, flags=("contract",))
 
-        return total(total, vector, vector.kind), generate
+        return total(total, vector, factor if factor == types.none else vector.kind), generate
 
     def _place(context: Any, builder: Any, array: Any, value: Any, at: Any) -> Any:
         """A pointer to `lanes` elements of an array, and their type."""

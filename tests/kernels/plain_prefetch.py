@@ -54,7 +54,10 @@ def functions(lanes, *, whole):
     def store(array, at, count, vector):
         part(array, at, count)[:] = vector
 
-    return vectors.Functions(zeros, load, store, lambda total, vector, factor: total + factor * vector)
+    def add_scaled(total, vector, factor):
+        return total + (vector if factor is None else factor * vector)
+
+    return vectors.Functions(zeros, load, store, add_scaled)
 
 
 compiler.prefetch, compiler.wide, compiler.narrow, vectors.functions = prefetch, wide, narrow, functions

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sar.kernels import code_cache, compiler
+from sar.kernels import code_cache, compiler, vectors
+from sar.kernels.cpu import rows
 from tests.workers import REPOSITORY
 
 
@@ -48,6 +49,11 @@ def test_a_change_in_any_source_gives_the_code_another_name(tmp_path, monkeypatc
     assert len(set(names)) == 4
     assert all(name.startswith("loops.loop-") for name in names)
     assert file_of(folder) == names[-1]
+
+
+@pytest.mark.parametrize("module", (compiler, rows, vectors))
+def test_files_with_helpers_for_all_kernels_are_sources(module):
+    assert Path(module.__file__) in code_cache.SHARED_SOURCES
 
 
 def test_code_is_kept_for_each_processor(tmp_path, monkeypatch):

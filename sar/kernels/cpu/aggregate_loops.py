@@ -251,7 +251,7 @@ accumulate_others = _over_edges("accumulate_others", _combine({op: _adding[op] f
 """As `accumulate`, for ADD and DIV."""
 
 
-_add_rows = row_sums(lambda p, sign: np.float32(sign))
+_add_rows = row_sums(lambda p: None)
 
 
 @row_sums
@@ -278,7 +278,7 @@ def accumulate_rows(
             i, o = layout.a_offsets[h], own * layout.out_width + layout.out_offsets[h]
             where = csr, first, last, a.values, i, layout.a_width, layout.length, out.values, o, fresh
             if formula.op == COPY:
-                _add_rows(*where, formula.sign)
+                _add_rows(*where)
             else:
                 _add_scaled_rows(*where, csr, own, b, layout.b_width, layout.b_offsets[h])
     if fresh and u64(end) == groups:

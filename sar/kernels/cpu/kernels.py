@@ -96,7 +96,7 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
 def _add(csr: CSRView, formula: Formula, a: Table, b: Table, out: Tensor, whose: int, fresh: bool) -> None:
     op, layout = formula.op, formula.layout
     by_rows = a.whose == OTHER and whose == OWN and layout.a_step and layout.out_step
-    by_rows = by_rows and (op == loops.COPY or (op == loops.MUL and not layout.b_step))
+    by_rows = by_rows and ((op == loops.COPY and formula.sign == 1) or (op == loops.MUL and not layout.b_step))
     # Only a kernel that writes each element once can do without zeros; runs may share elements that are broadcast.
     writes = by_rows and layout.out_width == layout.length * len(layout.out_offsets)
     to = Table(as_numpy(out.zero_() if fresh and not writes else out), whose)

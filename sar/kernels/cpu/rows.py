@@ -79,7 +79,7 @@ def add_scaled(length: Index, out: Array, o: Index, a: Array, i: Index, factor: 
 def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
     """A function that adds some columns of `row_sums`: as many as there are lanes, or at most that if not `whole`."""
     zeros, load, store, add = vectors.functions(lanes, whole=whole)
-    # Edges between asking for their columns and adding them: this hides the latency of rows in memory.
+    # Edges between asking for their columns and adding them: this hides the latency of rows in memory, but narrow ones.
     lead, lines = u64(512 // lanes), u64(max(4 * lanes // compiler.CACHE_LINE, 1))
 
     @inline
@@ -89,7 +89,7 @@ def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
     ) -> None:  # fmt: skip
         total = zeros(out, count) if fresh else load(out, o, count)
         for p in range(first, last):
-            if p + lead < u64(csr.other.size):
+            if lanes > 32 and p + lead < u64(csr.other.size):
                 for line in range(lines):
                     prefetch(rows, u64(csr.other[p + lead]) * width + i, line)
             total = add(total, load(rows, u64(csr.other[p]) * width + i, count), factor(p, *given))
@@ -99,7 +99,7 @@ def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
 
 
 def row_sums(factor: Function) -> Function:
-    """A function that adds rows of other ends, each times factor(p, *given), in the order of edges.
+    """A function that adds rows of other ends, each times factor(p, *given), in the order of edges; None stands for 1.
 
     It is called with (csr, first, last, rows, i, width, length, out, o, fresh, *given), and adds factor * rows[other *
     width + i + c] to out[o + c] for c < length and each edge p from `first` to `last`, which keeps out in registers. If
