@@ -57,9 +57,7 @@ class Model(nn.Module):
         layers = list(pairwise(self.widths))
         if self.name == "GAT":
             return [Exchanged(out, values_read=True) for _, out in layers]
-        if self.name == "GIN":
-            return [Exchanged(i, constant=k == 0) for k, (i, _) in enumerate(layers)]
-        # SAGEConv and GraphConv multiply first where that makes rows narrower, and the product needs a gradient.
+        # Layers multiply first if that makes rows narrower, and the product needs a gradient.
         return [Exchanged(min(i, o), constant=k == 0 and i <= o) for k, (i, o) in enumerate(layers)]
 
     def _linear(self, layer: Any, x: Tensor) -> Tensor:

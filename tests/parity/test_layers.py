@@ -55,16 +55,18 @@ def test_layers(pool, world_size, scenario, dtype):
 
 
 def gin_layers(graph, data, aggregator, eps, learn):
-    """Two layers three times; the input of the first is constant, and is used once more."""
+    """Two layers three times, and one to fewer features; the input of the first is constant, and is used once more."""
     patch()
     x = data.nodes["x"]
     width = x.shape[1]
-    layers = [dgl.nn.GINConv(nn.Linear(width, width), aggregator, eps, learn, torch.tanh).to(x) for _ in range(2)]
+    linear = [nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 2, bias=not eps)]
+    layers = [dgl.nn.GINConv(function, aggregator, eps, learn, torch.tanh).to(x) for function in linear]
     for _ in range(3):
         hidden = layers[0](graph, x)
         out = layers[1](graph, (hidden, hidden[: graph.num_dst_nodes()])) + hidden + x
-    (out**2).sum().backward()
-    return {"node out": out, **parameter_gradients(nn.ModuleList(layers))}
+    narrow = layers[2](graph, hidden)
+    ((out**2).sum() + (narrow**3).sum()).backward()
+    return {"node out": out, "node narrow": narrow, **parameter_gradients(nn.ModuleList(layers))}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -48,13 +48,12 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
     """`SAGEConv`: the part of the nodes themselves is computed while their neighbours' rows travel."""
     if layer._aggre_type != "mean" or edge_weight is not None:
         return original(layer, graph, feat, edge_weight)
-    with graph.local_scope():
-        source, destination = ends_of(graph, feat, layer.feat_drop)
-        first = layer._in_src_feats > layer._out_feats  # the narrower features travel
-        graph.srcdata["h"] = layer.fc_neigh(source) if first else source
-        with meanwhile(partial(layer.fc_self, destination)) as own:
-            mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", graph.srcdata["h"])
-        out: Tensor = (mean if first else layer.fc_neigh(mean)) + own()
+    source, destination = ends_of(graph, feat, layer.feat_drop)
+    first = layer._in_src_feats > layer._out_feats  # the narrower features travel
+    rows = layer.fc_neigh(source) if first else source
+    with meanwhile(partial(layer.fc_self, destination)) as own:
+        mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", rows)
+    out: Tensor = (mean if first else layer.fc_neigh(mean)) + own()
     out = out if layer.activation is None else layer.activation(out)
     return out if layer.norm is None else layer.norm(out)
 
@@ -81,10 +80,8 @@ def graph_conv(
     first = layer._in_feats > layer._out_feats  # the narrower features travel
     out = source @ kernel if first else source
     out = out * norm(graph.out_degrees()) if layer._norm in ("left", "both") else out
-    if layer._norm in ("right", "both"):
-        out = aggregate(graph.call_context(), SCALED_SOURCE, "sum", out, norm(graph.in_degrees()))
-    else:
-        out = aggregate(graph.call_context(), COPY_SOURCE, "sum", out)
+    factors = [norm(graph.in_degrees())] if layer._norm in ("right", "both") else []
+    out = aggregate(graph.call_context(), SCALED_SOURCE if factors else COPY_SOURCE, "sum", out, *factors)
     if first:
         out = out if layer.bias is None else out + layer.bias
     else:
@@ -93,19 +90,27 @@ def graph_conv(
 
 
 def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Any:
-    """`GINConv`: own rows are added to the sums in their place, without tensors of products and of the result."""
+    """`GINConv`: own rows are added to the sums in their place, without tensors of products and of the result.
+
+    A linear layer to fewer features comes before the sums, so that the narrower features travel.
+    """
     source, destination = ends_of(graph, feat, lambda rows: rows)  # a module might have hooks, as all modules do
     alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype
     eps = layer.eps if isinstance(layer.eps, Tensor) and layer.eps.numel() == 1 else None
     plain = eps is not None and eps.dtype == source.dtype and not eps.requires_grad
     if edge_weight is not None or not (plain and alike and destination.is_cpu):
         return original(layer, graph, feat, edge_weight)
-    fn = require_dgl().function
-    with graph.local_scope():
-        graph.srcdata["h"] = source
-        graph.update_all(fn.copy_u("h", "m"), getattr(fn, layer._aggregator_type)("m", "neigh"))
-        out = graph.dstdata["neigh"].add_(destination, alpha=(1 + layer.eps).item())
-    out = out if layer.apply_func is None else layer.apply_func(out)
+    linear, is_sum = layer.apply_func, layer._aggregator_type != "max" and not torch.is_autocast_enabled("cpu")
+    first = is_sum and is_exactly(linear, nn.Linear) and linear.in_features > linear.out_features
+    if first:
+        rows = nn.functional.linear(source, linear.weight)
+        source, destination = rows, rows if destination is source else nn.functional.linear(destination, linear.weight)
+    out = aggregate(graph.call_context(), COPY_SOURCE, layer._aggregator_type, source)
+    out = out.add_(destination, alpha=(1 + layer.eps).item())
+    if first and linear.bias is not None:
+        out = out.add_(linear.bias)
+    elif linear is not None and not first:
+        out = linear(out)
     return out if layer.activation is None else layer.activation(out)
 
 
@@ -113,10 +118,8 @@ def tag_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, edge_weigh
     """`TAGConv`: each hop's product is computed while rows of the next travel, in place of one product of all hops."""
     plain = graph.is_homogeneous and not graph.is_block and edge_weight is None and is_exactly(layer.lin, nn.Linear)
     fits = feat.shape == (graph.num_nodes(), layer._in_feats) and feat.itemsize > 2
-    if not plain or not fits or torch.is_autocast_enabled("cpu"):
-        return original(layer, graph, feat, edge_weight)
-    context = graph.call_context()
-    if not context.can_hide_wire(feat):
+    hides = plain and fits and (context := graph.call_context()).can_hide_wire(feat)
+    if not hides or torch.is_autocast_enabled("cpu"):
         return original(layer, graph, feat, edge_weight)
     norm = graph.in_degrees().to(feat).clamp(min=1).pow(-0.5).unsqueeze(1)
     *weights, last = layer.lin.weight.T.split(layer._in_feats)

@@ -204,10 +204,8 @@ class Operation:
         source = next((i for i, operand in enumerate(spec.operands) if operand.target is Target.U), None)
         what = f"update_all, {reducer}" if reducer else "apply_edges"
         widths = " and ".join(str(operand.shape) for operand in spec.operands)
-        signature, sum_dtype = (
-            context.signature(f"{what} of {message}: {dtype}, widths {widths}"),
-            accumulation_dtype(dtype),
-        )
+        signature = context.signature(f"{what} of {message}: {dtype}, widths {widths}")
+        sum_dtype = accumulation_dtype(dtype)
         widest = None if source is None else RowFormat((FieldFormat(sum_dtype, spec.operands[source].shape),))
         count = len(sides)
         reads = [operand_values_needed(message.op, side) for side in SIDES[:count]]
