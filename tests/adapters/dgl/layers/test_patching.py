@@ -120,6 +120,32 @@ def test_layers_of_unpatched_dgl_say_what_to_call(pool, how):
         assert "call sar.edge_softmax, or import DGL's after sar.patch_dgl()" in softmax.message
 
 
+def of_other_lengths(mine):
+    """Features of a node less or more than the worker has."""
+    partition, data = mine
+    sar.patch_dgl()
+    graph, x = sar.construct_full_graph(partition), data.nodes["x"].float()
+    width, options, layers = x.shape[1], {"allow_zero_in_degree": True}, dgl.nn
+    layers = [
+        *(layers.GraphConv(width, width, norm=norm, **options) for norm in ("none", "right", "both")),
+        *(
+            layers.SAGEConv(width, 2, "mean"),
+            layers.GINConv(nn.Linear(width, 2)),
+            layers.GATConv(width, 2, 2, **options),
+        ),
+    ]
+    return [catch_and_recover(layer, graph, rows) for layer in layers for rows in (x[1:], torch.cat([x, x[:1]]))]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_features_of_another_length_are_refused(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    for failures in pool.run(of_other_lengths, per_rank=deal(parts, random_data(parts))):
+        for failure in failures:
+            assert "GraphError" in failure.bases
+            assert "expected a row for each of" in failure.message
+
+
 PATCHED = {patch.layer.rpartition(".")[2] for patch in LAYERS}
 OF_EACH_LAYER = {layer_of(name): name for name in CONVS}
 PATCHED_CASES = [
