@@ -133,9 +133,7 @@ def ends_of(graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], T
     counts = [graph.num_src_nodes(), graph.num_dst_nodes()]
     if [len(rows) for rows in given] != counts:
         shapes = " and ".join(str(tuple(rows.shape)) for rows in given)
-        raise GraphError(
-            f"features have shapes {shapes}; expected a row for each of {counts} sources and destinations."
-        )
+        raise GraphError(f"Features have shapes {shapes}; pass a row for each of {counts} sources and destinations.")
     if isinstance(feat, tuple):
         return drop(feat[0]), drop(feat[1])
     source = drop(feat)
