@@ -47,7 +47,7 @@ def prepare(name: str, size: GeneratedEdges, data: Path, work: Path, seed: int) 
     """
     if name not in ("rmat", "sbm"):
         graph = load_dataset(name, data)
-        if len(graph.edges) != 1:
+        if not graph.is_homogeneous:
             raise ConfigError(f"'{name}' is heterogeneous; this benchmark takes graphs of one type.")
         file = work / f"{Path(name).stem}.edges"
         _write(file, lambda: iter([graph.ends()]))

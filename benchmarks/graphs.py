@@ -149,6 +149,6 @@ def featured_graph(name: str, data: Path) -> GraphSource:
 
 def _real_graph(name: str, data: Path) -> GraphSource:
     graph = load_dataset(name, data)
-    if len(graph.edges) != 1:
+    if not graph.is_homogeneous:
         raise ConfigError(f"'{name}' is heterogeneous; the models measured need one node type and one edge type.")
     return graph

@@ -34,7 +34,7 @@ def main() -> None:
         write_npz(community_graph(2708, 10_556, num_features=1433, num_classes=7, homophily=0.8, signal=0.04), CORA)
         print(f"there is no {CORA} here: made a generated graph of that size")
     graph = load_dataset(arguments.dataset, arguments.data)
-    if len(graph.edges) == len(graph.num_nodes) == 1:
+    if graph.is_homogeneous:
         graph, model = training_graph(graph), "full_graph.py"
     else:
         graph, model = graph.without(arguments.leave_out).with_reverse_edges(), "rgcn.py"

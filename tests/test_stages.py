@@ -18,7 +18,7 @@ from tests.stages import stages_in, without_stages
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    write_npz(with_split(community_graph(300, 2400, 6, 4), (0.6, 0.2, 0.2), 0), tmp_path / "graph.npz")
+    write_npz(with_split(community_graph(300, 2400, 6, 4)), tmp_path / "graph.npz")
     return tmp_path / "graph.npz"
 
 
@@ -67,7 +67,7 @@ def stages_of_a_worker(folder):
 
 @pytest.mark.parametrize("world_size", [2])
 def test_loading_and_sampling_tell_of_their_stages(pool: int, tmp_path: Path) -> None:
-    graph = with_split(community_graph(300, 2400, 6, 4), (0.6, 0.2, 0.2), 0)
+    graph = with_split(community_graph(300, 2400, 6, 4))
     divide(graph, tmp_path, "small", 2)
     for rank, (lines, nodes, edges) in enumerate(pool.run(stages_of_a_worker, str(tmp_path))):
         stages = [line for line in lines if not line.startswith(("DGL", "compiling"))]

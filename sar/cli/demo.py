@@ -22,7 +22,7 @@ from sar.errors import ConfigError
 from sar.host.cuda import peak_memory, why_no_cuda
 from sar.host.processes import run_workers
 from sar.kernels import compile_ahead
-from sar.partition.graph_source import GraphSource
+from sar.partition.graph_source import ONLY_TYPE, GraphSource
 from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
@@ -102,7 +102,7 @@ def _graph(arguments: argparse.Namespace) -> tuple[GraphSource, str]:
         graph, name = community_graph(arguments.nodes, edges, seed=arguments.seed), "communities"
     else:
         graph, name = load_dataset(arguments.dataset, arguments.data), Path(arguments.dataset).stem
-    if len(graph.edges) != 1 or len(graph.num_nodes) != 1:
+    if not graph.is_homogeneous:
         raise ConfigError(f"'{name}' is heterogeneous; the demo's models need one node type and one edge type.")
     (fields,) = graph.node_data.values()
     for field, what in (("feat", "node features"), ("label", "labels of nodes")):
@@ -196,9 +196,7 @@ def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Te
         graph = dgl_graph(src, dst, whole.total_nodes)
     else:
         edges = [ShardEdgesAndFeatures((torch.from_numpy(src), torch.from_numpy(dst)), {})]
-        graph = sar.construct_full_graph(
-            PartitionData(edges, [(0, whole.total_nodes)], {}, ["_N"], [("_N", "_E", "_N")])
-        )
+        graph = sar.construct_full_graph(PartitionData(edges, [(0, whole.total_nodes)], {}, ["_N"], [ONLY_TYPE]))
     return graph, fields["feat"], task, torch.arange(whole.total_nodes)
 
 

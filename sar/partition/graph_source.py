@@ -244,6 +244,10 @@ class GraphSource:
                 row += len(src)
                 yield src + first if first else src, dst + other if other else dst  # adding 0 would copy
 
+    @property
+    def is_homogeneous(self) -> bool:
+        return [*self.edges] == [ONLY_TYPE]
+
     def ends(self) -> tuple[Array, Array]:
         """Sources and destinations of all edges, (E,) int64 each, in memory; otherwise as `chunks`."""
         pieces = [(np.empty(0, np.int64), np.empty(0, np.int64)), *self.chunks()]

@@ -15,7 +15,7 @@ from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
-from sar.partition.graph_source import ArrayEdges, GraphSource, logged_stages
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, GraphSource, logged_stages
 from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.masks import check_splits, with_masks, with_split
 from sar.partition.ingest.objects import as_array, from_object
@@ -135,9 +135,9 @@ def training_graph(graph: GraphSource, seed: int = 0, *, undirected: bool = True
     """
     with tempfile.TemporaryDirectory() as scratch:
         graph = clean_up(replace(graph, edge_data={}), scratch, undirected=undirected, self_loops="add")
-        graph = replace(graph, edges={etype: ArrayEdges(*graph.ends()) for etype in graph.edges})
+        graph = replace(graph, edges={ONLY_TYPE: ArrayEdges(*graph.ends())})
     (fields,) = graph.node_data.values()
-    return graph if all(name in fields for name in SPLIT) else with_split(graph, (0.6, 0.2, 0.2), seed)
+    return graph if all(name in fields for name in SPLIT) else with_split(graph, seed=seed)
 
 
 def divide(graph: GraphSource, out_dir: StrPath, name: str, num_parts: int) -> PartitionReport:

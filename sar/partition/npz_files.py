@@ -63,11 +63,12 @@ def graph_of_arrays(arrays: Mapping[str, Array], split: int | None = None) -> Gr
     num_nodes = int(arrays["num_nodes"])
     src, dst = edge_ends(arrays["src"], arrays["dst"], num_nodes, num_nodes)
     graph = GraphSource.homogeneous(src, dst, num_nodes, _node_fields(arrays, num_nodes, split or 0))
-    splits = max((len(arrays[key]) for key in SPLIT if key in arrays and arrays[key].ndim > 1), default=None)
-    if split is not None and splits is None:
+    several = [len(arrays[key]) for key in SPLIT if key in arrays and arrays[key].ndim > 1]
+    if split is not None and not several:
         raise ConfigError(f"split {split} was asked for; expected masks of several splits, (S, N).")
-    note = f"the first of {splits} splits was taken; mask_column= (--mask-column) chooses another."
-    return replace(graph, notes=[note] if split is None and splits is not None and splits > 1 else [])
+    taken = split is None and max(several, default=1) > 1
+    note = "the first of {} splits was taken; mask_column= (--mask-column) chooses another."
+    return replace(graph, notes=[note.format(max(several))] if taken else [])
 
 
 def _typed_graph(arrays: Mapping[str, Array]) -> GraphSource:

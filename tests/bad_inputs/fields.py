@@ -173,7 +173,7 @@ CASES = {
     ),
     "a layer's input of another number of nodes": case(
         lambda: dgl.nn.SAGEConv(3, 2, "mean")(graph(), ones(N - 1, 3)),
-        "Features have shapes (19, 3) and (19, 3); pass a row for each of [20, 20] sources and destinations.",
+        "Field 'h' has shape (19, 3), but there are 20 nodes of type '_N' on this worker; set one row for each.",
     ),
     "rows of another width to normalise": case(
         lambda: sar.DistributedBN1D(3)(ones(4, 2)),

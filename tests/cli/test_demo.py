@@ -107,9 +107,7 @@ def test_demo_takes_a_graph_from_a_file(tmp_path: Path) -> None:
 
 
 def test_demo_refuses_a_heterogeneous_graph(tmp_path: Path) -> None:
-    np.savez(
-        tmp_path / "typed.npz", **{"num_nodes/a": 2, "num_nodes/b": 2, "edges/a:r:b/src": [0], "edges/a:r:b/dst": [1]}
-    )
+    np.savez(tmp_path / "typed.npz", **{"num_nodes/a": 2, "edges/a:r:a/src": [0], "edges/a:r:a/dst": [1]})
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     with pytest.raises(ConfigError, match="'typed' is heterogeneous"):

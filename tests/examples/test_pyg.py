@@ -23,7 +23,7 @@ def labelled(num_nodes, generator):
 
 
 def communities():
-    arrays = with_split(community_graph(300, 2400, num_features=12, num_classes=4), (0.6, 0.2, 0.2), 0)
+    arrays = with_split(community_graph(300, 2400, num_features=12, num_classes=4))
     fields = {name: torch.from_numpy(values) for name, values in arrays.node_data["_N"].items()}
     return Data(
         x=fields["feat"].double(),

@@ -27,7 +27,7 @@ BOTH_WAYS = [(0, 1), (1, 0), (1, 2), (2, 1)]
 
 @pytest.fixture(scope="module")
 def communities() -> GraphSource:
-    return with_split(community_graph(1500, 15_000, 1, 4, homophily=0.95), (0.6, 0.2, 0.2), 0)
+    return with_split(community_graph(1500, 15_000, 1, 4, homophily=0.95))
 
 
 def task_on(graph: GraphSource, num_parts: int, **options: object) -> AssignmentTask:

@@ -23,7 +23,7 @@ from tests.partition.tasks import odd_graphs
 
 @pytest.fixture(scope="module")
 def graph() -> GraphSource:
-    return with_split(community_graph(2000, 30_000, num_features=16, num_classes=4), (0.6, 0.2, 0.2), 0)
+    return with_split(community_graph(2000, 30_000, num_features=16, num_classes=4))
 
 
 def divide(graph: GraphSource, parts: Any, scratch: Path) -> Assigned:
@@ -83,7 +83,7 @@ def test_a_given_assignment_has_its_number(tmp_path: Path, graph: GraphSource) -
 
 
 def test_the_directory_has_the_parts_chosen(tmp_path: Path) -> None:
-    data = with_split(community_graph(300, 3000, num_features=16, num_classes=4), (0.6, 0.2, 0.2), 0)
+    data = with_split(community_graph(300, 3000, num_features=16, num_classes=4))
     write_npz(data, tmp_path / "small.npz")
     source = partial(open_graph, tmp_path / "small.npz")
     assigning = AssigningOptions(PartsByMemory(2, 10**6, 970_000), "random", write_assignment=tmp_path / "written")

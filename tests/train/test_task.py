@@ -244,7 +244,7 @@ def of_partition(json_file, ntype):
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_of_a_partition(pool, world_size, tmp_path: Path):
-    graph = with_split(community_graph(20, 40, 4, 3), (0.6, 0.2, 0.2), 0)
+    graph = with_split(community_graph(20, 40, 4, 3))
     json_file = divide(graph, tmp_path, "graph", 2).json_file
     results = pool.run(of_partition, json_file, None)
     labels = graph.node_data["_N"]["label"]

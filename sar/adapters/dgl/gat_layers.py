@@ -128,12 +128,9 @@ def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor
 
 
 def ends_of(graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Features of the sources and the destinations, after dropout; `GraphError` unless there is a row for each."""
-    given = feat if isinstance(feat, tuple) else (feat, _own(graph, feat))
-    counts = [graph.num_src_nodes(), graph.num_dst_nodes()]
-    if [len(rows) for rows in given] != counts:
-        shapes = " and ".join(str(tuple(rows.shape)) for rows in given)
-        raise GraphError(f"Features have shapes {shapes}; pass a row for each of {counts} sources and destinations.")
+    """Features of the sources and the destinations, after dropout; `GraphError` if they do not fit."""
+    with graph.local_scope():  # a frame takes a row for each node, dense and on the graph's device
+        graph.srcdata["h"], graph.dstdata["h"] = feat if isinstance(feat, tuple) else (feat, _own(graph, feat))
     if isinstance(feat, tuple):
         return drop(feat[0]), drop(feat[1])
     source = drop(feat)

@@ -107,9 +107,9 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
         source, destination = rows, rows if destination is source else nn.functional.linear(destination, linear.weight)
     out = aggregate(graph.call_context(), COPY_SOURCE, layer._aggregator_type, source)
     out = out.add_(destination, alpha=(1 + layer.eps).item())
-    if first and linear.bias is not None:
-        out = out.add_(linear.bias)
-    elif linear is not None and not first:
+    if first:
+        out = out if linear.bias is None else out.add_(linear.bias)
+    elif linear is not None:
         out = linear(out)
     return out if layer.activation is None else layer.activation(out)
 

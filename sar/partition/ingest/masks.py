@@ -135,7 +135,7 @@ def mask_of_files(source: InputFiles, num_nodes: int, given: Column | None) -> A
     return mask
 
 
-def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphSource:
+def with_split(graph: GraphSource, shares: Sequence[float] = (0.6, 0.2, 0.2), seed: int = 0) -> GraphSource:
     """Add masks that divide the labelled nodes of every type at random, in shares with a sum of at most 1.
 
     A node is labelled if its `label` is a number from 0 on, or has several columns. In a graph without labels, and

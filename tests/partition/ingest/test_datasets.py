@@ -27,7 +27,7 @@ def tiny(**node_data: Any) -> GraphSource:
 
 
 def test_npz_comes_back_as_written(tmp_path: Path) -> None:
-    graph = with_split(community_graph(200, 1000, num_classes=3), (0.6, 0.2, 0.2), 0)
+    graph = with_split(community_graph(200, 1000, num_classes=3))
     write_npz(graph, tmp_path / "graph.npz")
     assert_same(read_npz(tmp_path / "graph.npz"), graph)
 

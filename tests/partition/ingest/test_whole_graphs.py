@@ -95,7 +95,7 @@ def test_bad_dgl_files(tmp_path):
 
 
 def test_npz(tmp_path):
-    data = with_split(community_graph(50, 200, num_features=3), (0.6, 0.2, 0.2), 0)
+    data = with_split(community_graph(50, 200, num_features=3))
     write_npz(data, tmp_path / "graph.npz")
     graph = open_graph(tmp_path / "graph.npz", tmp_path / "scratch")
     assert_same(graph, from_object(data))
