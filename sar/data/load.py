@@ -236,7 +236,13 @@ def _shards(
         if not ids_here and not features_here:
             continue
         rows, bounds = fields.rows_of(type_id)
-        position = _positions(edges.edge_id[rows], int(edge_ranges[files.part, type_id, 0]))
+        own_ids, first = edges.edge_id[rows], int(edge_ranges[files.part, type_id, 0])
+        number = torch.int32 if len(own_ids) < 2**31 else torch.int64
+        position = torch.empty(len(own_ids), dtype=number, device="cpu")  # in `own_ids`, of the IDs from `first` on
+        for chunk in pieces(len(own_ids)):
+            position.scatter_(
+                0, own_ids[chunk] - first, torch.arange(chunk.start, chunk.stop, dtype=number, device="cpu")
+            )
         for one in ids_here:
             ids = one.stored.load(device, position).long()
             if several:
@@ -246,13 +252,3 @@ def _shards(
         for one in features_here:
             fields.add_feature(etype, one.name, one.load(device, position, empty_spillable), bounds)
     return fields.cut()
-
-
-def _positions(edge_id: Tensor, first: int) -> Tensor:
-    """The positions in `edge_id` of the IDs `first`, `first + 1`, ..."""
-    count = len(edge_id)
-    position = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64, device="cpu")
-    for chunk in pieces(count):
-        numbers = torch.arange(chunk.start, chunk.stop, dtype=position.dtype, device="cpu")
-        position.scatter_(0, edge_id[chunk] - first, numbers)
-    return position

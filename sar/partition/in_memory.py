@@ -124,7 +124,16 @@ def partition_graph(
 
     call = "partitioning (sar.partition_graph), which all workers do together"
     part_of = by_worker_0(call, partition, (graph.total_nodes,))
-    return _original_ids(graph, part_of) if return_mapping else None
+    if not return_mapping:
+        return None
+
+    def by_part(parts: Array) -> Tensor:  # original IDs by new ones, which go by part, and then as in the graph
+        return torch.from_numpy(np.argsort(parts, kind="stable"))
+
+    nodes = {ntype: by_part(parts) for ntype, parts in graph.by_type(part_of).items()}
+    edges = {etype: by_part(parts) for etype, parts in graph.by_destination(part_of).items()}
+    alone = len(nodes) == len(edges) == 1
+    return (next(iter(nodes.values())), next(iter(edges.values()))) if alone else (nodes, edges)
 
 
 def training_graph(graph: GraphSource, seed: int = 0, *, undirected: bool = True) -> GraphSource:
@@ -177,16 +186,3 @@ def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
     if len(kinds) > _MOST_KINDS:
         raise ConfigError(f"balance_ntypes has more than {_MOST_KINDS} kinds of nodes; expected at most so many.")
     return kinds
-
-
-def _original_ids(graph: GraphSource, part_of: Array) -> Mapped:
-    """Original IDs of nodes and edges by new ones: within a type these go by part, and then as in the graph."""
-
-    def by_part(parts: Array) -> Tensor:
-        return torch.from_numpy(np.argsort(parts, kind="stable"))
-
-    nodes = {ntype: by_part(parts) for ntype, parts in graph.by_type(part_of).items()}
-    edges = {etype: by_part(parts) for etype, parts in graph.by_destination(part_of).items()}
-    if len(nodes) == len(edges) == 1:
-        return next(iter(nodes.values())), next(iter(edges.values()))
-    return nodes, edges

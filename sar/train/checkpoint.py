@@ -191,7 +191,16 @@ def load_checkpoint(
         saved = shared["optimizers"] or shared["schedulers"] or part["loaders"]
         alone = optimizer is None and scheduler is None and loaders is None and saved
         if alone:
-            _leave_training(version, shared, part)
+            if len(part["rows"]) > 1:  # they are in the order of the optimizers
+                raise CheckpointError(
+                    f"{version.path} has several embeddings; load it with the optimizers that were saved."
+                )
+            logger.warning(
+                "%s has %d optimizers, %d schedulers and %d loaders, which are not loaded; pass them to go on with "
+                "training",
+                *(version.path, len(shared["optimizers"]), len(shared["schedulers"]), len(part["loaders"])),
+            )
+            shared["optimizers"], shared["schedulers"], part["loaders"] = [], [], []
         _check_count("optimizers", shared["optimizers"], optimizers)
         _check_count("schedulers", shared["schedulers"], _several(scheduler))
         _check_count("loaders", part["loaders"], _several(loaders))
@@ -210,7 +219,10 @@ def load_checkpoint(
                 if model is not None:
                     model.load_state_dict(shared["model"])
                 for into, state in zip(optimizers, shared["optimizers"], strict=True):
-                    _check_settings(into, state)
+                    for own, old in zip(into.param_groups, state["param_groups"], strict=True):
+                        unknown, lacking = sorted(old.keys() - own.keys()), sorted(own.keys() - old.keys())
+                        if unknown and lacking:  # another kind; another release of torch, or a scheduler, has one only
+                            raise ValueError(f"the saved optimizer has {unknown}, {type(into).__name__} {lacking}")
                 for into, state in zip(others, states, strict=True):
                     into.load_state_dict(state)
             except CommunicationError:
@@ -247,17 +259,6 @@ def _unchanged_by_errors(model: nn.Module | None, others: Sequence[Any]) -> Iter
         raise
 
 
-def _leave_training(version: Version, shared: dict[str, Any], part: dict[str, Any]) -> None:
-    """Take optimizers, schedulers and loaders out of the state to load."""
-    if len(part["rows"]) > 1:  # they are in the order of the optimizers
-        raise CheckpointError(f"{version.path} has several embeddings; load it with the optimizers that were saved.")
-    logger.warning(
-        "%s has %d optimizers, %d schedulers and %d loaders, which are not loaded; pass them to go on with training",
-        *(version.path, len(shared["optimizers"]), len(shared["schedulers"]), len(part["loaders"])),
-    )
-    shared["optimizers"], shared["schedulers"], part["loaders"] = [], [], []
-
-
 def _several(given: Any) -> list[Any]:
     if given is None:
         return []
@@ -272,14 +273,6 @@ def _embeddings(
     inside = [] if model is None else [module for module in model.modules() if isinstance(module, DistEmbedding)]
     found = dict.fromkeys([*given, *(emb for optimizer in sparse for emb in optimizer.embeddings), *inside])
     return [(emb, [optimizer for optimizer in sparse if emb in optimizer.embeddings]) for emb in found]
-
-
-def _check_settings(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Refuse the state of another kind of optimizer, which torch takes."""
-    for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        unknown, lacking = saved.keys() - own.keys(), own.keys() - saved.keys()
-        if unknown and lacking:  # another release of torch, or a scheduler, adds settings or lacks them
-            raise ValueError(f"the saved optimizer has {sorted(unknown)}, {type(optimizer).__name__} {sorted(lacking)}")
 
 
 def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, Any]) -> list[str]:

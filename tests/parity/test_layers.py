@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import sar
+from tests.core.attempts import assert_disagreement, fail_on_all_ranks
 from tests.graphs import load_cora, partition_in_memory
 from tests.matrix import corner
 from tests.parity.conv_layers import conv_gradients
@@ -118,6 +119,63 @@ def gin_with_eps(graph, data, eps, hooked):
 def test_gin_with_an_epsilon_of_any_kind_calls_no_module_of_its_own(pool, eps, hooked):
     parts = SCENARIOS["random"](2)
     check(pool, parts, random_data(parts, torch.float64), [(gin_with_eps, (eps, hooked))])
+
+
+EQUAL_WIDTHS = {
+    "SAGEConv": lambda width: dgl.nn.SAGEConv(width, width, "mean", activation=torch.tanh),
+    "SAGEConv no bias": lambda width: dgl.nn.SAGEConv(width, width, "mean", bias=False),
+    "GraphConv both": lambda width: dgl.nn.GraphConv(width, width, "both", allow_zero_in_degree=True),
+    "GraphConv left": lambda width: dgl.nn.GraphConv(width, width, "left", allow_zero_in_degree=True),
+    "GraphConv right": lambda width: dgl.nn.GraphConv(width, width, "right", bias=False, allow_zero_in_degree=True),
+    "GraphConv none": lambda width: dgl.nn.GraphConv(width, width, "none", allow_zero_in_degree=True),
+    "GINConv sum": lambda width: dgl.nn.GINConv(nn.Linear(width, width), "sum", 0.3),
+    "GINConv mean": lambda width: dgl.nn.GINConv(nn.Linear(width, width, bias=False), "mean"),
+}
+"""Layers whose product comes before the sum if their input has a gradient, and behind it if it is constant."""
+
+
+def equal_widths(graph, data, name, hooked):
+    """Two layers on a constant and on a leaf; a hook keeps what the product's module gets and doubles its result."""
+    patch()
+    seen = []
+
+    def hook(module, inputs, out):
+        seen.append(inputs[0].detach().clone())
+        return 2 * out
+
+    x, constant = data.leaf("x"), data.nodes["x"] + 0.5
+    layers = nn.ModuleList(EQUAL_WIDTHS[name](x.shape[1]).to(x) for _ in range(2))
+    for layer in layers if hooked else ():
+        product = layer.apply_func if name.startswith("GIN") else layer.fc_neigh
+        product.register_forward_hook(hook)
+    out = layers[1](graph, layers[0](graph, constant)) + layers[0](graph, x)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    seen_rows = {f"node seen {i}": rows for i, rows in enumerate(seen)}
+    return {"node out": out, "node x.grad": x.grad, **seen_rows, **parameter_gradients(layers)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("scenario", ["random", "isolated"])
+def test_a_product_to_as_many_features(pool, world_size, scenario):
+    parts = SCENARIOS[scenario](world_size)
+    cases = [
+        (equal_widths, (name, hooked)) for name in EQUAL_WIDTHS for hooked in (False, True)[: 2 - ("Graph" in name)]
+    ]
+    check(pool, parts, random_data(parts, torch.float64), cases)
+
+
+def hook_on_one_worker(graph, data):
+    layer = dgl.nn.SAGEConv(6, 6, "mean").double()
+    if sar.rank() == 1:
+        layer.fc_neigh.register_forward_hook(lambda module, inputs, out: None)
+    sar.patch_dgl()
+    layer(graph, data.leaf("x"))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_hook_on_one_worker_only(pool):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), hook_on_one_worker)
+    assert_disagreement(failures, "worker 0: ", "as the layer's modules have no hooks here", "worker 1: ")
 
 
 class Gcn(nn.Module):

@@ -83,7 +83,7 @@ def returns(mine):
 def fills_the_disk(mine):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        if sar.rank() >= 2:
+        if sar.rank() == VICTIM:  # alone, as the limit is its process's
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
         kept = torch.randn(50_000)
         sar.all_sum(1)

@@ -69,7 +69,15 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
             partition_book=served.book,
         )
     distributed = construct_full_graph(data)
-    _set_node_features(distributed, data)
+    types = data.node_features[NTYPE]
+    for type_id, ntype in enumerate(data.node_type_names):
+        frame = distributed.nodes[ntype].data
+        for name in (NID, ORIG_ID):
+            if name in data.node_features:
+                frame[name] = data.node_features[name][types == type_id]
+        for key, values in data.node_features.items():
+            if key.startswith(f"{ntype}/"):
+                frame[key.removeprefix(f"{ntype}/")] = values
     return distributed
 
 
@@ -185,15 +193,3 @@ def _features(tensors: Mapping[str, Any], what: str, count: int) -> list[tuple[s
                 "each. Partition the graph again."
             )
     return found
-
-
-def _set_node_features(graph: GraphShardManager, data: PartitionData) -> None:
-    types = data.node_features[NTYPE]
-    for type_id, ntype in enumerate(data.node_type_names):
-        frame = graph.nodes[ntype].data
-        for name in (NID, ORIG_ID):
-            if name in data.node_features:
-                frame[name] = data.node_features[name][types == type_id]
-        for key, values in data.node_features.items():
-            if key.startswith(f"{ntype}/"):
-                frame[key.removeprefix(f"{ntype}/")] = values

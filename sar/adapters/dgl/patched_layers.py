@@ -30,10 +30,10 @@ from sar.core.eager import is_exactly, views_of_nothing
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
 from sar.core.overlap import meanwhile
-from sar.core.passing.builtin import COPY_SOURCE, SCALED_SOURCE, aggregate, copy_to_edges
+from sar.core.passing.builtin import COPY_SOURCE, SCALED_SOURCE, Operand, aggregate, copy_to_edges
 from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import GraphError
-from sar.kernels import compile_ahead
+from sar.kernels import Target, compile_ahead
 from sar.logging_setup import logger
 from sar.nn.edge_softmax import edge_softmax
 from sar.nn.statistics import normalise
@@ -43,17 +43,43 @@ T = TypeVar("T")
 Forward = Callable[..., Any]
 _FORWARD = "forward"
 
+_PRODUCTS = Operand(Target.U, "products, which come first as the layer's modules have no hooks here")
+COPY_PRODUCT, SCALED_PRODUCT = (message._replace(lhs=_PRODUCTS) for message in (COPY_SOURCE, SCALED_SOURCE))
+"""Messages with a name that makes workers disagree if only some of them send products, and others features."""
+
+
+def _multiplies_first(graph: GraphShardManager, source: Tensor, width: int, product_width: int) -> bool:
+    """Whether a product comes before the sum: narrower rows travel, or the backward needs no tensor of sums.
+
+    The second does not hold for features without a gradient, which need no exchange in the backward behind their sum.
+    """
+    equal = width == product_width and source.requires_grad and graph.is_homogeneous and not graph.is_block
+    return width > product_width or equal
+
+
+def _is_autocast(x: Tensor) -> bool:
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
 
 def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Tensor:
-    """`SAGEConv`: the part of the nodes themselves is computed while their neighbours' rows travel."""
+    """`SAGEConv`: the part of the nodes themselves is computed while their neighbours' rows travel.
+
+    The mean is added to it in place. Between equal widths, the product comes before the mean, which is then not saved.
+    """
     if layer._aggre_type != "mean" or edge_weight is not None:
         return original(layer, graph, feat, edge_weight)
     source, destination = ends_of(graph, feat, layer.feat_drop)
-    first = layer._in_src_feats > layer._out_feats  # the narrower features travel
+    exact = is_exactly(layer.fc_self, nn.Linear) and is_exactly(layer.fc_neigh, nn.Linear)
+    exact = exact and layer.fc_neigh.bias is None and not _is_autocast(source)
+    width, out_width = layer._in_src_feats, layer._out_feats
+    first = width > out_width or (exact and _multiplies_first(graph, source, width, out_width))
     rows = layer.fc_neigh(source) if first else source
     with meanwhile(partial(layer.fc_self, destination)) as own:
-        mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", rows)
-    out: Tensor = (mean if first else layer.fc_neigh(mean)) + own()
+        mean = aggregate(graph.call_context(), COPY_PRODUCT if first else COPY_SOURCE, "mean", rows)
+    if exact:
+        out = own().add_(mean) if first else own().addmm_(mean, layer.fc_neigh.weight.T)
+    else:
+        out = (mean if first else layer.fc_neigh(mean)) + own()
     out = out if layer.activation is None else layer.activation(out)
     return out if layer.norm is None else layer.norm(out)
 
@@ -64,26 +90,29 @@ def graph_conv(
 ) -> Any:  # fmt: skip
     """`GraphConv`: norms of destinations are factors of messages, and products start from the bias.
 
-    The original makes another tensor of all rows for each of the two.
+    The original makes another tensor of all rows for each of the two. See also `_multiplies_first`.
     """
     source, _ = ends_of(graph, feat, lambda rows: rows)
     kernel, own = layer.weight, weight is None and edge_weight is None and layer.weight is not None
     plain = own and source.dim() == 2 and source.dtype == kernel.dtype and source.itemsize > 2
     lacking = not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any())
-    if not plain or lacking or (not source.is_meta and torch.is_autocast_enabled(source.device.type)):
+    if not plain or lacking or _is_autocast(source):
         return original(layer, graph, feat, weight, edge_weight)
 
     def norm(degrees: Tensor) -> Tensor:
         degrees = degrees.to(source).clamp(min=1).unsqueeze(1)
         return degrees.pow(-0.5) if layer._norm == "both" else degrees.reciprocal()
 
-    first = layer._in_feats > layer._out_feats  # the narrower features travel
+    first = _multiplies_first(graph, source, layer._in_feats, layer._out_feats)
     out = source @ kernel if first else source
-    out = out * norm(graph.out_degrees()) if layer._norm in ("left", "both") else out
+    if layer._norm in ("left", "both"):
+        by = norm(graph.out_degrees())
+        out = out.mul_(by) if first else out * by
     factors = [norm(graph.in_degrees())] if layer._norm in ("right", "both") else []
-    out = aggregate(graph.call_context(), SCALED_SOURCE if factors else COPY_SOURCE, "sum", out, *factors)
+    messages = (COPY_PRODUCT, SCALED_PRODUCT) if first else (COPY_SOURCE, SCALED_SOURCE)
+    out = aggregate(graph.call_context(), messages[len(factors)], "sum", out, *factors)
     if first:
-        out = out if layer.bias is None else out + layer.bias
+        out = out if layer.bias is None else out.add_(layer.bias)
     else:
         out = out @ kernel if layer.bias is None else torch.addmm(layer.bias, out, kernel)
     return out if layer._activation is None else layer._activation(out)
@@ -92,7 +121,7 @@ def graph_conv(
 def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Any:
     """`GINConv`: own rows are added to the sums in their place, without tensors of products and of the result.
 
-    A linear layer to fewer features comes before the sums, so that the narrower features travel.
+    A linear layer may come before the sums: see `_multiplies_first`.
     """
     source, destination = ends_of(graph, feat, lambda rows: rows)  # a module might have hooks, as all modules do
     alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype
@@ -101,11 +130,12 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
     if edge_weight is not None or not (plain and alike and destination.is_cpu):
         return original(layer, graph, feat, edge_weight)
     linear, is_sum = layer.apply_func, layer._aggregator_type != "max" and not torch.is_autocast_enabled("cpu")
-    first = is_sum and is_exactly(linear, nn.Linear) and linear.in_features > linear.out_features
+    first = is_sum and is_exactly(linear, nn.Linear)
+    first = first and _multiplies_first(graph, source, linear.in_features, linear.out_features)
     if first:
         rows = nn.functional.linear(source, linear.weight)
         source, destination = rows, rows if destination is source else nn.functional.linear(destination, linear.weight)
-    out = aggregate(graph.call_context(), COPY_SOURCE, layer._aggregator_type, source)
+    out = aggregate(graph.call_context(), COPY_PRODUCT if first else COPY_SOURCE, layer._aggregator_type, source)
     out = out.add_(destination, alpha=(1 + layer.eps).item())
     if first:
         out = out if linear.bias is None else out.add_(linear.bias)

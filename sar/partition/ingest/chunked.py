@@ -204,10 +204,15 @@ def write_chunks(graph: GraphSource, folder: Path, name: str, num_chunks: int) -
     etypes = {":".join(etype): etype for etype in graph.edges}
     nodes = {ntype: _chunks(count, num_chunks) for ntype, count in graph.num_nodes.items()}
     edges = {key: _chunks(graph.edges[etype].num_edges, num_chunks) for key, etype in etypes.items()}
-    edge_files = {
-        key: _write_edges(graph.edges[etype], folder, f"edges/{quote(key, safe='')}", edges[key])
-        for key, etype in etypes.items()
-    }
+    edge_files = {}
+    for key, etype in etypes.items():
+        files = [f"edges/{quote(key, safe='')}-{number}.csv" for number in range(num_chunks)]
+        for file_name, chunk in zip(files, edges[key], strict=True):
+            with (folder / file_name).open("wb") as file:
+                for start in range(chunk.start, chunk.stop, _PAIRS):
+                    src, dst = graph.edges[etype].read(start, min(start + _PAIRS, chunk.stop))
+                    pyarrow.csv.write_csv(pyarrow.table({"src": src, "dst": dst}), file, _CSV)
+        edge_files[key] = {"format": {"name": "csv", "delimiter": " "}, "data": files}
     node_data = {ntype: _write_columns(graph.node_data.get(ntype, {}), folder, "node_data", ntype, nodes[ntype])
                  for ntype in nodes}  # fmt: skip
     edge_data = {key: _write_columns(graph.edge_data.get(etype, {}), folder, "edge_data", key, edges[key])
@@ -232,17 +237,6 @@ def _chunks(count: int, parts: int) -> list[slice]:
     return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 
-def _write_edges(source: EdgeSource, folder: Path, stem: str, chunks: list[slice]) -> dict[str, Any]:
-    """Write the edges of a type and return their file specification."""
-    files = [f"{stem}-{number}.csv" for number in range(len(chunks))]
-    for name, chunk in zip(files, chunks, strict=True):
-        with (folder / name).open("wb") as file:
-            for start in range(chunk.start, chunk.stop, _PAIRS):
-                src, dst = source.read(start, min(start + _PAIRS, chunk.stop))
-                pyarrow.csv.write_csv(pyarrow.table({"src": src, "dst": dst}), file, _CSV)
-    return {"format": {"name": "csv", "delimiter": " "}, "data": files}
-
-
 def _write_columns(
     columns: Mapping[str, Column], folder: Path, section: str, kind: str, chunks: list[slice]
 ) -> dict[str, Any]:
@@ -252,19 +246,14 @@ def _write_columns(
     for name, column in columns.items():
         (folder / subfolder).mkdir(parents=True, exist_ok=True)
         files = [f"{subfolder}/{quote(name, safe='')}-{number}.npy" for number in range(len(chunks))]
-        for file, chunk in zip(files, chunks, strict=True):
-            _write_npy(folder / file, column, chunk)
+        step = max(1, _SLICE_BYTES // max(1, prod(column.shape[1:]) * column.dtype.itemsize))
+        for file_name, chunk in zip(files, chunks, strict=True):
+            shape = chunk.stop - chunk.start, *column.shape[1:]
+            header = {"descr": np.lib.format.dtype_to_descr(column.dtype), "fortran_order": False, "shape": shape}
+            with (folder / file_name).open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for start in range(chunk.start, chunk.stop, step):
+                    rows = column[start : min(start + step, chunk.stop)]
+                    file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
         specs[name] = {"format": {"name": "numpy"}, "data": files}
     return specs
-
-
-def _write_npy(path: Path, column: Column, chunk: slice) -> None:
-    """Write a chunk of a column, slice by slice."""
-    shape = chunk.stop - chunk.start, *column.shape[1:]
-    header = {"descr": np.lib.format.dtype_to_descr(column.dtype), "fortran_order": False, "shape": shape}
-    step = max(1, _SLICE_BYTES // max(1, prod(column.shape[1:]) * column.dtype.itemsize))
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(chunk.start, chunk.stop, step):
-            rows = column[start : min(start + step, chunk.stop)]
-            file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
