@@ -35,6 +35,20 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "products of one worker beside features of another",
+        "sar/adapters/dgl/patched_layers.py",
+        "(message._replace(lhs=_PRODUCTS) for message in",
+        "(message for message in",
+        "tests/parity/test_layers.py::test_a_hook_on_one_worker_only",
+    ),
+    Mutant(
+        "hooks of a product that comes first",
+        "sar/adapters/dgl/patched_layers.py",
+        "is_exactly(layer.fc_self, nn.Linear) and is_exactly(layer.fc_neigh, nn.Linear)",
+        "is_exactly(layer.fc_self, nn.Linear)",
+        "tests/parity/test_layers.py::test_a_product_to_as_many_features",
+    ),
+    Mutant(
         "sign of a difference's gradient",
         "sar/kernels/cpu/kernels.py",
         'code, sign = loops.COPY, sign if wrt == "rhs" else 1',
