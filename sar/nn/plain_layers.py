@@ -25,11 +25,12 @@ class SAGEConv(nn.Module):
             nn.init.xavier_uniform_(layer.weight, RELU)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
-        width, next_width = self.fc_neigh.in_features, self.fc_neigh.out_features
-        rows = self.fc_neigh(x) if width > next_width else x  # the narrower rows travel
+        next_width, width = self.fc_neigh.weight.shape
+        first = width > next_width or (width == next_width and x.requires_grad)  # as in the patched layers of DGL
+        rows = self.fc_neigh(x) if first else x
         with meanwhile(lambda: self.fc_self(x)) as own:
             mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", rows)
-        return own() + (mean if width > next_width else self.fc_neigh(mean))
+        return own().add_(mean) if first else own().addmm_(mean, self.fc_neigh.weight.T)
 
 
 class GraphConv(nn.Module):
@@ -41,10 +42,10 @@ class GraphConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(next_width))
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
-        sent, received = (
-            degrees.to(x).clamp(min=1).pow(-0.5).unsqueeze(1) for degrees in (graph.out_degrees(), graph.in_degrees())
-        )
-        first = self.weight.shape[0] > self.weight.shape[1]  # the narrower rows travel
+        degrees = graph.out_degrees(), graph.in_degrees()
+        sent, received = (numbers.to(x).clamp(min=1).pow(-0.5).unsqueeze(1) for numbers in degrees)
+        width, next_width = self.weight.shape
+        first = width > next_width or (width == next_width and x.requires_grad)
         x = (x @ self.weight if first else x) * sent
         x = aggregate(graph.call_context(), SCALED_SOURCE, "sum", x, received)
         return x + self.bias if first else torch.addmm(self.bias, x, self.weight)

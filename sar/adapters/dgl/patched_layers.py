@@ -106,8 +106,7 @@ def graph_conv(
     first = _multiplies_first(graph, source, layer._in_feats, layer._out_feats)
     out = source @ kernel if first else source
     if layer._norm in ("left", "both"):
-        by = norm(graph.out_degrees())
-        out = out.mul_(by) if first else out * by
+        out = (out.mul_ if first else out.mul)(norm(graph.out_degrees()))
     factors = [norm(graph.in_degrees())] if layer._norm in ("right", "both") else []
     messages = (COPY_PRODUCT, SCALED_PRODUCT) if first else (COPY_SOURCE, SCALED_SOURCE)
     out = aggregate(graph.call_context(), messages[len(factors)], "sum", out, *factors)
