@@ -128,7 +128,7 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
     plain = eps is not None and eps.dtype == source.dtype and not eps.requires_grad
     if edge_weight is not None or not (plain and alike and destination.is_cpu):
         return original(layer, graph, feat, edge_weight)
-    linear, is_sum = layer.apply_func, layer._aggregator_type != "max" and not torch.is_autocast_enabled("cpu")
+    linear, is_sum = layer.apply_func, layer._aggregator_type != "max" and not _is_autocast(source)
     first = is_sum and is_exactly(linear, nn.Linear)
     first = first and _multiplies_first(graph, source, linear.in_features, linear.out_features)
     if first:
@@ -148,7 +148,7 @@ def tag_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, edge_weigh
     plain = graph.is_homogeneous and not graph.is_block and edge_weight is None and is_exactly(layer.lin, nn.Linear)
     fits = feat.shape == (graph.num_nodes(), layer._in_feats) and feat.itemsize > 2
     hides = plain and fits and (context := graph.call_context()).can_hide_wire(feat)
-    if not hides or torch.is_autocast_enabled("cpu"):
+    if not hides or _is_autocast(feat):
         return original(layer, graph, feat, edge_weight)
     norm = graph.in_degrees().to(feat).clamp(min=1).pow(-0.5).unsqueeze(1)
     *weights, last = layer.lin.weight.T.split(layer._in_feats)
