@@ -333,7 +333,7 @@ def all_sum(x: T) -> T:
 
 
 def all_max(x: T) -> T:
-    """Return the greatest value over all workers, element by element; otherwise like `all_sum`.
+    """Return the greatest value of `x` over all workers, element by element; arguments as of `all_sum`.
 
     Dtypes do not change, and NaN is the greatest value, as in `torch.max`.
     """

@@ -144,9 +144,9 @@ def _number(value: float, digits: int) -> str:
 
 @contextmanager
 def profile() -> Iterator[Profile]:
-    """Measure each layer's time, traffic and memory: `with sar.profile() as p: ...; print(p.table())`.
+    """Measure time, traffic and memory of each layer: `with sar.profile() as p: ...`, then `print(p.table())`.
 
-    All workers enter and leave together. An exception that leaves it ends the group, like one in a distributed call.
+    Yields a `Profile`, filled at the end. All workers enter and leave together; an exception in it ends the group.
 
     Raises:
         ConfigError: another profile is being taken.

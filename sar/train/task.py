@@ -137,7 +137,7 @@ class Task:
         return self._measure(logits, list(self.masks))
 
     def accuracy(self, logits: Tensor, split: str) -> float:
-        """The share of nodes that are predicted right, of one mask; otherwise as `metrics`."""
+        """The share, 0 to 1, of the nodes of the mask `split` that are predicted right; otherwise as `metrics`."""
         return self._measure(logits, [split])[split]["accuracy"]
 
     @torch.no_grad()

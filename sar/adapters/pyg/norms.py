@@ -164,7 +164,7 @@ def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = N
 
 
 def global_mean_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
-    """The mean over the nodes of each graph; as `global_add_pool`."""
+    """The mean over the nodes of each graph, (B, F); arguments as of `global_add_pool`."""
     return _pooled("mean", x, batch, size)
 
 
