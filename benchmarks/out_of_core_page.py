@@ -16,7 +16,7 @@ from benchmarks.results import read, setting
 from sar.partition.inspect.text_tables import as_markdown
 
 PICTURE = "out_of_core.png"
-HEADER = ("model", "partitions", "MB in training", "/ in memory", "s / epoch", "/ in memory", "MB written", "MB read")
+HEADER = ("model", "partitions", "MB in training", "MB / in memory", "s / epoch", "s / in memory")
 
 
 class Point(NamedTuple):
@@ -27,8 +27,6 @@ class Point(NamedTuple):
     losses: list[float]
     megabytes: float
     seconds: float
-    written: float
-    read: float
 
 
 def main(argv: Sequence[str]) -> None:
@@ -60,8 +58,7 @@ def table(points: Sequence[Point]) -> list[tuple[str, ...]]:
         memory, time = whole.megabytes / point.megabytes, point.seconds / whole.seconds
         sizes = f"{point.megabytes:.0f}", "1" if point is whole else f"1 / {memory:.1f}"
         times = f"{point.seconds:.2f}", f"{time:.2f}"
-        disk = f"{point.written:.0f}", f"{point.read:.0f}"
-        rows.append((point.model, "in memory" if point is whole else str(point.parts), *sizes, *times, *disk))
+        rows.append((point.model, "in memory" if point is whole else str(point.parts), *sizes, *times))
     return rows
 
 
