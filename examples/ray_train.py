@@ -1,6 +1,6 @@
 """Full-graph training under Ray Train: the loop of `full_graph.py` as a function that each of Ray's workers calls.
 
-    pip install 'sar-gnn[dgl,ray]'
+    pip install -c constraints.txt '.[dgl,ray]'      # in a clone of the repository
     python examples/ray_train.py --partition-json partitions/cora/cora.json --workers 2 --checkpoint checkpoints
 
 On a cluster, `--partition-json` and `--checkpoint` lie on a file system that all hosts share. Where a worker dies, Ray

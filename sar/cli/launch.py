@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allocator",
         choices=("mimalloc", "auto", "least", "kept", "system"),
         help="mimalloc keeps freed memory for the next epoch, and is the default without --resident if it is installed "
-        "(pip install sar-gnn[mimalloc]); the others are values of Config.allocator, of which auto is the default",
+        "(pip install cmeel-mimalloc); the others are values of Config.allocator, of which auto is the default",
     )
     resident = "partitions that a worker has in memory at a time; it trains one after the other"
     add("--resident", type=int, metavar="1", help=resident)
@@ -113,8 +113,8 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
         settings |= preloads()
         if "LD_PRELOAD" not in settings:
             if arguments.allocator is not None:
-                raise ConfigError("--allocator mimalloc: it is not installed; pip install sar-gnn[mimalloc].")
-            print("sar launch: epochs are shorter with mimalloc: pip install sar-gnn[mimalloc]", file=sys.stderr)
+                raise ConfigError("--allocator mimalloc: it is not installed; pip install cmeel-mimalloc.")
+            print("sar launch: epochs are shorter with mimalloc: pip install cmeel-mimalloc", file=sys.stderr)
     if arguments.resident is not None:
         settings |= {"SAR_RESIDENT": str(arguments.resident), "SAR_SPILL_DIR": str(arguments.spill.absolute())}
         if "SAR_PARTS" not in os.environ and (parts := _number_of_parts(arguments)) > 1:

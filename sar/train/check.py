@@ -105,7 +105,7 @@ class _Check:
                     found[event] = _power_sums(x) + found.get(event, 0)
 
         for name, module in model.named_modules() if traced else [("", model)]:
-            if name.endswith("aggr_module"):  # hooks there keep layers of PyTorch Geometric from going tile by tile
+            if name.endswith(("aggr_module", "leaky_relu", "attn_drop")):  # hooks there keep layers off the fast path
                 continue
             module.register_forward_pre_hook(partial(note, (name, "input")), with_kwargs=True)
             module.register_forward_hook(partial(note, (name, "output")))

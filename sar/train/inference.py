@@ -11,7 +11,6 @@ the nodes, and with many, whose features and degrees are others, and to which no
 leave the neighborhood; and with other row numbers. Outputs that differ depend on these, and are refused.
 """
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -148,16 +147,16 @@ def _load(make_model: Callable[[GraphInfo], nn.Module], info: GraphInfo, weights
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
         model.to(_first_dtype(state.values())).eval().load_state_dict(state, assign=True)  # tensors in their own dtypes
-    except (OSError, pickle.UnpicklingError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # torch.load raises many kinds for what is no state dict
         raise ConfigError(
-            f"'{weights}' does not fit the model: {error} Expected a state dict of the same model, as sar.save_model "
-            "writes it; num_classes (--classes) says how wide outputs are if there are no labels."
+            f"'{weights}' does not fit the model: {error}. Expected a state dict of the same model, as sar.save_model "
+            "writes it, not a checkpoint; num_classes (--classes) says how wide outputs are if there are no labels."
         ) from error
     return model
 
 
 def _first_dtype(tensors: Iterable[Tensor]) -> torch.dtype | None:
-    return next((x.dtype for x in tensors if x.is_floating_point()), None)
+    return next((x.dtype for x in tensors if isinstance(x, Tensor) and x.is_floating_point()), None)
 
 
 class _Neighborhood(NamedTuple):

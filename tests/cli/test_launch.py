@@ -139,8 +139,8 @@ def test_mimalloc_that_is_not_installed(
 ) -> None:
     monkeypatch.setattr(command, "preloads", dict)
     assert "LD_PRELOAD" not in command._settings(parsed(str(script)), 1)
-    assert "pip install sar-gnn[mimalloc]" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"pip install sar-gnn\[mimalloc\]"):
+    assert "pip install cmeel-mimalloc" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="pip install cmeel-mimalloc"):
         command._settings(parsed("--allocator", "mimalloc", str(script)), 1)
 
 

@@ -41,7 +41,7 @@ def test_widths_come_from_the_directory(folder: str, capsys) -> None:
     assert said.startswith("gat, widths 6 -> 8 -> 4, on 2 workers in mode 1.")
     assert re.search(r"^layers\.0 +attention, additive scores +\d", said, re.MULTILINE)
     assert "2 workers fit 8 GiB (8,589.9 MB) each" in said
-    assert "Choose 2, or 1, the fewest that fit by this balance and halo." in said
+    assert "Choose 2. With the same balance and halo, 1 would fit, too." in said
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import sar
+from sar.adapters.dgl.gat_layers import _say_once
 from sar.common_tuples import ETYPE, NTYPE, ORIG_ID
 from sar.data.regroup import regroup
 from sar.errors import ConfigError
@@ -23,6 +24,7 @@ WRONG = {  # and words of the error
     "deviation": ("input of center (Identity): code before it", "sar.all_sum"),
     "mean in a module": ("output of center (Center): code in it", "sar.all_sum"),
     "mean of items": ("input of layer (HeteroGraphConv): code before it", "sar.all_sum"),
+    "mean before GAT": ("input of layer (GATConv): code before it", "sar.all_sum"),
     "norm": ("output of norm (BatchNorm1d): it normalises", "sar.convert_batchnorm"),
     "random mask": ("input of last (SAGEConv): it depends on random numbers",),
     "sorted": ("output of last (SAGEConv): code in it", "reorders"),
@@ -96,7 +98,7 @@ class Library(nn.Module):
         import torch_geometric.nn
 
         self.how = how
-        if how == "DGL":
+        if how in ("DGL", "mean before GAT"):
             self.layer = dgl.nn.GATConv(6, 4, 1, feat_drop=0.5, attn_drop=0.5)
         elif how == "PyG":
             self.layer = torch_geometric.nn.GATv2Conv(6, 4, dropout=0.5)
@@ -108,8 +110,8 @@ class Library(nn.Module):
 
     def forward(self, graph, features):
         users, x = graph["knows"], features["user"]
-        if self.how == "DGL":
-            return self.layer(users, x).flatten(1)
+        if self.how in ("DGL", "mean before GAT"):
+            return self.layer(users, x if self.how == "DGL" else x - x.mean(0)).flatten(1)
         if self.how in ("PyG", "edge features"):
             return self.layer(x, sar.pyg.edge_index(users), *([users.edata["w"]] if self.how != "PyG" else []))
         if self.how == "mean of items":
@@ -119,8 +121,9 @@ class Library(nn.Module):
 
 def check(folder: str, how: str):
     """What `check_model` returns or raises, and whether it leaves everything as it was."""
+    _say_once.cache_clear()
     sar.seed(0)
-    model: nn.Module = (Library if how in (*RIGHT[-4:], "mean of items") else Model)(how)
+    model: nn.Module = (Library if how in (*RIGHT[-4:], "mean of items", "mean before GAT") else Model)(how)
     model, other = sar.convert_batchnorm(model) if how == "norm of all" else model, Model("plain").double()
 
     sar.sync_params(other)
@@ -148,7 +151,8 @@ def check(folder: str, how: str):
     unchanged = all(torch.equal(value, before[name]) for name, value in state().items())
     hooks = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     default = torch.get_default_dtype() == torch.float32
-    return found, unchanged and model.training and default and not hooks, sar.all_sum(1)
+    unwarned = _say_once.cache_info().currsize == 0  # the check's own hooks keep no layer from its fast path
+    return found, unchanged and model.training and default and not hooks and unwarned, sar.all_sum(1)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -395,6 +395,10 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     fails("'model.pt' does not fit the model")
     torch.save(conv, "model.pt")  # a pickled module is not run
     fails("'model.pt' does not fit the model")
+    Path("model.pt").write_text("step-000002\n")  # `latest` of a checkpoint
+    fails("not a checkpoint")
+    torch.save({"extra": None, "model": {}}, "model.pt")  # and what it names
+    fails("not a checkpoint")
 
 
 def test_numbers_in_text_without_labels(tmp_path, capsys, monkeypatch):
