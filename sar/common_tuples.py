@@ -119,7 +119,9 @@ def suffix_key_lookup(
     Raises:
         FieldError: no feature matches, or several do.
     """
-    matches = [key] if key in feature_dict else [name for name in feature_dict if name.endswith(f"/{key}")]
+    matches = [name for name in feature_dict if name.endswith(f"/{key}")]
+    if key in feature_dict and (key != NTYPE or not matches):  # `_TYPE` that a user has set comes first
+        matches = [key]
     if not matches:
         raise FieldError(f"There is no feature {key!r}; expected one of {sorted(feature_dict)}.")
     if expand_to_all:

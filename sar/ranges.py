@@ -9,7 +9,6 @@ from torch.autograd.profiler import record_function
 
 _NOTHING = nullcontext()
 
-
 traced: Callable[[], bool] = torch.autograd._profiler_enabled
 """Whether torch.profiler is running."""
 

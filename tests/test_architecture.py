@@ -26,7 +26,6 @@ LEVELS = {
     "ranges": 1,
     "per_thread": 0,
     "durable": 0,
-    "dtypes": 0,
     "spillable": 1,
     "tensor_views": 2,
     "splitmix": 0,

@@ -35,6 +35,12 @@ def test_key_with_type_and_bare_key_are_taken_as_they_stand():
     assert suffix_key_lookup(both, "feat") is both["feat"]
 
 
+def test_types_that_a_user_has_set_come_before_those_of_the_partition():
+    homogeneous = {"_TYPE": torch.zeros(2), "_N/_TYPE": torch.tensor([3, 1])}  # as after dgl.to_homogeneous
+    assert suffix_key_lookup(homogeneous, "_TYPE") is homogeneous["_N/_TYPE"]
+    assert suffix_key_lookup(NODES, "_TYPE") is TYPES
+
+
 def test_key_of_several_components_matches_all_of_them():
     deep = {"paper/raw/feat": torch.zeros(1), "author/cooked/feat": torch.ones(1)}
     assert suffix_key_lookup(deep, "raw/feat") is deep["paper/raw/feat"]

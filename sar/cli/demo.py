@@ -227,7 +227,7 @@ def _table(runs: dict[str, list[Run]], device: str) -> tuple[list[tuple[str, ...
         rows.append((model, SINGLE, *costs, ""))
         share = peak / max(single.peak_memory, 1)
         gains.append(f"{model} {slowest / single.seconds:.2f} of its time, {share:.2f} of its memory each")
-    return rows, f"{len(workers)} workers beside 1 process: {'; '.join(gains)} (an equal share: {1 / len(workers):.2f})."
+    return rows, f"{len(workers)} workers beside 1 process: {'; '.join(gains)} (equal share: {1 / len(workers):.2f})."
 
 
 def _draw(runs: dict[str, list[Run]], title: str, file: Path) -> None:

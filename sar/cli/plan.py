@@ -125,8 +125,8 @@ def _advice(workers: Sequence[WorkerPlan], memory: int | None) -> str:
         fewer = f" With the same balance and halo, {fewest} would fit, too." if fewest < len(workers) else ""
         return f"{_count(len(workers))} fit {takes}. Choose {len(workers)}.{fewer}"
     return (
-        f"{_count(len(workers))} do not fit {takes}. Choose {fewest}, the fewest that fit with the same balance and halo; or "
-        "fewer processes that hold one partition in memory at a time (sar launch --resident 1)."
+        f"{_count(len(workers))} do not fit {takes}. Choose {fewest}, the fewest that fit with the same balance and "
+        "halo; or fewer processes that hold one partition in memory at a time (sar launch --resident 1)."
     )
 
 

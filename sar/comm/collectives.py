@@ -19,9 +19,8 @@ from torch.nn.parameter import is_lazy
 from sar.comm.gradients import begin_sum, end_sum
 from sar.comm.group import Group
 from sar.comm.session import current_group
-from sar.dtypes import accumulation_dtype
 from sar.errors import ConfigError, DisagreementError
-from sar.tensor_views import described, materialize, to_device
+from sar.tensor_views import accumulation_dtype, described, materialize, to_device
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 

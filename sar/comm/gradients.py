@@ -29,8 +29,8 @@ from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from sar.comm.statistics import counters
-from sar.dtypes import accumulation_dtype
 from sar.errors import ConfigError
+from sar.tensor_views import accumulation_dtype
 
 REGISTER: Final = "ddp_model.register_comm_hook(None, sar.ddp_sum_hook)"
 

@@ -5,7 +5,6 @@ edges (`E`) and trailing shapes broadcast as in NumPy. Kernels accumulate into t
 edges of a graph may come in several blocks.
 """
 
-from sar.dtypes import accumulation_dtype
 from sar.kernels.aggregate import (
     add_rows,
     aggregate_cmp,
@@ -18,3 +17,4 @@ from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, operand_values_needed
 from sar.kernels.softmax import OnlineSoftmax, edge_softmax_backward, edge_softmax_forward
+from sar.tensor_views import accumulation_dtype

@@ -12,11 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sar.dtypes import accumulation_dtype
 from sar.kernels.aggregate import aggregate_cmp, aggregate_sum, edge_apply
 from sar.kernels.attention_operands import raise_peaks
 from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target
+from sar.tensor_views import accumulation_dtype
 
 _of_edges, _of_destinations = (partial(EdgeOperand.of, target=target) for target in (Target.E, Target.V))
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from sar.dtypes import accumulation_dtype
 from sar.kernels.attention_operands import (
     GRAD_DOT,
     INVERSE,
@@ -30,6 +29,7 @@ from sar.kernels.attention_operands import (
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, Target, aligned_message_shape
 from sar.splitmix import STEP, as_signed, mix_tensor, shift_right
+from sar.tensor_views import accumulation_dtype
 
 CHUNK_ELEMENTS = 4 * 2**20  # how many elements a tensor with a row per edge of a chunk has at most
 

@@ -55,6 +55,7 @@ class RowOwners:
 
     def checked(self, node_ids: Tensor) -> Tensor:
         """The IDs as int64 on the CPU. Raises a GraphError for IDs that do not exist."""
+        node_ids = torch.as_tensor(node_ids)
         if node_ids.dim() != 1 or (node_ids.numel() and node_ids.dtype not in (torch.int64, torch.int32)):
             raise GraphError(
                 f"The nodes are {node_ids.dtype} {tuple(node_ids.shape)}; expected global IDs, (K,) int64."
@@ -150,6 +151,7 @@ def global_ids(graph: GraphShardManager, original_ids: Tensor, ntype: str | None
     """
     call = f"global_ids of {ntype or 'nodes'}"
     with session.current_group().guard() as group:
+        original_ids = torch.as_tensor(original_ids)
         own, wanted = graph.original_ids(ntype), original_ids.detach().cpu().long()
         if own is None:
             raise GraphError("The partitions do not have the nodes' IDs in the input graph (orig_id).")

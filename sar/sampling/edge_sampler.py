@@ -146,9 +146,7 @@ class EdgePredictionSampler:
         self._source: tuple[SamplingSource, SamplingSource] | None = None
 
     def sample(self, full_graph_manager: GraphShardManager, edges: SeedEdges) -> tuple[Any, ...]:
-        """Sample one batch; called by all workers together.
-
-        Edges are looked up anew each time; a loader does that once.
+        """Sample one batch; called by all workers together. A loader looks edges up once, and this each time.
 
         Args:
             full_graph_manager: the graph, from `construct_full_graph`, in any mode.

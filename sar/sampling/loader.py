@@ -36,6 +36,7 @@ from sar.comm.group import Group
 from sar.comm.transport import LEFT_EARLY
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import CommunicationError, ConfigError, DisagreementError
+from sar.logging_setup import logger
 from sar.sampling.batch import Batch, SamplingSource, start_batch
 from sar.sampling.draws import derive_key, random_key
 from sar.sampling.edge_sampler import EdgePredictionSampler
@@ -49,11 +50,9 @@ EXIT_SECONDS: Final = 5.0  # how long the interpreter waits for a thread when it
 class DataLoader:
     """A data loader that samples mini-batches from the distributed graph, as lists of DGL blocks.
 
-    All workers iterate together, and get the same number of batches.
-
-    With an `EdgePredictionSampler` seeds are edges, and batches are those of that sampler.
-
-    With equal seeds, `seed` and number of workers the same batches come out, whatever `num_workers` is.
+    All workers iterate together, and get the same number of batches. With an `EdgePredictionSampler` seeds are edges,
+    and batches are those of that sampler. With equal seeds, `seed` and number of workers the same batches come out,
+    whatever `num_workers` is.
 
     Args:
         full_graph_manager: the graph, from `construct_full_graph`, in any mode.
@@ -109,6 +108,10 @@ class DataLoader:
                 raise ConfigError(f"num_workers is {num_workers}; expected at least 0.")
             if format not in ("dgl", "pyg"):
                 raise ConfigError(f"format is {format!r}; expected 'dgl' or 'pyg'.")
+            if not isinstance(full_graph_manager, GraphShardManager):
+                raise ConfigError(f"The graph is {full_graph_manager!r}; expected a distributed one, as data.graph.")
+            if not isinstance(graph_sampler, GraphSampler | EdgePredictionSampler):
+                raise ConfigError(f"The sampler is {graph_sampler!r}; expected sar.DistNeighborSampler or the like.")
             source = graph_sampler.prepare(full_graph_manager)
             self._call = f"{source.graph.signature}: a batch"
             seeds, shifts = graph_sampler.find_seeds(
@@ -142,6 +145,8 @@ class DataLoader:
         self._begun = True
         self._started += 1
         epoch, first = self._epoch, self._batch
+        if first and first == len(self):
+            logger.warning("epoch %d of the loader was saved after its last batch, so that it has none left", epoch)
         key = derive_key(self._seed, session.rank(), epoch)
         seeds = self._batches.epoch(epoch)
         if self._edges is not None:
@@ -151,9 +156,7 @@ class DataLoader:
         return self._counted(sampled, self._started)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the loader, for `load_state_dict`: after the last batch, also if a loop was left
-        before the end of the epoch, or before an epoch.
-        """
+        """The position of the loader, for `load_state_dict`: after the last batch, also if a loop was left."""
         graph = self._graph._structure.signature
         return {"seed": self._seed, "epoch": self._epoch, "batch": self._batch, "batches": len(self), "graph": graph}
 

@@ -149,8 +149,8 @@ def _load(make_model: Callable[[GraphInfo], nn.Module], info: GraphInfo, weights
         model.to(_first_dtype(state.values())).eval().load_state_dict(state, assign=True)  # tensors in their own dtypes
     except Exception as error:  # torch.load raises many kinds for what is no state dict
         raise ConfigError(
-            f"'{weights}' does not fit the model: {error}. Expected a state dict of the same model, as sar.save_model "
-            "writes it, not a checkpoint; num_classes (--classes) says how wide outputs are if there are no labels."
+            f"'{weights}' cannot be loaded into the model: {error}. Expected a state dict of the same model, as "
+            "sar.save_model writes it, not a checkpoint; without labels also num_classes (--classes)."
         ) from error
     return model
 

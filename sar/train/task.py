@@ -64,7 +64,7 @@ class Task:
 
     @classmethod
     def of(cls, data: PartitionData | Any, ntype: str | None = None) -> "Task":
-        """The task that comes with a partition: its `label`, `train_mask`, `val_mask` and `test_mask`, those it has.
+        """The task that comes with a partition: its `label` or `y`, and its `train_mask`, `val_mask`, `test_mask`.
 
         Args:
             data: as loaded, on any device; or PyTorch Geometric's `Data`, whose labels are `y`.
@@ -75,15 +75,16 @@ class Task:
         """
         with session.current_group().guard():
             if not isinstance(data, PartitionData):
-                store = data if ntype is None else data[ntype]
-                if "y" not in store:
-                    raise FieldError(f"The data have no labels; expected `y` in {store}.")
+                stores = [store for store in (data.node_stores if ntype is None else [data[ntype]]) if "y" in store]
+                if len(stores) != 1:
+                    raise FieldError(f"{len(stores)} node types have labels `y`; expected one, Task.of(data, ntype).")
+                [store] = stores
                 return cls(store.y, {name.removesuffix("_mask"): store[name] for name in SPLIT if name in store})
             prefix = "" if ntype is None else f"{ntype}/"
-            features = data.node_features
-            labels = suffix_key_lookup(features, f"{prefix}label")
+            name = "y" if f"{prefix}y" in data and f"{prefix}label" not in data else "label"
+            labels = suffix_key_lookup(data.node_features, prefix + name)
             names = [name for name in SPLIT if prefix + name in data]
-            masks = {name.removesuffix("_mask"): suffix_key_lookup(features, prefix + name) for name in names}
+            masks = {name.removesuffix("_mask"): suffix_key_lookup(data.node_features, prefix + name) for name in names}
         return cls(labels, masks)
 
     def __repr__(self) -> str:
@@ -180,7 +181,7 @@ class Task:
         if rows != len(self.labels) or columns < self.num_classes or (self.multi_label and columns > self.num_classes):
             raise FieldError(
                 f"The logits are {tuple(logits.shape)}; expected {(len(self.labels), self.num_classes)}: this worker's "
-                "nodes, and classes."
+                "nodes, and classes, of which a yes-or-no question has two."
             )
 
     @torch.no_grad()

@@ -44,6 +44,17 @@ def unpatched():
 case = partial(Case, error="GraphError")
 
 CASES = {
+    "a sampler of DGL's": case(
+        lambda: sar.DataLoader(graph(), torch.arange(3), dgl.dataloading.NeighborSampler([2])),
+        "The sampler is <dgl.dataloading.neighbor_sampler.NeighborSampler object at ...>; expected "
+        "sar.DistNeighborSampler or the like.",
+        error="ConfigError",
+    ),
+    "something else for the graph": case(
+        lambda: sar.DataLoader("data", torch.arange(3), sar.DistNeighborSampler([2])),
+        "The graph is 'data'; expected a distributed one, as data.graph.",
+        error="ConfigError",
+    ),
     "DGL's self-loops": case(
         lambda: dgl.add_self_loop(graph()),
         "dgl.add_self_loop takes no distributed graph: call graph.add_self_loop() or graph.remove_self_loop(), "

@@ -84,14 +84,14 @@ CASES = {
     ),
     "a field that nobody has set": case(
         lambda: update(),
-        "There is no field 'x' on the nodes of type '_N'; set there: none. Features of a partition are in its "
-        "data: data['x'].",
+        "There is no field 'x' on the nodes of type '_N'; set there: none. Features of a partition: "
+        "data['x'], data['TYPE/x'].",
         error="FieldError",
     ),
     "a field that is not there to delete": case(
         lambda: graph().ndata.pop("y"),
-        "There is no field 'y' on the nodes of type '_N'; set there: none. Features of a partition are in its "
-        "data: data['y'].",
+        "There is no field 'y' on the nodes of type '_N'; set there: none. Features of a partition: "
+        "data['y'], data['TYPE/y'].",
         error="FieldError",
     ),
     "one tensor for several types": case(
@@ -140,8 +140,8 @@ CASES = {
     ),
     "a message function that reads what is not there": case(
         lambda: update(ones(), message=lambda edges: {"m": edges.src["y"]}),
-        "There is no field 'y' on the nodes of type '_N'; set there: 'x'. Features of a partition are in its "
-        "data: data['y'].",
+        "There is no field 'y' on the nodes of type '_N'; set there: 'x'. Features of a partition: "
+        "data['y'], data['TYPE/y'].",
         error="FieldError",
     ),
     "a reduce function that returns a tensor": case(

@@ -9,8 +9,8 @@ import os
 import numpy as np
 import torch
 
-from sar.dtypes import HALF_BITS
 from sar.kernels import compiler, vectors
+from sar.tensor_views import HALF_BITS
 
 assert os.environ.get("NUMBA_DISABLE_JIT") == "1"
 

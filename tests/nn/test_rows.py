@@ -73,6 +73,10 @@ def found_on_worker(partition, ntype, count):
     picks = picks[:, : 5 * min(sar.rank(), 1)].int()
     found = sar.global_ids(graph, picks, ntype)
     assert (found.dtype, found.shape) == (torch.int64, picks.shape)
+    assert found.equal(sar.global_ids(graph, picks.numpy(), ntype))  # as data sets have them
+    rows = torch.arange(graph.num_nodes(ntype)).view(-1, 1)
+    ids = found.flatten()
+    assert sar.fetch_rows(graph, rows, ids.numpy(), ntype).equal(sar.fetch_rows(graph, rows, ids, ntype))
     return (
         picks,
         found,

@@ -128,7 +128,7 @@ SENTENCES = [
 ]
 SETTINGS = "(probabilities 0.57, 0.19, 0.19, 0.05)", "--imbalance` (0.05)"
 """Numbers of the same form that are settings."""
-[DEMO] = re.findall(r"2 workers beside 1 process: .*?\(an equal share: 0\.50\)\.", text("README.md"))
+[DEMO] = re.findall(r"2 workers beside 1 process: .*?\(equal share: 0\.50\)\.", text("README.md"))
 
 
 @pytest.mark.parametrize(("page", "sentence"), SENTENCES)

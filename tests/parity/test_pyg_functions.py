@@ -62,6 +62,9 @@ def models(graph, rows):
         lambda: pyg.ARGVA(lambda x, edges: (x, x), torch.nn.Linear(6, 1)).encode(x, edge_index=edges),
         lambda: pyg.SGFormer(6, 4, 3).double()(x, edges, sar.pyg.batch_vector(torch.zeros(len(x)).long())),
         lambda: pyg.Polynormer(6, 4, 3).double()(data.x, data.edge_index, torch.zeros(len(x)).long()),
+        data.has_self_loops,
+        data.has_isolated_nodes,
+        data.is_undirected,
     )
     for call in calls:
         with pytest.raises(GraphError, match="was called with a distributed edge_index or batch vector, but"):

@@ -127,8 +127,11 @@ def test_a_model_of_many(pool, world_size, compiled):
 
 
 class Scaled(pyg.PairNorm):
-    def forward(self, x):
-        return 2 * super().forward(x)
+    def forward(self, x, batch=None):
+        return 2 * super().forward(x, batch)
+
+
+OVER_NODES = pyg.GraphNorm, pyg.LayerNorm, pyg.InstanceNorm
 
 
 def unconverted(graph, data):
@@ -141,6 +144,11 @@ def unconverted(graph, data):
             with pytest.raises(ConfigError, match=rf"{call.__name__}: norm.* is a .*convert_norms"):
                 call(model)
             sar.recover()
+        if isinstance(layer, (*OVER_NODES, Scaled)):  # also in a script that only evaluates
+            with pytest.raises(ConfigError, match=r"forward: the model is a .*convert_norms"):
+                layer.eval()(x)
+            sar.recover()
+            assert layer.train()(x, sar.pyg.batch_vector(torch.zeros(len(x)).long())).shape == x.shape
         if isinstance(layer, Scaled):
             with pytest.raises(ConfigError, match="found norm Scaled, whose forward is your own"):
                 sar.pyg.convert_norms(model)

@@ -199,7 +199,7 @@ def test_a_delimiter_that_is_given_is_that_of_tables_too(
         ('name,src,dst\n"a,0,1\nb",2,3\n', {}, "line 2, '\"a,0,1': 1 field; expected 3"),
         ("0x1,0x2\n0,0x0B\n", {"num_nodes": 11}, "line 2, '0,0x0B': the destination is node 11; expected 0 to 10"),
         # Between CR alone, which ends a row for pyarrow.
-        ("src,dst\na,b\nc,d\r,\r", {"ids": "map"}, "line 3, ',': column src has no ID"),
+        ("src,dst\na,b\nc,d\r,\r", {"ids": "map"}, "line 3, ',': column src has no value"),
         (b"0,1\r1,2\r", {}, "lines that end in CR alone"),
         (gzip.compress(b"0,1\n", mtime=0), {}, "packed by gzip; expected text, or a name that ends in .gz"),
         (bz2.compress(b"0,1\n"), {}, "packed by bzip2; expected text. Unpack it"),
@@ -555,8 +555,11 @@ def test_names_of_classes(tmp_path: Path) -> None:
     with pytest.raises(PartitionError, match="line 2, 'x,y': column a has 'x'; expected a number"):
         read(edges_of(tmp_path), node_features={"label": f"{table}#*"})
     path.write_text("label\na\n2\nx\n")
-    with pytest.raises(PartitionError, match="line 2, 'a': column label has 'a'; expected a number"):
+    both = r"line 2, 'a': column label has 'a'; expected a number.* If these are class names, '2' is none"
+    with pytest.raises(PartitionError, match=both):
         read(edges_of(tmp_path), node_features={"label": f"{path}#label"})
+    path.write_text("label\nb\n-1\na\n")  # the second node has no label
+    assert values(read(edges_of(tmp_path), node_features={"label": f"{path}#label"}), "label") == [1, -1, 0]
 
 
 def test_ranges_of_columns(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import chain
+from unittest import TestCase
 
 import dgl
 import dgl.nn.pytorch as dglnn
@@ -11,6 +12,7 @@ from scipy import stats
 from torch.nn import functional
 
 import sar
+from sar.logging_setup import logger
 from tests.core.attempts import catch_and_recover, require
 from tests.matrix import THREAD, corner
 from tests.parity.harness import assert_close, parameter_gradients
@@ -278,6 +280,15 @@ def resumed(mine):
     batches = iter(first)
     next(batches)
     second.load_state_dict(first.state_dict())
+    finished = make(5)
+    last = iter(finished)
+    for _ in range(len(finished)):
+        next(last)
+    finished.load_state_dict(finished.state_dict())  # before the loop has seen the end of the epoch
+    with TestCase().assertLogs(logger, "WARNING") as logs:
+        assert not list(finished)
+    assert "epoch 0 of the loader was saved after its last batch" in logs.output[0]
+    assert list(finished)
     expected = [describe_batch(b) for b in batches] + [describe_batch(b) for b in first]
     return expected, [describe_batch(b) for b in second] + [describe_batch(b) for b in second]
 

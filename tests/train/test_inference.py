@@ -392,9 +392,9 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     fails("--nodes nodes.npy cannot be read: it holds pickled objects")
     np.save("nodes.npy", np.array(["ann"]))
     torch.save({"other": torch.zeros(2)}, "model.pt")
-    fails("'model.pt' does not fit the model")
+    fails("'model.pt' cannot be loaded into the model")
     torch.save(conv, "model.pt")  # a pickled module is not run
-    fails("'model.pt' does not fit the model")
+    fails("'model.pt' cannot be loaded into the model")
     Path("model.pt").write_text("step-000002\n")  # `latest` of a checkpoint
     fails("not a checkpoint")
     torch.save({"extra": None, "model": {}}, "model.pt")  # and what it names

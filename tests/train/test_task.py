@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import sar
 from sar.cli.demo import community_graph
@@ -235,6 +235,14 @@ def of_partition(json_file, ntype):
     label, *masks = (data[f"{ntype}/{name}" if ntype else name] for name in names)
     of_pyg = sar.Task.of(Data(y=label, **dict(zip(names[1:], masks, strict=True))))
     assert torch.equal(of_pyg.labels, task.labels)
+    renamed = {name.replace("label", "y"): rows for name, rows in data.node_features.items()}
+    assert torch.equal(sar.Task.of(data._replace(node_features=renamed), ntype).labels, task.labels)
+    if ntype is None:
+        typed = HeteroData({"a": {"x": label}, "b": {"y": label}})
+        assert torch.equal(sar.Task.of(typed).labels, task.labels)
+        typed["a"].y = label
+        assert "2 node types have labels `y`" in catch_and_recover(sar.Task.of, typed).message
+        assert torch.equal(sar.Task.of(typed, "a").labels, task.labels)
     assert of_pyg.sizes.items() <= task.sizes.items()
     assert f"{task.num_classes} classes" in repr(task)
     assert all(f"{name} {size:,}" in repr(task) for name, size in task.sizes.items())

@@ -160,7 +160,7 @@ class DistributedEdgeIndex(NodeNumbers):
     num_dst: int  # destinations
 
     def __getattr__(self, name: str) -> Any:
-        why = "operations on a sparse adj_t belong before partitioning; pass edge_index"
+        why = "use a sparse adj_t before partitioning, and sar.DataLoader(data.graph, ...) in place of NeighborLoader"
         raise AttributeError(f"A distributed edge_index has no {name!r}; {why}.")
 
     @classmethod

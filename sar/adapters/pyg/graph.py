@@ -98,12 +98,12 @@ def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | Hete
 def set_fields(store: Any, fields: Mapping[str, Tensor], names: Mapping[str, str] = NODE_NAMES) -> None:
     """Set fields as attributes, under the names that they have here unless there are fields of these names.
 
-    Fields of edges that are called as fields of the nodes in the same store get `edge_` before their name.
+    Edge fields named like node fields of the same store, and original IDs of edges in a batch, get `edge_` before them.
     """
     for name, values in fields.items():
         own = names.get(name, name)
         own = name if own in fields else own
-        own = f"edge_{own}" if own in store else own
+        own = f"edge_{own}" if own in store or (own == ORIG_ID and "n_id" in store) else own
         store[own] = values.bool() if name in SPLIT else values  # DGL's files have bytes
 
 

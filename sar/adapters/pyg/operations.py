@@ -170,7 +170,8 @@ def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
             if not isinstance(value, NodeNumbers) and not torch.equal(value, loops):
                 found, expected = tuple(value.shape), tuple(loops.shape)
                 raise refuse(
-                    f"cat with plain numbers, {found}, but for self-loops of all of this worker's nodes, {expected},"
+                    f"cat with plain numbers, {found}, but for self-loops of all of this worker's nodes, {expected}, "
+                    "which a layer makes by the rows of x (num_nodes), of which each of these nodes has one,"
                 )
         return DistributedEdgeIndex.of(torch.cat(numbers, 1), numbering, ours[0].num_dst)
     known = (isinstance(value, NodeNumbers) or any(_are_destinations(value, each) for each in ours) for value in values)

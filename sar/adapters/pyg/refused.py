@@ -16,7 +16,9 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.nn import aggr, conv, models, pool
 from torch_geometric.nn.attention import PerformerAttention
 
+from sar.adapters.pyg import norms
 from sar.adapters.pyg.guarded import GuardedTensor, Original, replace
+from sar.comm import session
 from sar.errors import GraphError
 
 _BEFORE = "Do it before the graph is partitioned"
@@ -44,7 +46,11 @@ FUNCTIONS: dict[str, str] = {
     "bipartite_subgraph": _MASK,
     "contains_self_loops": "would look at this worker's edges. Ask sar.all_sum(int((edges[0] == edges[1]).sum()))",
     "homophily": f"would count this worker's edges. {_BEFORE}",
+    "is_undirected": f"needs the edges out of this worker's nodes. {_BEFORE}",
+    "negative_sampling": "would draw among this worker's nodes. Use sar.pair_graph, or sar.EdgePredictionSampler",
+    "sort_edge_index": f"would sort this worker's edges. {_BEFORE}",
     "subgraph": _MASK,
+    "to_undirected": f"would add edges into nodes of other workers. {_BEFORE}",
 }
 """Functions of `torch_geometric.utils` that raise, and why."""
 
@@ -58,33 +64,32 @@ _ATTENDS_TO_ALL = "attends between all nodes of a graph, so it cannot pool graph
 _ATTENDS = "attends between all pairs of nodes, unless it has attn_type='performer' and no batch"
 
 METHODS: dict[tuple[type, str], str] = {
+    (BaseData, "has_isolated_nodes"): "would look at this worker's edges. Add up graph.in_degrees() and out_degrees()",
+    (BaseData, "has_self_loops"): FUNCTIONS["contains_self_loops"],
+    (BaseData, "is_undirected"): FUNCTIONS["is_undirected"],
     (aggr.EquilibriumAggregation, "forward"): "takes gradients of gradients, so it cannot pool graphs across workers",
-    (aggr.MedianAggregation, "forward"): _SORTS,
-    (aggr.QuantileAggregation, "forward"): _SORTS,
-    (aggr.SortAggregation, "forward"): _SORTS,
+    **{(kind, "forward"): _SORTS for kind in (aggr.MedianAggregation, aggr.QuantileAggregation, aggr.SortAggregation)},
     **{(kind, "forward"): _ATTENDS_TO_ALL for kind in (aggr.GraphMultisetTransformer, aggr.SetTransformerAggregation)},
     **{(kind, "forward"): _SIDE_BY_SIDE for kind in (aggr.GRUAggregation, aggr.LCMAggregation, aggr.LSTMAggregation)},
     **{(kind, "forward"): _SIDE_BY_SIDE for kind in (aggr.MLPAggregation, aggr.PatchTransformerAggregation)},
     (conv.GPSConv, "forward"): _ATTENDS,
-    (pool.ASAPooling, "forward"): _CHOOSES,
-    (pool.ClusterPooling, "forward"): _CHOOSES,
-    (pool.EdgePooling, "forward"): _CHOOSES,
-    (pool.MemPooling, "forward"): _CHOOSES,
-    (pool.PANPooling, "forward"): _CHOOSES,
-    (pool.SAGPooling, "forward"): _CHOOSES,
-    (pool.TopKPooling, "forward"): _CHOOSES,
+    **{
+        (kind, "forward"): _CHOOSES
+        for kind in (pool.ASAPooling, pool.ClusterPooling, pool.EdgePooling, pool.MemPooling)
+    },
+    **{(kind, "forward"): _CHOOSES for kind in (pool.ASAPooling, pool.ClusterPooling, pool.EdgePooling)},
+    **{(kind, "forward"): _CHOOSES for kind in (pool.MemPooling, pool.PANPooling, pool.SAGPooling, pool.TopKPooling)},
     (conv.HypergraphConv, "forward"): "sends from hyperedges to nodes of other workers. Train it on mini-batches",
     (conv.MeshCNNConv, "forward"): "takes four edges that follow one another in edge_index for the neighbours of one",
     (conv.SuperGATConv, "forward"): _TRAINING,
     (conv.WLConv, "forward"): "numbers colours in the order in which it meets them",
-    (models.ARGA, "encode"): _LOSS,
+    **{(kind, "encode"): _LOSS for kind in (models.ARGA, models.VGAE)},
     (models.CorrectAndSmooth, "correct"): _ERROR,
     (models.DeepGraphInfomax, "forward"): "would shuffle and summarise this worker's nodes. Train it on mini-batches",
     (models.GAE, "recon_loss"): _LOSS,
     (models.GAE, "test"): "would rank this worker's pairs. Gather all scores by sar.comm.exchange_tensors",
     (models.Polynormer, "forward"): "would attend between this worker's nodes. Train it on mini-batches",
     (models.SGFormer, "forward"): "would attend between this worker's nodes. Train it on mini-batches",
-    (models.VGAE, "encode"): _LOSS,
 }
 """Methods of aggregations, layers and models that raise, and why."""
 
@@ -92,6 +97,8 @@ METHODS: dict[tuple[type, str], str] = {
 def install() -> None:
     """Replace them by functions that raise."""
     replace(transforms.BaseTransform, "__call__", _transform)
+    for kind in norms.OVER_ALL:
+        replace(kind, "forward", _norm)
     for (kind, name), reason in METHODS.items():
         replace(kind, name, _refusing(kind.__name__ if name == "forward" else f"{kind.__name__}.{name}", reason))
     for name, reason in FUNCTIONS.items():
@@ -121,6 +128,13 @@ def _transform(original: Original, transform: Any, data: Any) -> Any:
             f"worker's part of a graph. {advice}."
         )
     return original(transform, data)
+
+
+def _norm(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a norm layer, which has to be converted if it takes statistics without a batch vector."""
+    if session.has_peers() and norms.takes_statistics(layer) and not _is_distributed((args, kwargs)):
+        session.current_group().check_model(layer, "forward")
+    return original(layer, *args, **kwargs)
 
 
 def _refusing(name: str, reason: str) -> Callable[..., Any]:

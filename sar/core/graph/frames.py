@@ -38,7 +38,7 @@ class Frame(Fields):
             return self._columns[key]
         except KeyError:
             names = ", ".join(map(repr, self._columns)) or "none"
-            loaded = f" Features of a partition are in its data: data[{key!r}]." if "nodes" in self.what else ""
+            loaded = f" Features of a partition: data['{key}'], data['TYPE/{key}']." if "nodes" in self.what else ""
             raise FieldError(f"There is no field {key!r} on the {self.what}; set there: {names}.{loaded}") from None
 
     def __setitem__(self, key: str, value: Tensor | Mapping[Any, Tensor]) -> None:

@@ -153,14 +153,6 @@ class GraphQueries:
         """Number of nodes of the whole graph; otherwise like `num_nodes`."""
         return sum(nodes.counts_global[t] for nodes, t in self._nodes_of(ntype))
 
-    def num_src_nodes_global(self, ntype: str | None = None) -> int:
-        """Number of source nodes of the whole graph, of one type or all."""
-        return sum(self._structure.src.counts_global[t] for t in self._ntypes_of(ntype, self.srctypes))
-
-    def num_dst_nodes_global(self, ntype: str | None = None) -> int:
-        """Number of destination nodes of the whole graph, of one type or all."""
-        return sum(self._structure.dst.counts_global[t] for t in self._ntypes_of(ntype, self.dsttypes))
-
     def num_edges_global(self, etype: AnyEtype = None) -> int:
         """Number of edges of the whole graph, of one type or all."""
         return sum(relation.num_edges_global for relation in self._relations_of(etype))
@@ -180,10 +172,6 @@ class GraphQueries:
     number_of_src_nodes = num_src_nodes
     number_of_dst_nodes = num_dst_nodes
     number_of_edges = num_edges
-    number_of_nodes_global = num_nodes_global
-    number_of_src_nodes_global = num_src_nodes_global
-    number_of_dst_nodes_global = num_dst_nodes_global
-    number_of_edges_global = num_edges_global
 
     def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
         """Number of this worker's nodes, (1,) int64, as if they were a batch of one graph."""

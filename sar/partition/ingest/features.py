@@ -3,7 +3,7 @@ are copied once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -163,8 +163,10 @@ def _copied(source: InputFiles, name: str, copy: Path) -> list[StoredArray]:
             errors[kind] = error
     one_column = source.columns is None or (len(source.columns) == 1 and source.columns[0] != ALL_COLUMNS)
     if name == LABEL and (one_column or source.format == "parquet"):
-        with suppress(NotNumbersError):  # numbers among names: the line at fault is the one that is no number
+        try:
             return _class_columns(source, name, copy)
+        except NotNumbersError as error:
+            raise NotNumbersError(f"{errors.get('fractions', errors['integers'])} {error}") from error
     raise errors.get("fractions", errors["integers"])
 
 
@@ -205,10 +207,9 @@ def _class_columns(source: InputFiles, name: str, copy: Path) -> list[StoredArra
                 f"{source.files[0]} has more than {_MOST_CLASSES} class names, or of more than {_LONGEST_CLASS} "
                 "characters; expected fewer and shorter ones. Number the classes."
             )
-    for one in distinct:
-        if is_number(one):
-            raise NotNumbersError(f"{source.files[0]} has {one!r} among names of classes; expected names or numbers.")
-    names = sorted(distinct)
+    names = sorted(distinct - {"-1"})
+    for one in filter(is_number, names):
+        raise NotNumbersError(f"If these are class names, {one!r} is none: write another name, or -1 if unknown.")
     number_of = pyarrow.array(names, pyarrow.string())
     shown = ", ".join(f"{i} {one}" for i, one in enumerate(names[:20]))
     source.text.note(f"'{name}': {len(names)} class names were numbered: {shown}{', ...' * (len(names) > 20)}.")
@@ -216,7 +217,7 @@ def _class_columns(source: InputFiles, name: str, copy: Path) -> list[StoredArra
         copies = [Path(f"{copy}.{i}") for i in range(len(source.files))]
         out = [stack.enter_context(ArrayFile(path, np.dtype(np.int64))) for path in copies]
         for i, column in read_ids(source):
-            out[i].append(compute.index_in(column, number_of).to_numpy())
+            out[i].append(compute.index_in(column, number_of).fill_null(-1).to_numpy())
         return [file.array() for file in out]
 
 

@@ -51,7 +51,7 @@ def _mask(kind: str, name: str, column: Column, mask_column: int | None) -> Colu
         if number is None or not 0 <= number < count:
             raise ConfigError(
                 f"'{kind}/{name}' has shape {column.shape}: {count} splits, of which column {mask_column} was asked "
-                f"for; expected 0 to {count - 1} (mask_column=, --mask-column), or masks of one column."
+                f"for; expected 0 to {count - 1} (mask_column=, --mask-column), or masks of one column, mask[:, 0]."
             )
         column = ColumnView(column, column.shape[:1], lambda rows, _: np.ascontiguousarray(rows[:, number]))
     if len(column.shape) != 1 or column.dtype.kind not in "biuf":

@@ -141,7 +141,7 @@ class TextTable:
                 for number, column in zip(columns, values, strict=True):
                     if (row := compute.index(column, "").as_py()) >= 0:
                         raise self._bad_row(
-                            self._row(block, row), f"column {self.names[number]} has no ID; expected one"
+                            self._row(block, row), f"column {self.names[number]} has no value; expected one"
                         )
                     if self._names_may_be_ids and not compute.all(compute.ascii_is_decimal(column)).as_py():
                         raise ConfigError(
@@ -149,7 +149,7 @@ class TextTable:
                             "(header=, --header, --no-header); of a table of nodes give the first line names, and name "
                             "the column: FILE#NAME."
                         )
-            yield Batch(values, partial(self._where_in, block))
+            yield Batch(values, partial(lambda of, number: self._where(self._row(of, number)), block))
 
     def _check_first_lines(self, choice: ColumnChoice, kind: Kind) -> None:
         counted = len(self.names) > 1 and self._first_fields == [*map(str, range(len(self.names)))]
@@ -244,9 +244,6 @@ class TextTable:
 
     def _row(self, block: _Block, number: int) -> _Row:
         return next(islice(self._rows(block), number, None), _Row(block.line + _count_lines(block.text), "", []))
-
-    def _where_in(self, block: _Block, number: int) -> str:
-        return self._where(self._row(block, number))
 
     def _where(self, row: _Row) -> str:
         return f"{self.path}, line {row.line}, {_short(row.text)}"

@@ -153,7 +153,7 @@ def test_errors_name_the_id(tmp_path):
     raises(ConfigError, "'ann, bo': names of columns, or IDs")
     assert named_edges(open_graph(path, tmp_path / "s", ids="map", header=False))[0] == ["ann", "bo"]
     path.write_text("src,dst\nann,bo\nbo,\n")
-    raises(PartitionError, "line 3, 'bo,': column dst has no ID")
+    raises(PartitionError, "line 3, 'bo,': column dst has no value")
     path.write_text("src,dst\nann,bo\nbo\n")
     raises(PartitionError, "line 3, 'bo': 1 field; expected 2")
     path.write_text(f"src,dst\nann,{'b' * 256}\n")
