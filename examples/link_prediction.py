@@ -24,8 +24,8 @@ parser = options(__doc__, negatives=1, ranked=100, epochs=50, weight_decay=0.0)
 class GCN(nn.Module):
     def __init__(self, num_features: int, hidden: int):
         super().__init__()
-        self.first = dgl.nn.GraphConv(num_features, hidden)
-        self.last = dgl.nn.GraphConv(hidden, hidden)
+        self.first = dgl.nn.GraphConv(num_features, hidden, allow_zero_in_degree=True)
+        self.last = dgl.nn.GraphConv(hidden, hidden, allow_zero_in_degree=True)
 
     def forward(self, graph, x):  # x: (N_i, F) -> (N_i, H)
         return self.last(graph, F.relu(self.first(graph, x)))
