@@ -55,12 +55,12 @@ class RowOwners:
 
     def checked(self, node_ids: Tensor) -> Tensor:
         """The IDs as int64 on the CPU. Raises a GraphError for IDs that do not exist."""
-        node_ids = torch.as_tensor(node_ids)
+        node_ids = torch.as_tensor(node_ids, device="cpu")
         if node_ids.dim() != 1 or (node_ids.numel() and node_ids.dtype not in (torch.int64, torch.int32)):
             raise GraphError(
                 f"The nodes are {node_ids.dtype} {tuple(node_ids.shape)}; expected global IDs, (K,) int64."
             )
-        ids, bound = node_ids.detach().cpu().long(), int(self.ends[-1])
+        ids, bound = node_ids.detach().long(), int(self.ends[-1])
         outside = ids[(ids < 0) | (ids >= bound)]
         if len(outside):
             raise GraphError(
@@ -151,8 +151,7 @@ def global_ids(graph: GraphShardManager, original_ids: Tensor, ntype: str | None
     """
     call = f"global_ids of {ntype or 'nodes'}"
     with session.current_group().guard() as group:
-        original_ids = torch.as_tensor(original_ids)
-        own, wanted = graph.original_ids(ntype), original_ids.detach().cpu().long()
+        own, wanted = graph.original_ids(ntype), torch.as_tensor(original_ids, device="cpu").detach().long()
         if own is None:
             raise GraphError("The partitions do not have the nodes' IDs in the input graph (orig_id).")
         group.agree(call)
@@ -172,7 +171,7 @@ def global_ids(graph: GraphShardManager, original_ids: Tensor, ntype: str | None
         found = torch.cat(exchange_tensors([to_device(ids, session.comm_device()) for ids in answers])).cpu()
         if (missing := wanted[found < 0]).numel():
             raise GraphError(f"{len(missing)} of the original IDs, such as {missing[0]}, are of no node.")
-    return to_device(found[place], original_ids.device)
+    return to_device(found[place], torch.device(getattr(original_ids, "device", "cpu")))
 
 
 def added_up(values: Tensor, place: Tensor, count: int) -> Tensor:

@@ -29,7 +29,8 @@ def layers_of(format, batch):
     if format == "pyg":
         fields = Data({"x": batch.x, "y": batch.y}, {"e": batch.e, "w": batch.w})
         for name, (make, call) in LAYERS.items():
-            yield name, make().double(), lambda layer, x, call=call: call(layer, x, batch.edge_index, fields)
+            layer = sar.pyg.convert_norms(make().double(), distributed=False)  # as other tests have had an edge index
+            yield name, layer, lambda layer, x, call=call: call(layer, x, batch.edge_index, fields)
         for name, make in AGGREGATIONS.items():
             yield name, SimpleConv(make()).double(), lambda layer, x: layer(x, batch.edge_index)
         return

@@ -105,9 +105,7 @@ def use_others(weighted, hetero):
         _ = part.adj_t
     with pytest.raises(GraphError, match=r"Pass edge_index, which data\.adj_t"):
         T.ToSparseTensor()(part)
-    with pytest.raises(
-        AttributeError, match="no 'set_diag'; use a sparse adj_t before partitioning"
-    ):
+    with pytest.raises(AttributeError, match="no 'set_diag'; use a sparse adj_t before partitioning"):
         _ = part.edge_index.set_diag
     part = sar.pyg.load_partition(hetero)
     same = all(part.adj_t_dict[etype] is part[etype].edge_index for etype in part.edge_types)
