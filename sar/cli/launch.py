@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--resident", type=int, metavar="1", help=resident)
     add("--spill", type=Path, metavar="DIR", help="with --resident: a folder on a disk for the others")
     add("--max-restarts", type=int, default=0, metavar="N", help="of all workers, if one fails (%(default)s)")
-    add("script", type=Path, help="the training script, in Python")
+    add("script", type=Path, help="the training script, in Python; options of sar launch stand before it")
     add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 
 
@@ -57,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     if sys.platform == "linux":
         os.environ["SAR_LAUNCHER"] = str(os.getpid())
     said = " ".join(f"{name}={value}" for name, value in settings.items()) or "environment as it is"
+    late = {"--workers", "--threads"} & {word.partition("=")[0] for word in arguments.script_arguments}
+    said += f"; given to the script: {', '.join(sorted(late))}" if late else ""
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun leaves its own behind
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}", f"--log-dir={folder}"]

@@ -2,12 +2,12 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sar.comm.gradients import begin_sum, end_sum
 from sar.comm.group import Group
@@ -199,7 +200,7 @@ def gather_grads(model: Module) -> None:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for _, p in named]
     with current_group().guard() as group, torch.no_grad():
-        call = "gather_grads"
+        call = "gather_grads" if model.training else "gather_grads of a model in evaluation mode"
         group.check_model(model, call)
         alike = _agree_on_model(group, call, model, named, [p.grad is not None for p in parameters])
         begin_sum(parameters, group.rank)
@@ -315,7 +316,9 @@ T = TypeVar("T")
 
 
 def all_sum(x: T) -> T:
-    """Return the sum over all workers, as a new tensor or number without a gradient; a collective call.
+    """Return the sum over all workers, as a new tensor or number; a collective call.
+
+    It has no gradient: a backward through it raises a `ConfigError`. In a model use `sar.nn.global_sum`.
 
     Args:
         x: a tensor, a number, or a list, tuple or dictionary of them. Structure, shapes and dtypes are the same on all
@@ -340,36 +343,25 @@ def all_max(x: T) -> T:
 
 
 def _over_all(name: str, x: T, op: Any) -> T:
+    leaves, structure = tree_flatten(x)
     with current_group().guard() as group:
-        form = _form(name, x)
+        if others := [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor | Real)]:
+            raise ConfigError(f"{name} got a {others[0]}; expected tensors, numbers, or a list, tuple or dict of them.")
         if not isinstance(x, Tensor | Real):  # for a single tensor or number, the agreement of `_combine` is enough
-            group.agree(f"{name} of {form}")
-        return _leaf_by_leaf(group, x, op, group.device)
+            forms = [described(leaf) if isinstance(leaf, Tensor) else isinstance(leaf, Integral) for leaf in leaves]
+            group.agree(f"{name} of {structure} with {forms}")
+        return cast(T, tree_unflatten([_combined(group, name, leaf, op, group.device) for leaf in leaves], structure))
 
 
-def _form(name: str, x: Any) -> str:
-    """Description of the structure, shapes and dtypes that must be the same on all workers."""
-    if isinstance(x, Tensor):
-        return described(x)
-    if isinstance(x, Real):
-        return "an integer" if isinstance(x, Integral) else "a number"
-    if isinstance(x, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_form(name, value)}" for key, value in x.items()) + "}"
-    if isinstance(x, list | tuple):
-        return "[" + ", ".join(_form(name, value) for value in x) + "]"
-    raise ConfigError(f"{name} got a {type(x).__name__}; expected tensors, numbers, or a list, tuple or dict of them.")
-
-
-def _leaf_by_leaf(group: Group, x: Any, op: Any, device: torch.device) -> Any:
-    """Combine each tensor of a structure on the device, and each number on the CPU."""
+def _combined(group: Group, name: str, x: Any, op: Any, device: torch.device) -> Any:
+    """Combine a tensor on the device, or a number on the CPU."""
     if isinstance(x, Real):
         number = torch.tensor(x, dtype=None if isinstance(x, Integral) else torch.float64, device="cpu")
-        return _leaf_by_leaf(group, number, op, number.device).item()
-    if isinstance(x, Mapping):
-        return {key: _leaf_by_leaf(group, value, op, device) for key, value in x.items()}
-    if not isinstance(x, Tensor):
-        values: Sequence[Any] = [_leaf_by_leaf(group, value, op, device) for value in x]
-        return type(x)(*values) if hasattr(x, "_fields") else type(x)(values)  # a named tuple takes them one by one
+        return _combined(group, name, number, op, number.device).item()
+    if x.requires_grad and torch.is_grad_enabled():
+        values = _combined(group, name, x.detach(), op, device).requires_grad_().clone()  # no leaf: may change in place
+        values.register_hook(partial(_refuse_gradient, name))
+        return values
     x = x.detach()
     if op == dist.ReduceOp.SUM:
         total = x.clone() if x.is_floating_point() or x.is_complex() else x.to(torch.int64, copy=True)
@@ -383,3 +375,9 @@ def _leaf_by_leaf(group: Group, x: Any, op: Any, device: torch.device) -> Any:
     broken = x.isnan().to(torch.uint8)
     _combine(group, broken, op, device)
     return torch.where(broken.bool(), torch.nan, greatest)
+
+
+def _refuse_gradient(name: str, _: Tensor) -> None:
+    raise ConfigError(
+        f"sar.{name} has no gradient. In a model use sar.nn.global_sum, global_mean, global_max, or detach its input."
+    )

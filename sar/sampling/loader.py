@@ -195,7 +195,7 @@ class DataLoader:
         try:
             for number, (seeds, key) in enumerate(batches):
                 with group.guard():
-                    source = self._sampler.prepare(self._graph, self._call)
+                    source = self._sampler.prepare(self._graph, f"{self._call}, {number} of epoch {self._epoch}")
                     batch = None if ahead is None else arrive(group, *ahead[1:])
                     changed |= ahead is not None and (batch is None or ahead[0] is not source)
                     if batch is None or changed:

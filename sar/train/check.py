@@ -148,7 +148,7 @@ class _Check:
             cause = "it normalises by the rows of one worker; call sar.convert_batchnorm or sar.pyg.convert_norms"
         else:
             place = "before" if what == "input" else "in"
-            cause = f"code {place} it takes one worker's rows for all, as x.mean(0), or reorders them; use sar.all_sum"
+            cause = f"code {place} it uses one worker's rows, as x.mean(0), or reorders them; see sar.nn.global_mean"
         first = f"The first to differ is the {what} of {name or 'the model'} ({module}): {cause}."
         return False, f"{workers} workers and one process differ in {found}. {first}"
 

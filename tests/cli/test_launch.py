@@ -81,7 +81,7 @@ def test_each_partition_gets_a_worker_and_each_worker_its_settings(script: Path,
     expected = {"size": 2, "arguments": arguments, "variables": variables | {"SAR_ALLOCATOR": None}}
     assert reports(output) == [{"rank": rank, **expected} for rank in range(2)]
     said = " ".join(f"{name}={value}" for name, value in (variables | preloads()).items())
-    assert errors == f"sar launch: 2 workers; {said}\n"
+    assert errors == f"sar launch: 2 workers; {said}; given to the script: --workers\n"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sar
+from sar.errors import ConfigError
 from tests.core.attempts import catch_and_recover
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int16, torch.uint8, torch.bool]
@@ -26,14 +27,23 @@ def mine_of(rank):
 
 def of_tensors():
     mine = [x.requires_grad_(x.is_floating_point()) for x in mine_of(sar.rank())]
+    with torch.no_grad():
+        assert not any(found.requires_grad for x in mine for found in (sar.all_sum(x), sar.all_max([x])[0]))
     made = [(x, sar.all_sum(x), sar.all_max(x)) for x in mine]
+    for x, *both in made:
+        for call, found in zip(("all_sum", "all_max"), both, strict=True):
+            assert found.requires_grad == x.requires_grad
+            if found.requires_grad:  # a backward would leave out what comes through the other workers
+                with pytest.raises(ConfigError, match=f"sar.{call} has no gradient. In a model use sar.nn.global_sum"):
+                    (x.sum() * found.sum()).backward()
+                found += 0
     assert all(torch.equal(x, before) for x, before in zip(mine, mine_of(sar.rank()), strict=True))
     assert all(y.data_ptr() != x.data_ptr() for x, *both in made for y in both if len(x.flatten()))
     return [(total, most) for _, total, most in made]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_new_tensors_without_gradient(pool, world_size):
+def test_new_tensors_whose_backward_raises(pool, world_size):
     stacked = [torch.stack(values) for values in zip(*map(mine_of, range(world_size)), strict=True)]
     for result in pool.run(of_tensors):
         for (total, most), values in zip(result, stacked, strict=True):
@@ -41,8 +51,6 @@ def test_new_tensors_without_gradient(pool, world_size):
             assert total.dtype is values.sum(0).dtype
             assert torch.equal(most, values.amax(0))
             assert most.dtype is values.dtype
-            assert not total.requires_grad
-            assert not most.requires_grad
 
 
 def of_others():

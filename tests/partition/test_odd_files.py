@@ -513,7 +513,7 @@ def test_an_empty_delimiter_in_metadata_is_none(tmp_path: Path) -> None:
 def test_missing_labels_are_told_at_once(tmp_path: Path) -> None:
     np.save(tmp_path / "y.npy", np.array([0, np.nan, 2], np.float32))
     for options in ({}, {"allow_nan": True}):
-        with pytest.raises(PartitionError, match=r"row 1 \(from 0\), has NaN.* labels with -1"):
+        with pytest.raises(PartitionError, match=r"row 1 \(from 0\), has NaN.*\(labels with -1\)\.$"):
             read(edges_of(tmp_path), node_features={"label": tmp_path / "y.npy"}, **options)
 
 

@@ -156,6 +156,27 @@ def test_loops_and_calls_at_a_time(pool, given):
         assert sums == [3] * len(expected)
 
 
+def leave_every_epoch(mine):
+    """Leave each loop early on worker 1 alone, without another call in between."""
+
+    def run():
+        for _ in range(3):
+            for number, _ in enumerate(loader, 1):
+                if number == 2 - sar.rank():
+                    break
+
+    loader = make_loader(mine, 1)
+    return catch_and_recover(run), len(loader)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_worker_that_begins_the_next_epoch_alone_is_an_error_at_once(pool, given):
+    for failure, batches in pool.run(leave_every_epoch, per_rank=given[1]):
+        assert batches > 2
+        assert "a batch, 1 of epoch 0" in failure.message
+        assert "a batch, 0 of epoch 1" in failure.message
+
+
 def leave(mine, steps):
     """Leave a loop after so many batches, and make another call; then all go on with a whole epoch."""
 

@@ -20,11 +20,11 @@ from tests.core.attempts import catch_and_recover
 USERS = 150
 RIGHT = ("plain", "dropout", "norm of all", "float32", "sorted and back", "DGL", "PyG", "edge features", "two types")
 WRONG = {  # and words of the error
-    "mean": ("input of center (Identity): code before it", "sar.all_sum"),
-    "deviation": ("input of center (Identity): code before it", "sar.all_sum"),
-    "mean in a module": ("output of center (Center): code in it", "sar.all_sum"),
-    "mean of items": ("input of layer (HeteroGraphConv): code before it", "sar.all_sum"),
-    "mean before GAT": ("input of layer (GATConv): code before it", "sar.all_sum"),
+    "mean": ("input of center (Identity): code before it", "sar.nn.global_mean"),
+    "deviation": ("input of center (Identity): code before it", "sar.nn.global_mean"),
+    "mean in a module": ("output of center (Center): code in it", "sar.nn.global_mean"),
+    "mean of items": ("input of layer (HeteroGraphConv): code before it", "sar.nn.global_mean"),
+    "mean before GAT": ("input of layer (GATConv): code before it", "sar.nn.global_mean"),
     "norm": ("output of norm (BatchNorm1d): it normalises", "sar.convert_batchnorm"),
     "random mask": ("input of last (SAGEConv): it depends on random numbers",),
     "sorted": ("output of last (SAGEConv): code in it", "reorders"),

@@ -35,7 +35,7 @@ _INSTEAD = {
         "sample_neighbors_biased sample_neighbors_fused select_topk"
     ),
     "sar.EdgePredictionSampler draws negative pairs from the whole graph": "global_uniform_negative_sampling",
-    "sum this worker's rows and then over workers, as in sar.all_sum(x.sum(0))": (
+    "combine the rows of all workers by sar.nn.global_mean(x), global_max(x) or global_sum(x.sum(0))": (
         "max_edges max_nodes mean_edges mean_nodes readout_edges readout_nodes softmax_edges softmax_nodes "
         "sum_edges sum_nodes topk_edges topk_nodes"
     ),

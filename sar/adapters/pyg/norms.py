@@ -53,7 +53,7 @@ def convert_norms(model: nn.Module, *, distributed: bool = True) -> nn.Module:
         elif distributed and kind is not None and _KNOWS not in vars(module):
             raise ConfigError(
                 f"convert_norms found {name or 'a'} {type(module).__name__}, whose forward is your own; expected that "
-                f"of {kind.__name__}. Let it combine the workers by sar.all_sum, and call convert_norms(layer, "
+                f"of {kind.__name__}. Let it combine the workers by sar.nn.global_sum, and call convert_norms(layer, "
                 "distributed=False) before, which leaves it as it is."
             )
         if isinstance(module, _KINDS):

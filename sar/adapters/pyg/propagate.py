@@ -96,7 +96,7 @@ def _may_run_by_edge(
         raise GraphError(
             f"{type(conv).__name__} makes other results at a node if there are other edges into other nodes, as "
             "with x_j.mean(0), len(x_j) or size_i, so that it would take a worker's edges for all. Combine the "
-            "workers by sar.all_sum, or compute such values before the call."
+            "workers by sar.nn.global_sum, or compute such values before the call."
         )
     return all(found)
 

@@ -148,14 +148,10 @@ def _refusing(name: str, reason: str) -> Callable[..., Any]:
     return call
 
 
-def _are_masks(subset: Any, *_: Any, **__: Any) -> bool:
-    """Whether nodes, those of two types in a tuple, are given by masks."""
-    parts = subset if isinstance(subset, tuple) else [subset]
-    return all(getattr(part, "dtype", None) == torch.bool for part in parts)
-
-
 _RIGHT: dict[str, Callable[..., bool]] = {
-    _MASK: _are_masks,
+    _MASK: lambda nodes, *_, **__: all(
+        getattr(part, "dtype", None) == torch.bool for part in (nodes if isinstance(nodes, tuple) else [nodes])
+    ),
     _ERROR: lambda model, *_, **__: not model.autoscale,
     _ATTENDS: lambda layer, x, edges, batch=None, **_: type(layer.attn) is PerformerAttention and batch is None,
     _TRAINING: lambda layer, *_, **__: not layer.training,

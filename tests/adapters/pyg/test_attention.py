@@ -258,7 +258,7 @@ def of_ones_own(graph, data, kind):
 
 def refused_on_several(graph, data, kind):
     """Until the workers are combined, so that nothing has to be tried."""
-    with pytest.raises(GraphError, match=r"Own makes other results at a node .* sar\.all_sum"):
+    with pytest.raises(GraphError, match=r"Own makes other results at a node .* sar\.nn\.global_sum"):
         of_ones_own(graph, data, kind)
     with pytest.raises(GraphError, match="EdgeConv makes other results at a node"):
         pyg.EdgeConv(torch.nn.Softmax(0))(data.nodes["x"], edges_of(graph))
@@ -268,13 +268,13 @@ def refused_on_several(graph, data, kind):
 def combined_by_the_user(graph, data):
     def message(x_j, **given):
         total, count = x_j.sum(0), torch.tensor(float(len(x_j)))
-        return x_j - (sar.all_sum(total) / sar.all_sum(count) if dist.is_initialized() else total / count)
+        return x_j - (sar.nn.global_sum(total) / sar.all_sum(count) if dist.is_initialized() else total / count)
 
     layer, x = Own("finite"), data.leaf("x")
     layer.message = message
     out = layer(x, edges_of(graph))
     weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node out": out.detach()}
+    return {"node out": out.detach(), "node x.grad": x.grad}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
