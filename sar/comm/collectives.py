@@ -249,9 +249,9 @@ def _agree_on_model(
             if len({layout for _, layout in of_all}) > 1:
                 lines = "\n".join(f"  worker {rank}: {name} {layout}" for rank, (name, layout) in enumerate(of_all))
                 raise DisagreementError(
-                    f"The workers gave different models to {call}. The first difference:\n{lines}\nA parameter with a "
-                    "row for each of a worker's own nodes is not part of the model: use a tensor that requires a "
-                    "gradient, not a torch.nn.Parameter, or sar.nn.DistEmbedding. Its gradient is complete as it is."
+                    f"The workers gave different models to {call}. The first difference:\n{lines}\nRun the same script "
+                    "on all. A parameter with a row for each of a worker's own nodes is not part of the model: use a "
+                    "tensor that requires a gradient, or sar.nn.DistEmbedding. Its gradient is complete as it is."
                 )
     if group.replicas is None or not group.replicas.share(model, call):
         return alike

@@ -143,7 +143,10 @@ def _write_together(rows: Array, ids: Array, out: StrPath | None) -> Array:
         _check_all(seen)
         group.agree(f"{call}: all rows are written")
     group.agree(f"{call}: the file has its name")
-    return np.load(out, mmap_mode="r+")
+    try:
+        return np.load(out, mmap_mode="r+")
+    except FileNotFoundError as error:
+        raise ConfigError(f"worker {group.rank} does not see '{out}' of worker 0: share its folder.") from error
 
 
 def _gather(rows: Array) -> list[Array]:

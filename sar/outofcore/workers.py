@@ -106,7 +106,7 @@ def initialize_comms(
 
     Args:
         _rank: this worker, 0 to `_world_size` - 1.
-        _world_size: number of workers, which is the number of partitions.
+        _world_size: number of workers; partitions may be more or fewer.
         master_ip_address: address or host name of worker 0.
         backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker); `mpi` and `ccl` are
             passed to `torch.distributed` (untested), and sar itself then talks over gloo.

@@ -43,7 +43,7 @@ T = TypeVar("T")
 Forward = Callable[..., Any]
 _FORWARD = "forward"
 
-_PRODUCTS = Operand(Target.U, "products, which come first as the layer's modules have no hooks here")
+_PRODUCTS = Operand(Target.U, "feature @ weight, as no module has hooks")
 COPY_PRODUCT, SCALED_PRODUCT = (message._replace(lhs=_PRODUCTS) for message in (COPY_SOURCE, SCALED_SOURCE))
 """Messages with a name that makes workers disagree if only some of them send products, and others features."""
 
