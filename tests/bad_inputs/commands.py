@@ -38,6 +38,10 @@ CASES = {
         command("partition edges.csv --parts 0 --out parts"),
         "sar partition: 0 parts were asked for; expected at least 1.",
     ),
+    "a seed below 0": case(
+        command("partition edges.csv --parts 2 --out parts --seed -1"),
+        "sar partition: seed is -1; expected a number from 0 on.",
+    ),
     "a method that is not there": case(
         command("partition edges.csv --parts 2 --out parts --method nix"),
         "sar partition: there is no partition method 'nix'; expected one of random, spring, ldg, multilevel, metis.",

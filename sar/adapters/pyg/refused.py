@@ -73,10 +73,6 @@ METHODS: dict[tuple[type, str], str] = {
     **{(kind, "forward"): _SIDE_BY_SIDE for kind in (aggr.GRUAggregation, aggr.LCMAggregation, aggr.LSTMAggregation)},
     **{(kind, "forward"): _SIDE_BY_SIDE for kind in (aggr.MLPAggregation, aggr.PatchTransformerAggregation)},
     (conv.GPSConv, "forward"): _ATTENDS,
-    **{
-        (kind, "forward"): _CHOOSES
-        for kind in (pool.ASAPooling, pool.ClusterPooling, pool.EdgePooling, pool.MemPooling)
-    },
     **{(kind, "forward"): _CHOOSES for kind in (pool.ASAPooling, pool.ClusterPooling, pool.EdgePooling)},
     **{(kind, "forward"): _CHOOSES for kind in (pool.MemPooling, pool.PANPooling, pool.SAGPooling, pool.TopKPooling)},
     (conv.HypergraphConv, "forward"): "sends from hyperedges to nodes of other workers. Train it on mini-batches",
