@@ -57,7 +57,7 @@ def _form(where: str = "") -> logging.Formatter:
 
 @cache
 def print_errors_briefly() -> None:
-    """Let an error of sar that ends the script print its message first, and then the script's own calls.
+    """Let an error of sar, or Ctrl-C, that ends the script print its message first, and then the script's own calls.
 
     As every worker prints its error, the calls inside of sar and torch would hide the sentence that matters. They are
     printed as usual if the log has level DEBUG. Other errors are printed as before.
@@ -65,12 +65,12 @@ def print_errors_briefly() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, SarError) or logger.isEnabledFor(logging.DEBUG):
+        if not isinstance(error, SarError | KeyboardInterrupt) or logger.isEnabledFor(logging.DEBUG):
             before(kind, error, trace)
             return
         inside = tuple(f"{Path(str(sys.modules[name].__file__)).parent}/" for name in ("sar", "torch"))
         frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(inside)]
         calls = "".join(traceback.format_list(frames))
-        print(f"{kind.__module__}.{kind.__name__}: {error}\nin\n{calls}", end="", file=sys.stderr)
+        print(f"{''.join(traceback.format_exception_only(error))}in\n{calls}", end="", file=sys.stderr)
 
     sys.excepthook = hook
