@@ -16,7 +16,7 @@ def _is_number(value: Any, kind: Any = int) -> bool:
 
 _SWITCH = (lambda value: isinstance(value, bool), "True or False")
 _COUNT = (lambda value: _is_number(value) and value >= 0, "an integer of at least 0")
-_WIRE = (lambda value: value in (None, torch.bfloat16, torch.float16), "None, torch.bfloat16 or torch.float16")
+_WIRE = (lambda value: value in (None, torch.bfloat16), "None or torch.bfloat16")
 _ACCEPTED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "disable_sr": _SWITCH,
     "pipeline_depth": _COUNT,
@@ -51,10 +51,9 @@ class GlobalConfig:
             "kept" keeps it, which is faster for mini-batches, "auto" keeps it from the first `DataLoader` on, "system"
             changes nothing. The environment variable SAR_ALLOCATOR sets another default. Ignored if GLIBC_TUNABLES or a
             MALLOC_ variable is set, or another allocator is loaded.
-        wire_dtype_features (None, torch.bfloat16 or torch.float16; default None):
-            Round features to this dtype on their way between workers; sums are kept in float32. float16 is scaled by
-            the greatest number of each message, so that neither large nor small ones leave its range. None is exact.
-        wire_dtype_gradients (None, torch.bfloat16 or torch.float16; default None):
+        wire_dtype_features (None or torch.bfloat16; default None):
+            Round features to this dtype on their way between workers; sums are kept in float32. None is exact.
+        wire_dtype_gradients (None or torch.bfloat16; default None):
             The same for gradients on their way back.
         check_replicas (True or False; default True):
             Compare the workers' models bit for bit after steps of torch's optimizers, and raise if they differ. Turn it

@@ -19,7 +19,7 @@ from torch import Tensor
 import sar
 
 COMPILED = ("sar.kernels.cpu", "sar.sampling.loops")
-LEFT_OUT = (*COMPILED, "sar.kernels.triton", "sar.adapters.pyg", "sar.pyg", "sar.__main__", "sar.cli.__main__")
+LEFT_OUT = (*COMPILED, "sar.adapters.pyg", "sar.pyg", "sar.__main__", "sar.cli.__main__")
 """Modules that are programs, need optional packages, or are compiled."""
 
 

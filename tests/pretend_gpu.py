@@ -172,7 +172,7 @@ def _note_wait(what: str) -> None:
         frame = frame.f_back  # type: ignore[assignment]
     code = None if frame is None else frame.f_code
     if code is not None and code.co_filename == f"{_SAR}kernels/torch.py":
-        return  # which run where Triton is not
+        return  # whose waits tests/kernels/test_backend.py looks for
     place = "the script" if code is None else f"{code.co_filename.removeprefix(_SAR)} {code.co_name}"
     _waits[f"{place}: {what}"] += 1
 

@@ -33,7 +33,6 @@ WIRES = {
     EXACT: Wire(None, None),
     "bfloat16 features": Wire("bfloat16", None),
     "bfloat16 both": Wire("bfloat16", "bfloat16"),
-    "float16 both": Wire("float16", "float16"),
 }
 
 

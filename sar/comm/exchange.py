@@ -40,11 +40,12 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice, Step
-from sar.comm.rows import BufferPool, FieldRows, RowFormat
+from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.same_process import SharedRows
 from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.tiles import OWN_ROWS, GradientReturn, LocalFields, Tile
 from sar.comm.transport import Message
+from sar.tensor_views import to_device
 
 OUT, BACK = 0, 1
 """Direction of a message: rows to a reader, or gradients to the owner of the rows."""
@@ -79,7 +80,7 @@ class _InFlight:
     peer: int
     buffer: Tensor
     nbytes: int  # of the message, at the start of the buffer
-    fields: list[FieldRows]
+    fields: list[Tensor]
     work: Any = None
 
 
@@ -189,16 +190,16 @@ class Exchange:
                 if inbound is not None:
                     self._wait(inbound)
                     columns = zip(inbound.fields, self.fields, strict=True)
-                    rows = [column.read(self.device, own.dtype) for column, own in columns]
+                    rows = [to_device(column, self.device).to(own.dtype) for column, own in columns]
             if returns is not None:
                 self._add_returned(depth)
                 grads = []
                 if step.receive is not None:
                     returned = self._buffer(step.receive, self.back)
                     grads = [  # views of the message if they need no conversion
-                        place.values.fill_(returns.start)
-                        if place.are_like(self.device, total.dtype)
-                        else torch.full(place.values.shape, returns.start, dtype=total.dtype, device=self.device)
+                        place.fill_(returns.start)
+                        if _is_alike(place, self.device, total.dtype)
+                        else torch.full(place.shape, returns.start, dtype=total.dtype, device=self.device)
                         for place, total in zip(returned.fields, returns.totals, strict=True)
                     ]
             if step.receive is not None:
@@ -206,8 +207,8 @@ class Exchange:
             if returns is not None:
                 # Send the gradients of the received tile, and post the receive for those of the tile that was sent.
                 for grad, place in zip(grads or (), returned.fields if returned is not None else (), strict=True):
-                    if not place.are_like(grad.device, grad.dtype):
-                        place.write(grad)
+                    if not _is_alike(place, grad.device, grad.dtype):
+                        place.copy_(grad, non_blocking=True)
                 arriving = None if step.send is None else self._buffer(step.send, self.back)
                 self._grads_in_flight.append(self._post(step.place, BACK, arriving, returned))
             if self.fields is not None:
@@ -237,10 +238,10 @@ class Exchange:
                     index = self.plan.rows_of(step.send)
                     for column, place in zip(self._columns[step.send.owner], outbound.fields, strict=False):
                         index = index.to(column.device)
-                        if place.are_like(column.device, column.dtype):
-                            torch.index_select(column, 0, index, out=place.values)
+                        if _is_alike(place, column.device, column.dtype):
+                            torch.index_select(column, 0, index, out=place)
                         else:
-                            place.write(column.index_select(0, index))
+                            place.copy_(column.index_select(0, index), non_blocking=True)
                 self._rows_in_flight.append(self._post(step.place, OUT, inbound, outbound))
         self._posted = steps
 
@@ -254,7 +255,7 @@ class Exchange:
             if inbound is not None and self.returns is not None:
                 index = self.plan.rows_of(inbound.halo)
                 for total, place in zip(self._totals[inbound.halo.owner], inbound.fields, strict=False):
-                    self.returns.add(index.to(total.device), place.read(total.device, total.dtype), total)
+                    self.returns.add(index.to(total.device), to_device(place, total.device).to(total.dtype), total)
             self._wait(outbound)
             self._give(outbound, inbound)
 
@@ -301,3 +302,8 @@ class Exchange:
         """Wait until a message has arrived, or has been sent."""
         if parcel is not None and parcel.work is not None:
             self.group.wait(parcel.work, parcel.peer, self.signature)
+
+
+def _is_alike(place: Tensor, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether values on this device in this dtype can be written to a message and read without a conversion."""
+    return (place.device, place.dtype) == (device, dtype)

@@ -1,12 +1,6 @@
 """The format of the rows in a message, and the pool of message buffers.
 
-[Note: scaled fields]
-Features and gradients that travel in half precision are widened on arrival, so that sums keep their precision. float16
-has a smaller range than float32: gradients of a mean over many nodes would become 0 in it, and features above 65504
-infinite. So a field that is narrowed to a smaller range is divided by a power of two, its scale. We choose a scale for
-each message so that its greatest finite number comes close to the greatest one of the narrow type. The scale stands in
-front of the rows, and the division is exact. A number x arrives with an error of at most 2^-11 |x| in float16, or 2^-39
-of the message's greatest number if that is more. Infinities and NaN do not change.
+Features and gradients that travel in bfloat16 are widened on arrival, so that sums keep their precision.
 """
 
 import contextlib
@@ -15,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from math import frexp, prod
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sar.config import Config
-from sar.tensor_views import to_device
 
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
@@ -34,61 +27,27 @@ FORMATS, LAYOUTS = 64, 1024
 """Number of cached formats, and of cached layouts in each."""
 
 
-class FieldRows(NamedTuple):
-    """The rows of one field inside a message, as views of its memory."""
-
-    values: Tensor  # (rows, ...), as they travel
-    scale: Tensor | None  # (1,) float64, factor of the values; None for 1: see [Note: scaled fields]
-
-    def are_like(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether values on this device in this dtype can be written and read without a conversion."""
-        return (self.values.device, self.values.dtype) == (device, dtype)
-
-    def write(self, values: Tensor) -> None:
-        """Write (rows, ...) values, which may be overwritten. A copy from a device is only queued there."""
-        if self.scale is not None:
-            # A power of two. Divided by it, the greatest finite value is 1/4 to 1 of the greatest number of the narrow
-            # type. The power and its reciprocal are normal numbers of the values' own dtype.
-            top = 2.0 ** (frexp(torch.finfo(self.values.dtype).max)[1] - 1)
-            low, high = values.nan_to_num(0, 0, 0).aminmax()
-            peak = torch.maximum(high, -low).clamp(min=torch.finfo(values.dtype).tiny * top)
-            scale = peak / (torch.frexp(peak).mantissa * top)
-            self.scale.copy_(scale, non_blocking=True)
-            values.mul_(scale.reciprocal())
-        self.values.copy_(values, non_blocking=True)
-
-    def read(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Read the values, (rows, ...). The result is a view of the message if no conversion is needed."""
-        values = to_device(self.values, device).to(dtype)
-        return values if self.scale is None else values.mul_(to_device(self.scale, device).to(dtype))
-
-
 class FieldFormat(NamedTuple):
-    """Format of one field: dtype, shape of a row, and whether a scale precedes the rows ([Note: scaled fields])."""
+    """Format of one field: dtype and shape of a row."""
 
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
-    scaled: bool = False
 
     @classmethod
     def of(cls, tensor: Tensor) -> "FieldFormat":
         return cls(tensor.dtype, tuple(tensor.shape[1:]))
 
     def narrowed(self, dtype: torch.dtype) -> "FieldFormat":
-        """The format with `dtype` in place of a wider floating-point type, scaled if the range shrinks."""
-        if not self.dtype.is_floating_point or self.dtype.itemsize <= dtype.itemsize:
-            return self
-        shrinks = torch.finfo(dtype).tiny > torch.finfo(self.dtype).tiny
-        return FieldFormat(dtype, self.shape, scaled=shrinks and prod(self.shape) > 0)
+        """The format with `dtype` in place of a wider floating-point type."""
+        is_wider = self.dtype.is_floating_point and self.dtype.itemsize > dtype.itemsize
+        return FieldFormat(dtype, self.shape) if is_wider else self
 
     def aligned_bytes(self, rows: int) -> int:
         """Size in bytes of a number of rows in a message, with alignment."""
-        values = -(-rows * prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
-        return values + ALIGNMENT * self.scaled
+        return -(-rows * prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def view(self, message: Tensor, begin: int, rows: int) -> Tensor:
         """View of the rows in a message (uint8) from byte `begin` on, (rows, ...)."""
-        begin += ALIGNMENT * self.scaled
         size = rows * prod(self.shape) * self.dtype.itemsize
         return message[begin : begin + size].view(self.dtype).view(rows, *self.shape)
 
@@ -111,7 +70,7 @@ class RowFormat:
     def __init__(self, fields: tuple[FieldFormat, ...]) -> None:
         self.fields = fields
         self.row_elements = self.row_bytes = 0
-        for dtype, shape, _ in fields:
+        for dtype, shape in fields:
             self.row_elements += prod(shape)
             self.row_bytes += prod(shape) * dtype.itemsize
         self._layouts: dict[int, MessageLayout] = {}  # by rows; tiles have few sizes
@@ -135,22 +94,16 @@ class RowFormat:
             layout = self._layouts[rows] = MessageLayout(ends[-1], tuple(ends[:-1]))
         return layout
 
-    def rows(self, message: Tensor, rows: int) -> list[FieldRows]:
-        """The fields inside a message (uint8) of that many rows."""
-        fields = []
-        for form, begin in zip(self.fields, self.layout(rows).begins, strict=True):
-            scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if form.scaled else None
-            fields.append(FieldRows(form.view(message, begin, rows), scale))
-        return fields
+    def rows(self, message: Tensor, rows: int) -> list[Tensor]:
+        """The fields inside a message (uint8) of that many rows, as views, (rows, ...) each."""
+        begins = self.layout(rows).begins
+        return [form.view(message, begin, rows) for form, begin in zip(self.fields, begins, strict=True)]
 
     def round(self, values: Sequence[Tensor]) -> None:
         """Round rows of the fields, (rows, ...) each, in place, as if they had travelled in this format."""
-        if all(field.dtype == column.dtype for field, column in zip(self.fields, values, strict=True)):
-            return
-        message = torch.empty(self.layout(len(values[0])).nbytes, dtype=torch.uint8, device=values[0].device)
-        for rows, column in zip(self.rows(message, len(values[0])), values, strict=True):
-            rows.write(column)
-            column.copy_(rows.read(column.device, column.dtype))
+        for form, column in zip(self.fields, values, strict=True):
+            if form.dtype != column.dtype:
+                column.copy_(column.to(form.dtype))
 
 
 @lru_cache(FORMATS)

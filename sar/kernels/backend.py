@@ -1,8 +1,8 @@
 """The interface of the kernel backends, and the choice of one for given tensors, which is made nowhere else.
 
 A backend is a module with the functions of `Backend`: `sar.kernels.cpu.kernels` (compiled with Numba),
-`sar.kernels.triton` (for CUDA), `sar.kernels.torch` (plain torch, on any device and for any dtype) and
-`sar.kernels.meta` (tensors without values). To add one, write such a module and name it in `_choose`.
+`sar.kernels.torch` (plain torch, on any device and for any dtype) and `sar.kernels.meta` (tensors without values).
+To add one, write such a module and name it in `_choose`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from sar.ranges import named, traced
 
 COMPILED_DTYPES = ({torch.float64}, {torch.float32, torch.bfloat16, torch.float16})
 """Operands and results of one call may mix the dtypes of one of these sets."""
-TRITON_DTYPES = set().union(*COMPILED_DTYPES)
-"""As a set of `COMPILED_DTYPES`."""
 
 
 class Backend(Protocol):
@@ -88,8 +86,8 @@ def choose(*tensors: Tensor | None) -> Backend:
 def _choose(devices: frozenset[str], dtypes: frozenset[torch.dtype]) -> Backend:
     if "meta" in devices:
         return meta_kernels
-    if devices == {"cuda"} and dtypes <= TRITON_DTYPES:
-        return for_cuda()
+    if "cuda" in devices:
+        _warn_of_cuda()
     if devices != {"cpu"}:
         return torch_kernels
     if any(dtypes <= together for together in COMPILED_DTYPES):
@@ -108,22 +106,11 @@ def _choose(devices: frozenset[str], dtypes: frozenset[torch.dtype]) -> Backend:
 
 
 @cache
-def for_cuda() -> Backend:
-    """The kernels in Triton, imported at the first use; plain torch if none can be compiled and launched."""
-    try:
-        import sar.kernels.triton as triton_kernels
-
-        rows, values = torch.zeros(1, dtype=torch.int32, device="cuda"), torch.zeros(1, 1, device="cuda")
-        triton_kernels.add_rows(rows, values, torch.zeros_like(values))
-    except Exception as error:  # of Triton, its compiler, the C compiler that it calls, or the driver
-        logger.warning(
-            "Kernels on CUDA tensors take plain torch, which is several times slower than those in Triton: %s. Triton "
-            "comes with torch's builds for CUDA, or by `pip install triton`; it needs a C compiler and Python's "
-            "headers.",
-            error,
-        )
-        return torch_kernels
-    return triton_kernels
+def _warn_of_cuda() -> None:
+    logger.warning(
+        "This graph is on a GPU, and no line of sar has been run on one by us. Compare a model's outputs and gradients "
+        "with sar.check_model."
+    )
 
 
 def load_kernels() -> None:

@@ -1,14 +1,17 @@
 """The kernels in plain torch, a backend of `sar.kernels.backend`: they run on GPUs and check the compiled ones.
 
-Edges are taken a chunk at a time, so that rows gathered by edge stay small beside the graph. Only the scores of
-attention are kept for a whole block, (E_block, H). Arithmetic is done in the dtype of the output, and in float32 if
-that is a half precision.
+Sums of source rows, copied or weighted, are products with a sparse matrix, which torch gives to cuSPARSE or MKL.
+Everything else gathers and scatters rows of a chunk of edges at a time, so that these stay small beside the graph.
+Only the scores of attention are kept for a whole block, (E_block, H). Arithmetic is done in the dtype of the output,
+and in float32 if that is a half precision.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from sar.id_slices import count_ids, to_offsets
 from sar.kernels.attention_operands import (
     GRAD_DOT,
     INVERSE,
@@ -26,12 +30,14 @@ from sar.kernels.attention_operands import (
     OnlineSoftmaxState,
     raise_peaks,
 )
-from sar.kernels.edge_block import EdgeBlock
+from sar.kernels.edge_block import EdgeBlock, Transposed
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, Target, aligned_message_shape
 from sar.splitmix import STEP, as_signed, mix_tensor, shift_right
 from sar.tensor_views import accumulation_dtype
 
 CHUNK_ELEMENTS = 4 * 2**20  # how many elements a tensor with a row per edge of a chunk has at most
+PRODUCT_DEVICES = {"cuda", *(("cpu",) if torch.backends.mkl.is_available() else ())}
+PRODUCT_DTYPES = {torch.float32, torch.float64}
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def edge_chunks(block: EdgeBlock, shape: Shape) -> Iterator[EdgeChunk]:
         end = min(begin + step, block.num_edges)
         if block.device.type == "cpu":
             dst = block.destinations(begin, end)
-        else:  # this backend runs on GPUs without Triton: keep the destinations, which cost a search each time
+        else:  # on GPUs, keep the destinations, which cost a search each time
             dst = block.kept("dst", lambda: block.dst)[begin:end].long()
         yield EdgeChunk(begin, end, block.cols[begin:end].long(), dst, block.ids(begin, end))
 
@@ -65,6 +71,9 @@ def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor, fresh: bo
     """Reference of `sar.kernels.aggregate_sum`."""
     if fresh:
         out.zero_()
+    if message.lhs.values is not None and _is_product(message, message.lhs.values, out):
+        _add_product(block.rows, block.indptr, block.cols, _weights(block, message, out), message.lhs.values, out)
+        return
     for edges, values in _messages(block, message, out):
         out.index_add_(0, edges.dst, values)
 
@@ -103,6 +112,14 @@ def aggregate_grad(
     """Reference of `sar.kernels.aggregate_grad`."""
     if fresh:
         out.zero_()
+    if (
+        wrt == "lhs" and arg is None and grad.target is Target.V
+        and grad.values is not None and _is_product(message, grad.values, out)
+    ):  # fmt: skip
+        weights = _weights(block, message, out)
+        indptr, dst, positions, sources = block.transposed(transpose)
+        _add_product(sources, indptr, dst, weights[positions], grad.values, out)
+        return
     dtype = accumulation_dtype(out.dtype)
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     grad_aligned = aligned_message_shape(message.op, full)
@@ -122,6 +139,58 @@ def aggregate_grad(
             term = term.where(best == _like(edges.ids, best), 0)
         term = term.sum_to_size(term.shape[:1] + aligned).reshape(term.shape[:1] + operand.shape)
         out.index_add_(0, edges.rows(operand.target), term.to(out.dtype))
+
+
+def transpose(block: EdgeBlock) -> Transposed:
+    """The edges of a block by source, for `EdgeBlock.transposed`."""
+    order = block.cols.argsort(stable=True)
+    indptr = to_offsets(count_ids(block.cols, block.num_src)).to(block.indptr.dtype)
+    return Transposed(indptr, block.dst[order], order.to(block.indptr.dtype))
+
+
+def _is_product(message: EdgeMessage, rows: Tensor, out: Tensor) -> bool:
+    """Whether messages are source rows, each times one number at most, and a sparse product can sum them."""
+    weight = message.rhs
+    is_linear = message.op is Op.COPY or (
+        message.op is Op.MUL and weight is not None and weight.target is Target.E
+        and prod(weight.shape) == 1 and weight.values is not None and weight.values.dtype == out.dtype
+    )  # fmt: skip
+    return (
+        is_linear and message.lhs.target is Target.U
+        and rows.dtype == out.dtype and out.dtype in PRODUCT_DTYPES
+        and out.device.type in PRODUCT_DEVICES and rows.numel() > 0 and out.numel() > 0
+    )  # fmt: skip
+
+
+def _weights(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Tensor:
+    """The factor of each edge in a message that `_is_product`, (E,) in block order."""
+    if message.rhs is None or message.rhs.values is None:
+        return out.new_ones(block.num_edges)
+    weights, ids = message.rhs.values.view(-1), block.edge_ids
+    return weights[block.edge_offset :][: block.num_edges] if ids is None else weights[ids]
+
+
+def _add_product(
+    rows: Tensor | None, indptr: Tensor, cols: Tensor, weights: Tensor, values: Tensor, out: Tensor
+) -> None:
+    """Add the weighted sums of rows `cols` of `values` to `rows` of `out`, to all in order if None."""
+    _expect_beta_warning()
+    shape = len(indptr) - 1, len(values)
+    matrix = torch.sparse_csr_tensor(indptr, cols.to(indptr.dtype), weights, shape, check_invariants=False)
+    sums = (matrix @ values.reshape(len(values), -1)).view(-1, *out.shape[1:])
+    if rows is None:
+        out[: len(sums)] += sums
+    else:
+        out.index_add_(0, rows, sums)
+
+
+@cache
+def _expect_beta_warning() -> None:
+    """Torch says once a process that this layout is a beta, which is nothing to users of sar."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        empty = torch.zeros(0, dtype=torch.int64)
+        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64), empty, empty.float(), (0, 0), check_invariants=False)
 
 
 def _like(rows: Tensor, elements: Tensor) -> Tensor:

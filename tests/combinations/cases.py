@@ -24,7 +24,7 @@ SETTINGS = {
     "no pipeline": {"pipeline_depth": 0},
     "small messages": {"max_collective_size": 16, "pipeline_depth": 3},
     "bfloat16 on the wire": {"wire_dtype_features": torch.bfloat16},
-    "float16 gradients on the wire": {"wire_dtype_gradients": torch.float16},
+    "bfloat16 gradients on the wire": {"wire_dtype_gradients": torch.bfloat16},
 }
 PLAIN = "plain"
 AXES: dict[str, tuple[str, ...]] = {

@@ -192,7 +192,7 @@ def step_on_two_kinds(rank):
 def test_rows_that_travel_in_half_precision(place: Place):
     for backend, mode in (("gloo", 1), ("nccl", 2)):
         mine = random_shares(place.world_size)
-        for (expected, found), _ in place.pool.run(train, backend, torch.float16, mode, per_rank=mine):
+        for (expected, found), _ in place.pool.run(train, backend, torch.bfloat16, mode, per_rank=mine):
             assert_close(torch.tensor(found), torch.tensor(expected))
 
 

@@ -1,6 +1,6 @@
-"""The kernels in Triton for tests whose tensors are on the CPU, carried to a GPU and back: a plugin of pytest.
+"""The kernels in plain torch for tests whose tensors are on the CPU, carried to a GPU and back: a plugin of pytest.
 
-CARRIED_TO=cuda python -m pytest -p tests.gpu.carried -k numba-1 tests/kernels/test_attention.py
+CARRIED_TO=cuda python -m pytest -p tests.gpu.carried -k reference-1 tests/kernels/test_attention.py
 """
 
 import os
@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import sar.kernels.triton as triton_kernels
+import sar.kernels.torch as torch_kernels
 from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand
 from sar.kernels.backend import Backend
-from tests.kernels import triton_interpreted  # noqa: F401  which puts these kernels in the place of Numba's
 
 DEVICE = os.environ["CARRIED_TO"]
 
@@ -48,4 +47,4 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 for name in (name for name in vars(Backend) if not name.startswith("_")):
-    setattr(triton_kernels, name, carried(getattr(triton_kernels, name)))
+    setattr(torch_kernels, name, carried(getattr(torch_kernels, name)))
