@@ -15,18 +15,17 @@ import torch
 
 from benchmarks import command
 from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
-from benchmarks.edge_partitioners import method_named, method_names
 from benchmarks.plots import draw_partitioning
+from benchmarks.quality import measure_quality
 from benchmarks.report import MEGA, by_graph, describe_setting, write_section
 from benchmarks.results import read, save, setting
-from benchmarks.studies.quality import measure_quality
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
-from sar.partition.assign.assigning import IN_EDGES, balance_weights
+from sar.partition.assign.assigning import IN_EDGES, balance_weights, method_named, method_names
 from sar.partition.assign.task import AssignmentTask, Method
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
@@ -72,7 +71,7 @@ class Row:
     """What a run took and gave; seconds and peaks of all repeats.
 
     peaks: bytes of resident memory above the level before the run, with libraries and kernels loaded.
-    edge_cut, replication, nodes, in_edges: as `benchmarks.studies.quality.Quality`; None for `READING`.
+    edge_cut, replication, nodes, in_edges: as `benchmarks.quality.Quality`; None for `READING`.
     """
 
     graph: str
@@ -120,7 +119,7 @@ def main(argv: Sequence[str]) -> None:
 
 def all_methods() -> list[str]:
     """What can be measured."""
-    return [READING, DGL, *method_names()]
+    return [READING, DGL, *(name for name in method_names() if name != "metis")]  # another name of multilevel
 
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:

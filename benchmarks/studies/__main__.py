@@ -6,7 +6,7 @@ from importlib import import_module
 from benchmarks import command
 from sar.errors import ConfigError
 
-STUDIES = "averaging", "replication", "verification", "wire"
+STUDIES = "averaging", "wire"
 
 
 def main(argv: Sequence[str]) -> None:

@@ -22,10 +22,10 @@ from benchmarks.measure import Construction, Job, Measurement, Traffic
 from benchmarks.report import cost_table, write_section
 from benchmarks.results import SINGLE, Results, Run, load, save
 from benchmarks.runs import Plan
-from benchmarks.studies import verification, wire
+from benchmarks.studies import wire
 from benchmarks.summary import Spread, summarise
 from sar.cli.demo import community_graph
-from sar.errors import ConfigError, PartitionError, SarError
+from sar.errors import ConfigError, SarError
 from sar.partition.npz_files import write_npz
 from tests.workers import REPOSITORY
 
@@ -172,16 +172,6 @@ def test_growth_fits_exponents_and_draws(tmp_path: Path, capsys: pytest.CaptureF
     assert rows == ["1.00", "0.00"]
     assert "<!-- generated: growth -->" in (tmp_path / "benchmarks.md").read_text()
     assert (tmp_path / growth.PICTURE).stat().st_size < 100_000
-
-
-def test_loading_is_measured_with_and_without_checksums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    verification.main(["--repeats", "2", "--scale", "0.002", "--work", str(tmp_path)])
-    names = [line.partition("  ")[0].strip() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert names == list(verification.SHAPES)
-    features = tmp_path / "edge-features-0.002" / "part0" / "edge_feat.dgl"
-    features.write_bytes(features.read_bytes()[:-4] + bytes(4))
-    with pytest.raises(PartitionError, match="is not what was written"):
-        verification.measure(tmp_path / "edge-features-0.002", 1)
 
 
 def test_network_table_compares_with_the_bound() -> None:

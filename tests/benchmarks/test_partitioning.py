@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from benchmarks import partitioning
 from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
 from benchmarks.partitioning import DGL, READING, Job, measure
-from benchmarks.studies.quality import measure_quality
+from benchmarks.quality import measure_quality
 from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.npz_files import write_npz

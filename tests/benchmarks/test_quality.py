@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.studies.quality import measure_quality
+from benchmarks.quality import measure_quality
 from sar.errors import ConfigError
 from tests.partition.tasks import odd_graphs, source
 

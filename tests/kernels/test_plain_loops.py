@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = {
     "kernels": ("rows", "aggregate", "gradients", "attention", "softmax"),
     "sampling": ("draws",),
-    "partition": ("methods_streaming", "spring", "edge_partitioners", "balance"),
+    "partition": ("methods_streaming", "spring", "balance"),
 }
 
 

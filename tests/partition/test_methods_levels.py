@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.studies.quality import measure_quality
+from benchmarks.quality import measure_quality
 from sar.cli.demo import community_graph
 from sar.partition.assign import ldg as ldg_module
 from sar.partition.assign import multilevel as multilevel_module

@@ -9,19 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.edge_partitioners import method_named, method_names
 from sar.cli.demo import community_graph
 from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
-from sar.partition.assign import assigning
-from sar.partition.assign.assigning import ENTRY_POINTS, METHODS
+from sar.partition.assign.assigning import ENTRY_POINTS, METHODS, method_named, method_names
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
 from tests.partition.tasks import Edges, edge_task, typed_task
 from tests.workers import REPOSITORY
 
-STREAMING = ["random", "spring", "dbh", "greedy", "hdrf", "2ps-l"]
+STREAMING = ["random", "spring"]
 BOTH_WAYS = [(0, 1), (1, 0), (1, 2), (2, 1)]
 
 
@@ -100,14 +98,13 @@ def test_random_parts_ignore_the_order_of_nodes() -> None:
     assert 150 < (parts[1:] == parts[:-1]).sum() < 350
 
 
-@pytest.mark.parametrize("name, share", [("spring", 0.7), ("greedy", 0.7), ("hdrf", 0.8), ("2ps-l", 0.7)])
-def test_communities_are_found(name: str, share: float, communities: GraphSource) -> None:
+def test_spring_finds_communities(communities: GraphSource) -> None:
     def cut(name: str) -> float:
         parts = method_named(name)(task_on(communities, 4))
         src, dst = communities.ends()
         return float(np.mean(parts[src] != parts[dst]))
 
-    assert cut(name) < share * cut("random")
+    assert cut("spring") < 0.7 * cut("random")
 
 
 @pytest.mark.parametrize("name", STREAMING)
@@ -123,19 +120,18 @@ def test_types_are_counted_through_and_progress_is_told(name: str) -> None:
     assert all(0 <= share <= 1 and doing for doing, share in calls)
 
 
-@pytest.mark.parametrize("name", ["spring", "dbh", "greedy", "2ps-l", "hdrf"])
 @pytest.mark.parametrize("edge", [(0, 3), (-1, 0), (2**40, 1)])
-def test_edges_that_end_outside_are_told(name: str, edge: tuple[int, int]) -> None:
+def test_edges_that_end_outside_are_told(edge: tuple[int, int]) -> None:
     end, node = ("source", edge[0]) if not 0 <= edge[0] < 3 else ("destination", edge[1])
     told = rf"edges of _N:_E:_N, row 1 \(from 0\): the {end} is node {node}; expected 0 to 2"
     with pytest.raises(PartitionError, match=told):
-        method_named(name)(edge_task(3, [(0, 1), edge], 2))
+        method_named("spring")(edge_task(3, [(0, 1), edge], 2))
 
 
 def test_unknown_names_are_told() -> None:
     with pytest.raises(ConfigError, match="no partition method 'springs'; expected one of random, spring, ldg"):
         method_named("springs")
-    assert assigning.method_names()[: len(METHODS)] == list(METHODS)
+    assert method_names()[: len(METHODS)] == list(METHODS)
 
 
 @pytest.fixture
