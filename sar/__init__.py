@@ -32,6 +32,7 @@ from sar.core.passing.builtin import message_has_parameters
 from sar.errors import SarError
 from sar.logging_setup import logger, logging_setup
 from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, global_ids, pair_graph
+from sar.removed import advice
 from sar.sampling import (
     ClusterGCNSampler,
     DataLoader,
@@ -84,7 +85,7 @@ else:
             return require_dgl().nn.RelGraphConv
         if name in _WHEN_USED:
             return getattr(import_module(f"sar.{_WHEN_USED[name]}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(advice(f"sar.{name}") or f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         """The public names, also those that are not loaded yet."""

@@ -29,6 +29,7 @@ LEVELS = {
     "spillable": 1,
     "tensor_views": 2,
     "splitmix": 0,
+    "removed": 0,
     "comm": 3,
     "kernels": 3,
     "host": 3,

@@ -122,12 +122,11 @@ def test_the_sdist_has_what_the_tests_need(built: Path, source: Path) -> None:
     assert {file.relative_to(source) for file in source.rglob("*") if file.is_file()} - inside == set()
 
 
-def test_the_wheel_has_the_package_and_the_examples_alone(built: Path, source: Path) -> None:
+def test_the_wheel_has_the_package_alone(built: Path, source: Path) -> None:
     [wheel] = built.glob("sar_gnn-*.whl")
     with zipfile.ZipFile(wheel) as files:
         inside = {Path(name) for name in files.namelist() if ".dist-info/" not in name}
-    expected = {Path("sar") / file.relative_to(source) for file in (source / "examples").rglob("*") if file.is_file()}
-    expected |= {file.relative_to(source) for file in (source / "sar").rglob("*") if file.is_file()}
+    expected = {file.relative_to(source) for file in (source / "sar").rglob("*") if file.is_file()}
     assert inside == expected
 
 
@@ -144,7 +143,5 @@ def test_commands_of_the_installed_wheel(built: Path, tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("".join(f"{n % 37},{n * n % 41}\n" for n in range(500)))
     run(sar_command, "partition", "edges.csv", "--parts", "2", "--out", "parts", **place)
     assert "sound" in run(sar_command, "inspect", "parts", **place)
-    run(sar_command, "examples", "scripts", **place)
-    run("scripts/partition_graph.py", "--parts", "2", "--out", "parts/cora", **place)
     run(sar_command, "demo", "--nodes", "400", "--degree", "4", "--epochs", "2", **place)
     assert (tmp_path / "demo" / "demo.png").exists()

@@ -11,11 +11,11 @@ from typing import Any
 
 from sar import __version__
 from sar.errors import SarError
+from sar.removed import advice
 
 COMMANDS = {
     "chunk": "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it.",
     "demo": "Train GraphSAGE and GAT with several workers and with one process, and compare.",
-    "examples": "Copy the example scripts into a folder.",
     "infer": "Compute outputs of a trained model for some nodes, reading no more than they depend on.",
     "inspect": "Show what is in a partition directory, and check that its files fit together.",
     "launch": "Start the workers of one host, as torchrun does, with threads and network set up.",
@@ -35,6 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None takes them from the command line.
     """
     argv = sys.argv[1:] if argv is None else argv
+    for word in argv:
+        name = f"sar {' '.join(dict.fromkeys([argv[0], word.partition('=')[0]]))}"
+        if argv[0] != "launch" and (told := advice(name)) is not None:
+            print(told, file=sys.stderr)
+            return 2
     parser = argparse.ArgumentParser(prog="sar", description="Train graph neural networks on whole graphs.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

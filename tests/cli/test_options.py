@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers import REPOSITORY
 
-COMMANDS = ("chunk", "examples", "infer", "inspect", "launch", "partition", "plan")
+COMMANDS = ("chunk", "infer", "inspect", "launch", "partition", "plan")
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:

@@ -7,16 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sar.common_tuples import SPLIT, StrPath
-from sar.errors import ConfigError
 from sar.partition.inspect.text_tables import as_text
 
 REPORT_JSON = "report.json"
 LABELS = ("label", "labels", "y")
-MOST_NUMBERS = 24
-"""Parts up to which each cell of a picture shows its number."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +116,10 @@ class DirectoryReport:
             if one.name in LABELS and (one.shape or one.dtype.startswith(("float", "bfloat")))
         ]
 
-    @property
-    def figures(self) -> dict[str, Any]:
-        """Figures that follow from the counts of the parts."""
-        return {
+    def summary(self) -> dict[str, Any]:
+        """Everything here in types that JSON has, with the figures that follow from it."""
+        return dataclasses.asdict(self) | {
+            "remarks": self.remarks,
             "edge_cut": self.edge_cut,
             "replication_factor": self.replication_factor,
             "balances": self.balances,
@@ -133,10 +128,6 @@ class DirectoryReport:
             "halo": [part.halo for part in self.parts],
             "traffic": self.traffic,
         }
-
-    def summary(self) -> dict[str, Any]:
-        """Everything here in types that JSON has, with the figures that follow from it."""
-        return dataclasses.asdict(self) | {"remarks": self.remarks} | self.figures
 
     def save(self, folder: StrPath) -> Path:
         """Write `report.json`, which replaces an earlier one, and return its path."""
@@ -161,20 +152,19 @@ class DirectoryReport:
             f"format: {self.format}; method: {self.method or 'not said'}; original IDs: {originals or 'none'}",
             as_text([("type", "of", "number", "largest / mean"), *types]),
             as_text([("feature", "of", "dtype", "width"), *features], left=3) if features else "",
-            self.parts_as_text(),
+            self._parts_as_text(),
             "\n".join(self.remarks),
             "\n".join(["not sound:", *(f"  {problem}" for problem in self.problems)]) if self.problems else "sound",
         ]
         return "\n\n".join(block for block in blocks if block)
 
-    def parts_as_text(self, names: Sequence[str] | None = None) -> str:
-        """A table of the parts, and the cut, replication and balances; `names` are for something in place of parts."""
+    def _parts_as_text(self) -> str:
+        """A table of the parts, and the cut, replication and balances."""
         masks = [mask.removesuffix("_mask") for mask in self.masks]
-        heading, *firsts = names or ("part", *map(str, range(len(self.parts))))
-        rows = [(heading, "nodes", "halo", "in-edges", "cut", *masks)]
-        for first, part, cut in zip(firsts, self.parts, self.cut_edges, strict=True):
+        rows = [("part", "nodes", "halo", "in-edges", "cut", *masks)]
+        for p, (part, cut) in enumerate(zip(self.parts, self.cut_edges, strict=True)):
             split = [part.split.get(mask, 0) for mask in self.masks]
-            rows.append((first, *(f"{n:,}" for n in (part.num_nodes, part.halo, part.num_edges, cut, *split))))
+            rows.append((str(p), *(f"{n:,}" for n in (part.num_nodes, part.halo, part.num_edges, cut, *split))))
         return (
             f"{as_text(rows, left=1)}\n\n"
             f"edge cut {self.edge_cut:.2%}, replication factor {self.replication_factor:.3f}; largest / mean: "
@@ -189,44 +179,3 @@ def _width(feature: FeatureReport) -> str:
 def _balance(counts: Sequence[int]) -> float:
     """Largest over mean; 1 if all are 0."""
     return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0
-
-
-def draw_traffic(report: DirectoryReport, file: StrPath) -> None:
-    """Draw a heat map of the rows that each part sends to each other when every node's features travel once.
-
-    `ConfigError` if matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("pictures need matplotlib, which is not installed: pip install matplotlib") from error
-    rows, parts = np.array(report.traffic), len(report.parts)
-    side = min(3.2 + 0.6 * parts, 11)
-    figure = Figure(figsize=(side + 1.2, side), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(np.ma.masked_where(np.eye(parts, dtype=bool), rows), cmap="Blues", vmin=0)
-    middle = rows.max() / 2
-    for p, q in np.ndindex(parts, parts) if parts <= MOST_NUMBERS else ():
-        if p != q:
-            colour = "white" if rows[p, q] > middle else "#30323d"
-            axes.text(q, p, _short(rows[p, q]), ha="center", va="center", fontsize=9, color=colour)
-    ticks = np.arange(0, parts, max(1, parts // MOST_NUMBERS))
-    axes.set(xticks=ticks, yticks=ticks, xlabel="to part", ylabel="from part")
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_title(
-        f"{report.name}: rows sent between parts\nedge cut {report.edge_cut:.1%}, "
-        f"replication factor {report.replication_factor:.2f}",
-        fontsize=11,
-    )
-    figure.colorbar(image, ax=axes, label="rows", shrink=0.8)
-    figure.savefig(file)
-
-
-def _short(count: int) -> str:
-    """A number in at most five characters."""
-    for limit, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
-        if count >= limit:
-            scaled = count / (1000 if unit == "k" else limit)
-            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
-    return str(count)

@@ -72,7 +72,7 @@ def inspect_parts(
             node_ids.take(content)
             edge_ids.take(content)
             problems += content.problems
-    problems += node_ids.problems() + edge_ids.problems() + _edges_of_both_ends(spec, contents)
+    problems += node_ids.problems() + edge_ids.problems()
     edge_types = next((content.edge_types for content in contents if content.edge_types), [])
     edge_names = [":".join(etype) for etype in edge_types] or spec.edge_types
     features, differences = _features(spec, edge_names, contents)
@@ -183,21 +183,6 @@ def _features(
         type_name = names[type_id] if what == "nodes" else edge_names[type_id]
         features.append((what != "nodes", type_id, replace(first, type=type_name, nan_rows=nan_rows)))
     return [feature for *_, feature in sorted(features, key=lambda one: one[:2])], problems
-
-
-def _edges_of_both_ends(spec: PartitionJson, contents: Sequence[PartContent]) -> list[str]:
-    """Compare the edges that a part stores towards others with those that these have as in-edges."""
-    problems = []
-    for p, sender in enumerate(contents):
-        stores_them = bool(sender.edges_to.sum())  # only DGL's own writer does
-        for q, reader in enumerate(contents if stores_them else []):
-            there, here = int(sender.edges_to[q]), int(reader.reads.edges[:, p].sum())
-            same = there == here and sender.hashes_out[q] == reader.hashes_in[p]
-            if p != q and reader.edge_types and not same:
-                files = [spec.files[i]["part_graph"] for i in (p, q)]
-                what = f"{there} edges" if there != here else f"other edges, {there} as well,"
-                problems.append(f"{files[0]}: has {what} to nodes of part {q}, where {files[1]} has {here} of them.")
-    return problems
 
 
 class _OriginalIds:

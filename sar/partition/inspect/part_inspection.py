@@ -1,10 +1,9 @@
 """Reads the files of one part of a partition directory, and finds every contradiction in them.
 
 [Note: one part at a time]
-A directory is inspected part by part, with one `graph.dgl` and slices of features in memory. Of the edges between parts
-only fingerprints are kept: sums of hashes of (edge ID, source, destination), which are equal if both parts have stored
-the same edges, in whatever order. One thread does it: steps on slices are too short to divide, and if cores are busy,
-threads that wait for each other after every step take ten times as long.
+A directory is inspected part by part, with one `graph.dgl` and slices of features in memory. One thread does it: steps
+on slices are too short to divide, and if cores are busy, threads that wait for each other after every step take ten
+times as long.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +32,6 @@ from sar.data.partition_json import IdRanges, PartitionJson, What, graph_path
 from sar.errors import PartitionError
 from sar.id_slices import distinct, pieces
 from sar.partition.inspect.directory_report import FeatureReport
-from sar.splitmix import STEP, mix
 
 Ids = NDArray[np.int64]
 
@@ -93,9 +91,6 @@ class PartContent:
     """The content of one part's files, with P parts; without edge types if its graph cannot be read."""
 
     reads: Reads
-    edges_to: Ids  # (P,) edges to other parts, which DGL's own writer stores with both parts
-    hashes_in: NDArray[np.uint64]  # (P,) of in-edges, by the part of their source; see [Note: one part at a time]
-    hashes_out: NDArray[np.uint64]  # (P,) of the edges to other parts
     problems: list[str] = field(default_factory=list)  # each begins with a file
     edge_types: list[CanonicalEtype] = field(default_factory=list)
     features: dict[tuple[What, int, str], FeatureReport] = field(default_factory=dict)  # by type ID and name
@@ -108,7 +103,7 @@ def inspect_part(spec: PartitionJson, part: int, values: bool) -> PartContent:
     """Read all files of a part; with `values`, also look for NaN in features."""
     parts = spec.num_parts
     none, zeros = np.zeros((0, parts), np.int64), np.zeros(parts, np.int64)
-    content = PartContent(Reads(none, none, zeros), zeros.copy(), *np.zeros((2, parts), np.uint64))
+    content = PartContent(Reads(none, none, zeros))
     has_part_ids = False
     try:
         file = PartFile(graph_path(spec, part))
@@ -168,7 +163,7 @@ class _GraphCheck:
                 self.content.orig_ids[what] = [original[kinds == kind] for kind in range(ranges.shape[1])]  # type: ignore[index]
 
     def check_edges(self, file: PartFile, graph: LocalGraph, node_id: Tensor, owner: Tensor) -> None:
-        """Check edges in chunks, and add up those that come from and go to other parts."""
+        """Check edges in chunks, and add up those that come from other parts."""
         spec, content, inner, edges = self.spec, self.content, graph.is_inner, graph.edges
         marks = {key: file.edges[key].load() for key in (INNER_EDGE, ETYPE) if key in file.edges}
         num_edges = int(spec.edge_ranges[-1, -1, 1])
@@ -198,13 +193,6 @@ class _GraphCheck:
             found["edges join other node types than their own type says"] = (ends_of_type[kind] != ends).any(1)
             for problem, rows in found.items():
                 wrong.setdefault(problem, []).append(ids[rows])
-            hashes = np.zeros(len(ids), np.uint64)
-            for column in (ids, node_id[src], node_id[dst]):
-                hashes = mix(hashes + column.numpy().view(np.uint64) + STEP)
-            goes_out = ~comes_in & inner[src]
-            np.add.at(content.hashes_in, owner[src[comes_in]].numpy(), hashes[comes_in.numpy()])
-            np.add.at(content.hashes_out, owner[dst[goes_out]].numpy(), hashes[goes_out.numpy()])
-            content.edges_to += np.bincount(owner[dst[goes_out]].numpy(), minlength=spec.num_parts)
         for problem, edge_ids in wrong.items():
             self.report_rows(problem, torch.cat(edge_ids), "edge ")
         self.check_owned("edges", torch.cat(own_ids), spec.edge_ranges)

@@ -1,0 +1,13 @@
+"""Names that sar had once, and what to do instead: for the errors of scripts that still use them."""
+
+REMOVED = {
+    "sar examples": "The scripts are in the folder examples/ of the repository.",
+    "sar inspect --picture": "`sar inspect --json` prints the numbers, as traffic.",
+    "sar inspect --workers": "`sar plan --workers W` says what each of W workers holds and sends.",
+}
+"""Public names of `sar`, commands, and options of commands."""
+
+
+def advice(name: str) -> str | None:
+    """A sentence on what to do instead of a removed name; None if sar never had it."""
+    return None if name not in REMOVED else f"{name} was removed. {REMOVED[name]}"
