@@ -34,11 +34,9 @@ from sar.logging_setup import logger, logging_setup
 from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, global_ids, pair_graph
 from sar.removed import advice
 from sar.sampling import (
-    ClusterGCNSampler,
     DataLoader,
     DistNeighborSampler,
     EdgePredictionSampler,
-    SAINTSampler,
     reverse_edges,
     split_edges,
     split_seeds,
@@ -93,7 +91,6 @@ else:
 
 
 __all__ = [
-    "ClusterGCNSampler",
     "Config",
     "DataLoader",
     "DistNeighborSampler",
@@ -105,7 +102,6 @@ __all__ = [
     "HeteroGraphShardManager",
     "PartitionData",
     "RelGraphConv",
-    "SAINTSampler",
     "SarError",
     "ShardEdgesAndFeatures",
     "Task",

@@ -1,6 +1,9 @@
 """Names that sar had once, and what to do instead: for the errors of scripts that still use them."""
 
+_SUBGRAPHS = "PyTorch Geometric has {} for graphs of one machine; sar.DistNeighborSampler samples from all workers."
 REMOVED = {
+    "sar.ClusterGCNSampler": _SUBGRAPHS.format("ClusterLoader"),
+    "sar.SAINTSampler": _SUBGRAPHS.format("GraphSAINTSampler"),
     "sar examples": "The scripts are in the folder examples/ of the repository.",
     "sar inspect --picture": "`sar inspect --json` prints the numbers, as traffic.",
     "sar inspect --workers": "`sar plan --workers W` says what each of W workers holds and sends.",

@@ -73,7 +73,7 @@ class DataLoader:
         foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns, or edges into them.
         format: "dgl" for the graphs of the sampler; "pyg" for a `Data` or `HeteroData` of PyTorch Geometric with `n_id`
             and `e_id`, as its loaders make it: `NeighborLoader` with `batch_size`, `LinkNeighborLoader` from seeds that
-            are edges, `ClusterLoader` and `GraphSAINTSampler` for samplers of subgraphs. Default "dgl".
+            are edges. Default "dgl".
 
     Raises:
         GraphError, FieldError, ConfigError, CommunicationError: as `SeedBatches` and `DistNeighborSampler.sample`.

@@ -20,7 +20,7 @@ from sar.common_tuples import EID, CanonicalEtype
 from sar.id_slices import to_offsets
 from sar.sampling.draws import Numbering, derive_key, draw_in_edges
 from sar.sampling.owner_requests import NodesByOwner, Rows, send_requests
-from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
+from sar.sampling.worker_graph import WorkerGraph
 
 
 class SampledEdges(NamedTuple):
@@ -78,7 +78,6 @@ def sample_layer(
     replace: bool = False,
     *,
     exclude: Tensor | None = None,
-    among: Tensor | None = None,
 ) -> SampledLayer:
     """Sample in-edges of nodes of any workers, which have agreed on the batch: see [Note: in step].
 
@@ -91,22 +90,19 @@ def sample_layer(
         call: name of the layer, for errors.
         replace: draw with replacement.
         exclude: IDs of edges that are left out after the draws, as DGL does, (X,) int64.
-        among: distinct global IDs, (A,) int64; edges from other nodes are left out after the draws.
     """
     relations = [number for number, fanout in enumerate(fanouts) if fanout]
     ntypes = sorted({graph.relations[number].etype[2] for number in relations})
     asked = {ntype: NodesByOwner.sort(destinations[ntype], graph.node_ranges) for ntype in ntypes}
-    # A request has the asker's key, the nodes in `among`, if these are given, and the nodes of each type.
-    sources = [] if among is None else [among]
+    # A request has the asker's key, and the nodes of each type.
     requests = [
-        [torch.tensor([key], device="cpu"), *sources, *(asked[ntype].nodes[worker] for ntype in ntypes)]
+        [torch.tensor([key], device="cpu"), *(asked[ntype].nodes[worker] for ntype in ntypes)]
         for worker in range(group.world_size)
     ]
 
     def draw(request: list[Tensor]) -> list[Tensor | Rows]:
         """Draw edges at this worker's nodes; the columns of `WorkerRelation.formats` of each type with a fan-out."""
         asker_key, *nodes = request
-        from_nodes = None if among is None else nodes.pop(0)
         by_type = dict(zip(ntypes, nodes, strict=True))
         columns: list[Tensor | Rows] = []
         for number in relations:
@@ -115,8 +111,6 @@ def sample_layer(
             offsets, picked = draw_in_edges(
                 rows, wanted, relation.indptr, relation.weights, fanouts[number], replace, relation_key
             )
-            if from_nodes is not None:
-                offsets, picked = keep_sources(graph, relation, offsets, picked, from_nodes)
             columns += [offsets.diff(), Rows(relation.src, picked), Rows(relation.ids, picked)]
             if relation.features:
                 rows = relation.rows.index_select(0, picked)  # several times faster than indexing
@@ -147,13 +141,3 @@ def sample_layer(
     edges = [sampled._replace(src=numbering[sampled.etype[0]].add(sampled.src)) for sampled in edges]
     num_dst = {ntype: len(nodes) for ntype, nodes in destinations.items()}
     return SampledLayer({ntype: numbers.nodes for ntype, numbers in numbering.items()}, num_dst, edges)
-
-
-def keep_sources(
-    graph: WorkerGraph, relation: WorkerRelation, offsets: Tensor, picked: Tensor, sources: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Of edges as `draw_in_edges` gives them those from some sources, (A,) int64 distinct global IDs."""
-    chosen = Numbering(len(sources), graph.num_nodes)
-    chosen.add(sources)
-    kept = chosen.find(relation.src.index_select(0, picked).long()) >= 0
-    return to_offsets(kept)[offsets], picked[kept]

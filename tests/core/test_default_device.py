@@ -41,10 +41,9 @@ def a_round_of_all(mine: Mine, default: str, folder: str) -> list[torch.Tensor]:
                 optimizer.step()
                 optimizer.zero_grad()
         sampled = torch.zeros(0, dtype=torch.int64, device="cpu")
-        for sampler in (sar.DistNeighborSampler([2, 3]), sar.SAINTSampler("node", 5)):
-            for batch in sar.DataLoader(graph, graph.node_ids()[::2], sampler, batch_size=4, shuffle=True):
-                drawn = batch[0] if isinstance(batch, list | tuple) else batch
-                sampled = torch.cat([sampled, *drawn.edges()])
+        sampler = sar.DistNeighborSampler([2, 3])
+        for blocks in sar.DataLoader(graph, graph.node_ids()[::2], sampler, batch_size=4, shuffle=True):
+            sampled = torch.cat([sampled, *blocks[0].edges()])
         pairs = sar.pair_graph(graph, wanted, wanted.flip(0))
         pairs.ndata["h"] = out.detach()
         pairs.apply_edges(fn.u_dot_v("h", "h", "s"))

@@ -163,9 +163,7 @@ def samplers(graph, data):
     """What they read of a graph: of all kinds, with their weights."""
     graph.edata["w"] = data.edges["w"]
     seeds = graph.node_ids()[:1]
-    batches = [sar.SAINTSampler(mode, 10).sample(graph, seeds) for mode in ("node", "edge")]
-    clusters = sar.ClusterGCNSampler(graph, 2)
-    batches.append(clusters.sample(graph, clusters.cluster_ids))
+    batches = sar.DistNeighborSampler([2]).sample(graph, seeds)
     edges = sar.split_edges(graph, {graph.canonical_etypes[0]: torch.arange(graph.num_edges())[::2]})
     pairs = sar.EdgePredictionSampler(sar.DistNeighborSampler([2]), reverse_eids=sar.reverse_edges(graph))
     (inputs, positive, blocks) = pairs.sample(graph, graph.edata[dgl.EID][::2])

@@ -1,4 +1,4 @@
-"""The examples of mini-batches, subgraphs and averaged models: their numbers are those of plain DGL, or they learn."""
+"""The examples of mini-batches and averaged models: their numbers are those of plain DGL, or they learn."""
 
 import re
 from pathlib import Path
@@ -75,21 +75,6 @@ def test_links_are_told_from_other_pairs(tmp_path: Path) -> None:
     assert len(losses) == len(ranks) == 3
     assert losses[-1] < losses[0]
     assert min(ranks) > 0.2  # 0.05 by chance
-
-
-SAMPLERS = {"cluster": [], "edge": ["--budget", "80"], "node": ["--budget", "100"], "walk": ["--budget", "60", "2"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_it_learns_on_subgraphs(sampler: str, tmp_path: Path) -> None:
-    options = ["--epochs", "6", "--batches", "5", "--sampler", sampler, *SAMPLERS[sampler]]
-    said = run(*TORCHRUN, "2", "examples/subgraphs.py", *partition(generated(tmp_path), tmp_path), *options)
-    losses = losses_in(said)
-    assert len(losses) == 6
-    assert losses[-1] < losses[0]
-    [accuracy] = re.findall(r"^on the whole graph: .*test ([\d.]+)$", said, re.MULTILINE)
-    assert float(accuracy) > 0.4  # 0.25 by chance
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def make_local_graph(
 ) -> GraphShardManager:
     """As `make_block`, on a device: a graph of this worker alone, because most builds of DGL are for the CPU only.
 
-    Without `num_dst` all nodes are sources and destinations, as of `make_subgraph`. `order` has the position of each
+    Without `num_dst` all nodes are sources and destinations. `order` has the position of each
     edge in the graph's order and in fields, (E,) int64, by type; None if it is the same there.
     """
     src = _local_nodes({ntype: ids.to(device) for ntype, ids in nodes.items()})
@@ -202,23 +202,6 @@ def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges, device: torch.dev
         graph.nodes[ntype].data[NID] = ids
     for etype, (_, _, fields) in pairs.items():
         graph.edges[etype].data.update(fields)
-    return graph
-
-
-@_on_the_cpu
-def make_subgraph(
-    nodes: Tensor, indptr: Tensor, src: Tensor, features: Mapping[str, Tensor], edge_fields: Mapping[str, Tensor]
-) -> Any:
-    """A `DGLGraph` of one type, as CSC, with fields of nodes and edges.
-
-    Args:
-        nodes: global IDs, (N,) int64, which become `dgl.NID`.
-        indptr: (N + 1,) offsets of the nodes' in-edges, int64.
-        src: (E,) positions of their sources, int64.
-    """
-    graph = require_dgl().graph(("csc", (indptr, src, torch.arange(len(src)))), num_nodes=len(nodes))
-    graph.ndata.update({NID: nodes, **features})
-    graph.edata.update(edge_fields)
     return graph
 
 

@@ -173,15 +173,6 @@ def make_batch(
     return data
 
 
-def make_subgraph(nodes: Tensor, edges: LayerEdges, fields: Mapping[str, Tensor]) -> Data:
-    """The subgraph of nodes, (N,) global IDs, with `n_id`, `e_id`, and fields of the nodes, (N, ...) each."""
-    src, dst, values = edges
-    data = Data(edge_index=torch.stack([src, dst]), n_id=nodes, e_id=values[EID], num_nodes=len(nodes))
-    set_fields(data, fields)
-    set_fields(data, {name: rows for name, rows in values.items() if name != EID}, EDGE_NAMES)
-    return data
-
-
 def add_seed_pairs(data: Data | HeteroData, pairs: Mapping[CanonicalEtype, SeedPairs], *, triplets: int) -> None:
     """Name the seed edges of a batch, of every type that has seeds anywhere, as `LinkNeighborLoader` does.
 

@@ -1,4 +1,4 @@
-"""Batches from seed edges and of subgraphs, as PyTorch Geometric's own loaders mean them.
+"""Batches from seed edges, as PyTorch Geometric's own loaders mean them.
 
 These need compiled packages; the part of them that numbers seed edges, `edge_sample`, does not.
 """
@@ -8,18 +8,12 @@ import pytest
 import torch
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling, SamplerOutput
 from torch_geometric.sampler.neighbor_sampler import edge_sample
-from torch_geometric.utils import subgraph
 
 import sar
 from sar.errors import ConfigError, GraphError
-from sar.sampling.sampler import sample_batch
-from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import THREAD, corner
-from tests.parity.scenarios import SCENARIOS
-from tests.sampling.cases import add_edge_feature, edge_features_of, features_of, node_features
 from tests.sampling.edge_cases import plain_case, typed_case
 from tests.sampling.scenes import BUYS, FOLLOWS
-from tests.sampling.test_subgraphs import make_sampler
 
 E = ("_N", "_E", "_N")
 NEGATIVES = {
@@ -231,66 +225,3 @@ def test_same_batches_with_processes(pool, world_size):
             assert all(
                 torch.equal(torch.as_tensor(other[None][name]), torch.as_tensor(one[None][name])) for name in one[None]
             )
-
-
-def subgraphs(partition, kind):
-    """An epoch in both forms."""
-    graph = sar.construct_full_graph(partition)
-    add_edge_feature(graph)
-    graph.edata["feat"] = graph.edata["e"] + 1
-    sampler = make_sampler(graph, kind, node_features(partition))
-    own = node_features(partition)[:, 0]
-    sampler.output_node_features = {"label": own, "train_mask": own > 4}
-    seeds = sampler.cluster_ids if kind == "clusters" else torch.arange(3)
-    loaders = [sar.DataLoader(graph, seeds, sampler, 2, seed=4, format=form) for form in ("dgl", "pyg")]
-    both = [list(loader) for loader in loaders]
-    sources = [torch.stack(sub.edges(order="eid")) for sub in both[0]]
-    together = zip(both[0], sources, both[1], strict=True)
-    return [(dict(sub.ndata), dict(sub.edata), ends, data.to_dict()) for sub, ends, data in together]
-
-
-@pytest.mark.parametrize("kind", ["clusters", "node", "walk"])
-@pytest.mark.parametrize("world_size", [corner(1), 2, corner(3)])
-def test_subgraphs(pool, world_size, kind):
-    """The same as in DGL's form, which is compared with DGL elsewhere; the edges again with PyTorch Geometric."""
-    parts = SCENARIOS["random"](world_size)
-    whole = torch.empty(2, len(parts.src), dtype=torch.int64)
-    for partition in parts.partitions:
-        for shard in partition.all_shard_edges:
-            whole[:, shard.edge_features["_ID"]] = torch.stack(shard.edges)
-    for batches in pool.run(subgraphs, kind, per_rank=parts.partitions):
-        for ndata, edata, ends, data in batches:
-            nodes = data["n_id"]
-            assert data["num_nodes"] == len(nodes)
-            assert torch.equal(nodes, ndata["_ID"])
-            assert torch.equal(data["e_id"], edata["_ID"])
-            assert torch.equal(data["edge_index"], ends)
-            expected = subgraph(nodes, whole, torch.arange(whole.size(1)), num_nodes=parts.num_nodes)
-            assert torch.equal(data["e_id"].sort().values, expected[1].sort().values)
-            assert torch.equal(nodes[data["edge_index"]], whole[:, data["e_id"]])
-            assert torch.equal(data["x"], features_of(nodes))
-            assert torch.equal(data["y"], features_of(nodes)[:, 0])
-            assert torch.equal(data["train_mask"], data["y"] > 4)
-            assert torch.equal(data["edge_attr"], edge_features_of(data["e_id"]) + 1)
-            norms = {"node_norm", "edge_norm"} if kind != "clusters" else set()
-            assert {"node_norm", "edge_norm", "loss_weight", "aggregator_weight", "batch_size"} & set(data) == norms
-            if norms:
-                torch.testing.assert_close(data["node_norm"], ndata["loss_weight"] / parts.num_nodes)
-                assert torch.equal(data["edge_norm"], edata["aggregator_weight"])
-
-
-def norms_before_and_after(partition):
-    """Of one batch; in between the sampler is used for a smaller graph."""
-    graph, sampler = sar.construct_full_graph(partition), sar.SAINTSampler("node", 5)
-    batch = sample_batch(sampler, graph, torch.arange(1))
-    before = sampler.to_data(batch, {}).node_norm
-    smaller = partition_in_memory(random_graph(0, 3, 9), torch.zeros(3, dtype=torch.int64), 1).partitions[0]
-    sampler.prepare(sar.construct_full_graph(smaller))
-    return before, sampler.to_data(batch, {}).node_norm
-
-
-@pytest.mark.parametrize("world_size", [1])
-def test_norms_are_those_of_the_batchs_own_graph(pool, world_size):
-    """As if a batch was sampled before its sampler was used on another graph."""
-    [both] = pool.run(norms_before_and_after, per_rank=SCENARIOS["random"](1).partitions)
-    assert torch.equal(*both)

@@ -51,8 +51,6 @@ links = sar.EdgePredictionSampler(neighbors, "self", negative_sampler=NegativeSa
 for sampler, seeds in (
     (neighbors, torch.arange(40)),
     (links, graph.edata["_ID"][:40]),
-    (sar.ClusterGCNSampler(graph, 8, input_node_features=features), torch.arange(8)),
-    (sar.SAINTSampler("walk", (5, 2), input_node_features=features), torch.arange(10)),
 ):
     for batch in sar.DataLoader(graph, seeds, sampler, 10, format="pyg"):
         assert conv(batch.x, batch.edge_index).shape == (len(batch.n_id), 3)
