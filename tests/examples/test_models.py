@@ -1,11 +1,11 @@
-"""The model examples on workers, against the same models on the whole graph in one process of plain DGL and torch.
+"""The example of R-GCN on workers, against the same model on the whole graph in one process of plain DGL and torch.
 
 In float64, because Adam makes a whole step of a gradient that is nothing but rounding.
 """
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sar
-from sar.cli.demo import community_graph
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.in_memory import divide, training_graph
+from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
-from tests.examples.scripts import TORCHRUN, example, in_double, partition, run
+from tests.examples.scripts import TORCHRUN, example, partition, run
 from tests.graphs import DATA
 from tests.matrix import corner
 from tests.parity.harness import assert_close
@@ -56,94 +55,6 @@ def train_alone(
         return losses, model(*inputs)
 
 
-@dataclass
-class Whole:
-    """A whole homogeneous graph, with self-loops and both directions of each edge."""
-
-    graph: Any
-    x: Tensor  # (N, F)
-    labels: Tensor  # (N,)
-    train: Tensor  # (N,) bool
-    num_classes: int
-
-    @classmethod
-    def of(cls, data: GraphSource) -> "Whole":
-        graph = dgl.graph(tuple(map(torch.from_numpy, data.ends())), num_nodes=data.total_nodes)
-        x, labels, train = (torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label", "train_mask"))
-        return cls(graph, x, labels, train, int(labels.max()) + 1)
-
-    def learn(self, model: nn.Module, inputs: tuple[Any, ...], arguments: Any) -> tuple[list[float], Tensor]:
-        return train_alone(model, inputs, self.labels, self.train, arguments)
-
-    def normalised(self) -> Tensor:
-        """D^-1/2 A D^-1/2, (N, N)."""
-        dense = self.x.new_zeros(len(self.x), len(self.x))
-        src, dst = self.graph.edges()
-        dense[dst, src] = 1
-        scale = dense.sum(1).pow(-0.5)
-        return scale.unsqueeze(1) * dense * scale
-
-
-def appnp(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
-    model = script.APPNP(whole.x.shape[1], a.hidden, whole.num_classes, a.steps, a.alpha, a.dropout)
-    return whole.learn(model, (whole.graph, whole.x), a)
-
-
-def gcnii(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
-    model = script.GCNII(whole.x.shape[1], a.hidden, whole.num_classes, a.layers, a.alpha, a.lamda, a.dropout)
-    return whole.learn(model, (whole.graph, whole.x), a)
-
-
-def jumping_knowledge(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
-    model = script.JumpingKnowledgeGCN(whole.x.shape[1], a.hidden, whole.num_classes, a.layers, a.mode, a.dropout)
-    return whole.learn(model, (whole.graph, whole.x), a)
-
-
-def sign(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
-    model = script.SIGN(whole.x.shape[1], a.hidden, whole.num_classes, a.hops, a.dropout)
-    model.norm = nn.BatchNorm1d(model.norm.n_feats)
-    propagate, features = whole.normalised(), [whole.x]
-    for _ in range(a.hops):
-        features.append(propagate @ features[-1])
-    return whole.learn(model, (features,), a)
-
-
-def correct_and_smooth(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
-    model = script.MLP(whole.x.shape[1], a.hidden, whole.num_classes, a.dropout)
-    losses, logits = whole.learn(model, (whole.x,), a)
-    propagate, soft = whole.normalised(), logits.softmax(1)
-    known, train = functional.one_hot(whole.labels, whole.num_classes).double(), whole.train.unsqueeze(1)
-
-    def spread(start: Tensor, alpha: float) -> Tensor:
-        now = start
-        for _ in range(a.steps):
-            now = alpha * propagate @ now + (1 - alpha) * start
-        return now
-
-    errors = torch.where(train, known - soft, 0.0)
-    average = errors.abs().sum() / whole.train.sum()
-    wrong = spread(errors, a.alpha_correct)
-    corrected = soft + average * wrong / wrong.abs().sum(1, keepdim=True)
-    return losses, spread(torch.where(train, known, corrected), a.alpha_smooth).float()  # as DGL's layer does
-
-
-Alone = Callable[[Any, Whole, Any], tuple[list[float], Tensor]]
-MODELS: dict[str, tuple[Alone, list[str]]] = {
-    "appnp": (appnp, []),
-    "gcnii": (gcnii, ["--layers", "6"]),
-    "jumping_knowledge cat": (jumping_knowledge, []),
-    "jumping_knowledge max": (jumping_knowledge, ["--mode", "max"]),
-    "jumping_knowledge lstm": (jumping_knowledge, ["--mode", "lstm"]),
-    "sign": (sign, []),
-    "correct_and_smooth": (correct_and_smooth, ["--steps", "20"]),
-}
-
-
-@pytest.fixture(scope="module")
-def communities() -> GraphSource:
-    return in_double(training_graph(community_graph(300, 2400, 12, 4)))
-
-
 @pytest.fixture
 def double() -> Iterator[None]:
     """Parameters in float64, in this process as on the workers."""
@@ -159,22 +70,6 @@ def compare(results: list[Any], losses: list[float], predictions: Tensor) -> Non
     assert losses[-1] < losses[0]
     ids = torch.cat([ids for _, _, ids in results])
     assert_close(torch.cat([made for _, made, _ in results]), predictions[ids])
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("case", MODELS)
-def test_a_model_is_the_same_as_on_one_machine(
-    pool: WorkerPool, tmp_path: Path, communities: GraphSource, case: str, world_size: int
-) -> None:
-    alone, options = MODELS[case]
-    json_file = divide(communities, tmp_path, "graph", world_size).json_file
-    name = case.split()[0]
-    argv = ["--partition-json", str(json_file), "--epochs", "5", "--hidden", "16", *options]
-    results = pool.run(run_on_worker, name, argv)
-    arguments = example(name).parser.parse_args(argv)
-    torch.manual_seed(0)
-    compare(results, *alone(example(name), Whole.of(communities), arguments))
 
 
 def small_types() -> GraphSource:
