@@ -1,4 +1,4 @@
-"""The script of docs/howto/lightning.md, with two workers and one: its losses are those of DGL on one machine."""
+"""The script of docs/howto/cluster.md, with two workers and one: its losses are those of DGL on one machine."""
 
 import csv
 import importlib.util
@@ -19,7 +19,7 @@ from tests.pages.files import graph as write_partitions
 from tests.pages.files import small_graph
 from tests.workers import REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "howto" / "lightning.md"
+PAGE = REPOSITORY / "docs" / "howto" / "cluster.md"
 
 
 def losses_on_one_machine(epochs: int) -> list[float]:

@@ -70,7 +70,7 @@ def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_loop_of_the_example() -> None:
-    page = REPOSITORY / "docs" / "howto" / "ray.md"
+    page = REPOSITORY / "docs" / "howto" / "cluster.md"
     [shown] = [
         block.code for run in runs_of(page, page.read_text()) for block in run.blocks if block.language == "python"
     ]

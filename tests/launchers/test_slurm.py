@@ -1,4 +1,4 @@
-"""The job of docs/howto/slurm.md on a Slurm of two nodes: started by srun and sbatch, as an array, and requeued."""
+"""The job of docs/howto/cluster.md on a Slurm of two nodes: started by srun and sbatch, as an array, and requeued."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.launchers.training import EPOCHS, make_partitions, told_losses
 from tests.pages.blocks import runs_of
 from tests.workers import REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "howto" / "slurm.md"
+PAGE = REPOSITORY / "docs" / "howto" / "cluster.md"
 STOPPED_AFTER = 3
 
 TRAIN = f"""

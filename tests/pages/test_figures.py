@@ -95,15 +95,15 @@ SAGE_OVER_BOUND = max(abs(100 * float(one) - 100) for one in cells("network", "/
 SENTENCES = [
     ("README.md", f"Each of four workers needs {SHARES} of the memory of DGL's one process"),
     *(("README.md", readme_row(*names)) for names in (("GraphSAGE", "SAGE"), ("GCN", "GCN"), ("GAT", "GAT"))),
-    *(("faq.md", faq_row(graph)) for graph in ("coauthor_cs", "soc_epinions", "rmat")),
-    ("faq.md", f"eight workers of SAGE take {over_dgl('SAGE', '8 workers')} times as long as DGL"),
+    *(("choosing.md", faq_row(graph)) for graph in ("coauthor_cs", "soc_epinions", "rmat")),
+    ("choosing.md", f"eight workers of SAGE take {over_dgl('SAGE', '8 workers')} times as long as DGL"),
     (
-        "which.md",
+        "choosing.md",
         f"two workers take {GAT} of DGL's time for GAT, and {span([SAGE, GCN])} for GraphSAGE and GCN",
     ),
-    ("which.md", f"without servers, in {BATCHES} of its time"),
+    ("choosing.md", f"without servers, in {BATCHES} of its time"),
     ("howto/from-distdgl.md", f"This loader takes [{BATCHES} of DistDGL's time]"),
-    ("howto/choosing.md", f"it cuts {span(cuts('multilevel'))} %, random partitions {cuts('random')[0]} %"),
+    ("choosing.md", f"it cuts {span(cuts('multilevel'))} %, random partitions {cuts('random')[0]} %"),
     ("pyg.md", f"layers take {OVER_PYG} of the time and {MEMORY_OVER_PYG} of the memory of `edge_index`"),
     (
         "benchmarks.md",
@@ -122,7 +122,7 @@ SENTENCES = [
         f"mini-batches {' and '.join(MINI_BATCHES)} s, or never. On amazon_computers they end {HIGHER:.3f} higher",
     ),
     (
-        "howto/choosing.md",
+        "choosing.md",
         f"Two workers take {SAGE} (SAGE), {GCN} (GCN) and {GAT} (GAT) of DGL's time",
     ),
 ]
