@@ -7,7 +7,8 @@ from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from sar.tensor_views import accumulation_dtype, described, materialize, to_devi
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 BUCKET_ELEMENTS = 2**22
+_told_of_norms: Final[WeakSet[Module]] = WeakSet()
 REDUCED_DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
     *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
@@ -253,7 +255,7 @@ def _agree_on_model(
                     "on all. A parameter with a row for each of a worker's own nodes is not part of the model: use a "
                     "tensor that requires a gradient, or sar.nn.DistEmbedding. Its gradient is complete as it is."
                 )
-    if group.replicas is None or not group.replicas.share(model, call):
+    if group.replicas is None or not group.replicas.share(model, call) or model in _told_of_norms:
         return alike
     # Warn of batch normalisation over each worker's own rows. DGL's layers are excluded, because they are patched, and
     # so are those that the user meant when calling `sar.pyg.convert_norms`.
@@ -261,7 +263,10 @@ def _agree_on_model(
     covered = {id(inner) for layer in layers for inner in layer.modules()}
     covered |= {id(module) for module in model.modules() if hasattr(module, "knows_its_rows")}
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) and id(module) not in covered:
+        if not isinstance(module, _BatchNorm) or isinstance(module, SyncBatchNorm) or id(module) in covered:
+            continue
+        if module.training or module.running_mean is None:  # else it is frozen
+            _told_of_norms.add(model)
             warnings.warn(
                 f"{call}: {name or 'the model'} is a {type(module).__name__}, which normalises by the rows of one "
                 "worker, so that results depend on the partitioning. model = sar.convert_batchnorm(model) makes it "

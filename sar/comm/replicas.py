@@ -47,11 +47,11 @@ class Replicas:
                     self._stepped[id(p)] = p
 
     def share(self, model: Module, call: str) -> bool:
-        """Record that a model's parameters should be equal on all workers; return whether any of them is new."""
-        before = len(self._shared)
-        for p in model.parameters():
-            self._shared[p] = call == "gather_grads" or self._shared.get(p, False)
-        return len(self._shared) > before
+        """Record that a model's parameters should be equal on all workers; return whether any of them is new here."""
+        before, gathered = len(self._shared), call == "gather_grads"
+        new = [p for p in model.parameters() if gathered > self._shared.get(p, -1)]
+        self._shared.update((p, gathered) for p in new)
+        return bool(new)
 
     def forget_steps(self) -> None:
         """Drop the steps so far from the comparison, as after an error or before models are averaged."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sar.comm import session
 from sar.comm.collectives import all_max
@@ -18,7 +18,7 @@ from sar.tensor_views import to_device
 ROWS_BIT = 3  # first bit of the number of a worker's rows in the flags of `_Normalise`
 
 
-class DistributedBN1D(_NormBase):
+class DistributedBN1D(nn.BatchNorm1d):
     """`torch.nn.BatchNorm1d` over the nodes of all workers.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased variance over all rows of all workers.
@@ -33,6 +33,8 @@ class DistributedBN1D(_NormBase):
         momentum: share of the new statistics in the running ones; None averages all. Default 0.1.
         track_running_stats: keep running statistics for evaluation. Default True.
     """
+
+    knows_its_rows = True  # as layers that `sar.pyg.convert_norms` has converted
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ def convert_batchnorm(model: nn.Module) -> nn.Module:
                 if "_hook" in key:  # torch names all of them so; sharing the dictionaries keeps their handles valid
                     setattr(norm, key, hooks)
             replacements[module] = norm.train(module.training)
-        elif isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+        elif isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm | DistributedBN1D):
             raise ConfigError(
                 f"convert_batchnorm found {name or 'a'} {type(module).__name__}; expected BatchNorm1d, as features of "
                 "nodes are (nodes, features). Run a lazy module once before, and replace others by hand."
@@ -113,14 +115,15 @@ def convert_batchnorm(model: nn.Module) -> nn.Module:
 
 
 @uncompiled
-def normalise(module: "DistributedBN1D | nn.BatchNorm1d", x: Tensor, group: Group | None) -> Tensor:
+def normalise(module: nn.BatchNorm1d, x: Tensor, group: Group | None) -> Tensor:
     """Normalise (N_i, F) rows by the statistics of the group, or of this worker if it is None.
 
     Uses the parameters and buffers of `module`, and in training updates its running statistics.
     """
     y, mean, var, count = _Normalise(x, module.eps, group, module.training).apply(x, module.weight, module.bias)
     batches, running_mean, running_var = module.num_batches_tracked, module.running_mean, module.running_var
-    if module.training and batches is not None and running_mean is not None and running_var is not None:
+    tracks = module.training and module.track_running_stats  # which Lightning turns off to freeze a layer
+    if tracks and batches is not None and running_mean is not None and running_var is not None:
         with torch.no_grad():
             batches += 1
             share = module.momentum if module.momentum is not None else 1 / float(batches)

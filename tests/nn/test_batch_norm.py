@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 import sar
+from sar.comm.session import current_group
 from sar.errors import ConfigError
 from sar.nn.statistics import global_max, global_mean
 from tests.core.attempts import catch_and_recover
@@ -30,7 +31,7 @@ def normalise(batches, options, dtype):
         norm = sar.DistributedBN1D(4, **options).to(dtype)
     else:
         norm = nn.BatchNorm1d(4, **options).to(dtype)
-    if norm.affine if isinstance(norm, nn.BatchNorm1d) else norm.weight is not None:
+    if norm.affine:
         nn.init.uniform_(norm.weight)
         nn.init.uniform_(norm.bias)
     results = {}
@@ -141,6 +142,34 @@ def test_state_dicts_are_interchangeable_with_torch():
     norm.load_state_dict(torch_norm.state_dict())
     assert set(norm.state_dict()) == set(torch_norm.state_dict())
     assert_close(norm.eval()(x).detach(), torch_norm.eval()(x).detach())
+
+
+def averaged(batches):
+    """Running statistics made anew for averaged weights, then of a layer that Lightning freezes, and one that a loop does."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Tanh(), nn.BatchNorm1d(4, momentum=0.3)).double()
+    model = torch.optim.swa_utils.AveragedModel(sar.convert_batchnorm(model) if dist.is_initialized() else model)
+    torch.optim.swa_utils.update_bn(batches, model)
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+    norms[0].track_running_stats = False
+    norms[1].eval()
+    model(batches[0])
+    results = {f"same {name}": value.double() for name, value in model.named_buffers()}
+    calls = current_group().calls if dist.is_initialized() else 0
+    out = norms[1](batches[1]).detach()
+    assert not calls or current_group().calls == calls, "a frozen layer makes no call"
+    return results | {"node out": out}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_torch_finds_batch_norms(pool, world_size):
+    """As `isinstance(module, ...)` does in torch and in training scripts."""
+    batches = torch.randn(3, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(4)) + 3
+    expected = averaged(list(batches))
+    actual = merge(pool.run(averaged, per_rank=[[x.split([6, 3])[rank] for x in batches] for rank in range(2)]))
+    for name, value in expected.items():
+        assert_close(actual[name], value)
+    norm = sar.DistributedBN1D(3)
+    assert sar.convert_batchnorm(norm) is norm
 
 
 def converted_model(shared):

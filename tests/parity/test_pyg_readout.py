@@ -159,7 +159,14 @@ def unconverted(graph, data):
     inner = pyg.EdgeConv(nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6))).double()
     with pytest.raises(ConfigError, match=r"EdgeConv: nn\.1 is a BatchNorm1d"):
         inner(x, edges)
-    inner.eval()(x, edges)  # by running statistics
+    gen = pyg.GENConv(6, 6, norm="batch").double()
+    for frozen in (inner.eval(), gen.eval(), nn.ModuleDict({"conv": gen, "norm": pyg.BatchNorm(6)}).double().eval()):
+        frozen.zero_grad()
+        sar.sync_params(frozen)
+        for layer in frozen.modules():
+            if isinstance(layer, pyg.MessagePassing):
+                layer(x, edges).sum().backward()  # by running statistics
+        sar.gather_grads(frozen)
     sar.sync_params(nn.ModuleList([pyg.LayerNorm(6, mode="node"), sar.convert_batchnorm(pyg.BatchNorm(6))]))
     return {}
 

@@ -36,7 +36,7 @@ from sar.errors import GraphError
 from sar.kernels import Target, compile_ahead
 from sar.logging_setup import logger
 from sar.nn.edge_softmax import edge_softmax
-from sar.nn.statistics import normalise
+from sar.nn.statistics import DistributedBN1D, normalise
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -276,6 +276,7 @@ def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, 
 def normalising_together(original: Forward, layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """`original`, with all batch normalisations of the layer, which may be one, over the rows of all workers."""
     norms = (module for module in layer.modules() if isinstance(module, (nn.BatchNorm1d, nn.LazyBatchNorm1d)))
+    norms = (norm for norm in norms if not isinstance(norm, DistributedBN1D))
     modules: list[Any] = [norm for norm in norms if norm.training or norm.running_mean is None]
     for module in modules:
         if _FORWARD in vars(module) or type(module).forward is not nn.BatchNorm1d.forward:

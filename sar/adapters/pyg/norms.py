@@ -5,6 +5,7 @@ Norm layers receive features without graph information. So they cannot tell whet
 all workers, or of a mini-batch of this worker. `convert_norms` says so for all layers of a model. Until then,
 `sync_params` and `gather_grads` refuse the model if the worker has a distributed edge index, and a convolution refuses
 it if the norm layer is in one of its own networks. Otherwise the layer would silently normalise by one worker's rows.
+A layer that is frozen, by `eval()`, normalises by its running statistics, so it is accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sar.comm import session
 from sar.comm.collectives import all_sum
 from sar.core.eager import uncompiled
 from sar.errors import ConfigError
-from sar.nn.statistics import DistributedBN1D, convert_batchnorm, global_mean
+from sar.nn.statistics import convert_batchnorm, global_mean
 
 
 def convert_norms(model: nn.Module, *, distributed: bool = True) -> nn.Module:
@@ -66,31 +67,31 @@ _KNOWS = "knows_its_rows"  # attribute of norm layers that `convert_norms` has b
 
 def takes_statistics(module: nn.Module) -> bool:
     """Whether the module is a norm layer that, in its present mode, takes statistics of the rows that it is given."""
-    return _combines_rows(module) and (module.training or getattr(module, "running_mean", None) is None)
-
-
-def _combines_rows(module: nn.Module) -> bool:
     if isinstance(module, norm.LayerNorm):
         return bool(module.mode == "graph")
-    if isinstance(module, norm.BatchNorm):  # else the module in it does
-        return bool(module.allow_single_element)
-    return isinstance(module, _KINDS)
+    if isinstance(module, norm.BatchNorm):
+        return bool(module.allow_single_element) and takes_statistics(module.module)
+    frozen = not module.training and getattr(module, "running_mean", None) is not None
+    if isinstance(module, norm.InstanceNorm | norm.HeteroBatchNorm):
+        frozen &= module.track_running_stats
+    return isinstance(module, _KINDS) and not frozen
 
 
-def refuse_unconverted(model: nn.Module, call: str, counts: Callable[[nn.Module], bool] = _combines_rows) -> None:
-    """Raise a ConfigError if a norm layer that `counts` has not been converted; see [Note: whose rows].
+def refuse_unconverted(model: nn.Module, call: str) -> None:
+    """Raise a ConfigError if a norm layer that takes statistics has not been converted; see [Note: whose rows].
 
     Passes over models without layers of PyTorch Geometric, of which `sync_params` warns.
     """
     if not any(isinstance(module, (MessagePassing, *OVER_ALL)) for module in model.modules()):
         return
     for name, module in model.named_modules():
-        converted = isinstance(module, (nn.SyncBatchNorm, DistributedBN1D)) or _KNOWS in vars(module)
-        if not converted and counts(module):
+        converted = isinstance(module, nn.SyncBatchNorm) or hasattr(module, _KNOWS)
+        if not converted and takes_statistics(module):
             raise ConfigError(
                 f"{call}: {name or 'the model'} is a {type(module).__name__}, which normalises by the rows of one "
                 "worker. Call sar.pyg.convert_norms(model), after which it normalises by those of all workers; for "
-                "mini-batches, convert_norms(model, distributed=False) leaves it as it is."
+                "mini-batches, convert_norms(model, distributed=False) leaves it as it is. Frozen by eval() it uses "
+                "no rows if it has running statistics."
             )
 
 
@@ -133,7 +134,7 @@ def _by_type(module: Any, x: Tensor, type_vec: Tensor) -> Tensor:
 @uncompiled
 def _batch_norm(module: Any, x: Tensor) -> Tensor:
     """Counts the rows of all workers for `allow_single_element`."""
-    several = session.has_peers() and module.allow_single_element and all_sum(len(x)) > 1
+    several = session.has_peers() and takes_statistics(module) and all_sum(len(x)) > 1
     return module.module(x) if several else norm.BatchNorm.forward(module, x)
 
 
@@ -146,7 +147,7 @@ OVER_ALL: dict[type[nn.Module], Callable[..., Tensor]] = {
 }
 """The norm layers that look at all nodes of a graph, and their forwards over those of all workers."""
 
-_KINDS = (_BatchNorm, DistributedBN1D, *OVER_ALL)
+_KINDS = (_BatchNorm, *OVER_ALL)
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:

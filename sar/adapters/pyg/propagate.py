@@ -23,7 +23,7 @@ from sar.adapters.pyg import attention
 from sar.adapters.pyg.arguments import Arguments, arguments_of, check_sizes
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex
 from sar.adapters.pyg.guarded import Original, replace
-from sar.adapters.pyg.norms import refuse_unconverted, takes_statistics
+from sar.adapters.pyg.norms import refuse_unconverted
 from sar.adapters.pyg.tries import is_by_edge, is_of_library, looks_at_other_nodes
 from sar.comm import session
 from sar.comm.collectives import all_max
@@ -208,7 +208,7 @@ def _across_workers(
 ) -> Tensor:
     group = edges.numbering.graph._structure.group
     if group.world_size > 1:
-        refuse_unconverted(conv, type(conv).__name__, takes_statistics)
+        refuse_unconverted(conv, type(conv).__name__)
     can_tile = _can_tile(conv)
     check_sizes(conv, edges, size, kwargs)
     combined = attention.attend(conv, edges, kwargs) if can_tile and attention.in_one_pass(conv) else None
