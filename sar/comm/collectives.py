@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sar.comm.gradients import begin_sum, end_sum
+from sar.comm.gradients import begin_sum, end_sum, refuse_sharded
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
@@ -235,6 +235,7 @@ def _agree_on_model(
 
     Returns whether `present` is the same, too.
     """
+    refuse_sharded(model, call)
     for name, tensor in named:
         if is_lazy(tensor):
             raise ConfigError(

@@ -3,7 +3,8 @@
 [Note: averages]
 Without a hook DDP (`DistributedDataParallel`) averages. That is right for mini-batches of this worker's own, and wrong
 for a share of a loss over the graph. So DDP models record the backwards that reach them, and so do distributed calls
-and `Task.loss`. A backward that reaches both raises.
+and `Task.loss`. A backward that reaches both raises. FSDP averages, too. `fully_shard` makes no wrapper that we could
+watch, so we look at the end of a backward whether FSDP is in it, which is so until its last callback.
 
 [Note: sums]
 A sum that is changed in place, as by clipping, still counts as a sum. It no longer does if the gradient is set to None,
@@ -12,7 +13,8 @@ writes gradients by hand. If a backward adds to a sum S that was not cleared, wo
 zero. So the next sum is S plus the new gradients of all workers, as on one machine.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -20,9 +22,10 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.futures import Future
-from torch.nn import Module, Parameter
+from torch.nn import Module, Parameter, ParameterList
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
@@ -33,6 +36,9 @@ from sar.errors import ConfigError
 from sar.tensor_views import accumulation_dtype
 
 REGISTER: Final = "ddp_model.register_comm_hook(None, sar.ddp_sum_hook)"
+SUM_SHARDS: Final = (
+    "call set_gradient_divide_factor(1.0) and set_force_sum_reduction_for_comms(True) of each module, so that it sums"
+)
 
 _sums: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
 """Gradients that are sums -> their version and their parameter's; None after a backward has added to the sum."""
@@ -71,32 +77,87 @@ def refuse_average(part: str = "share") -> None:
     """Record the running backward as of `part`. Raise `ConfigError` if it is of both parts: see [Note: averages]."""
     _backwards[part] = torch._C._current_graph_task_id()
     if _backwards["share"] == _backwards["average"]:
-        raise ConfigError(
-            "DistributedDataParallel averages gradients over workers, but each worker has only its share of the loss "
-            f"over the graph: they must be summed. Call {REGISTER} once, and divide the loss by the global count."
-        )
+        _refuse()
+    if part == "share" and _fully_sharded():
+        averages = _fully_sharded_average()
+
+        def check() -> None:
+            if averages or _fully_sharded_average():
+                _at_end(_refuse)  # after the last callback of FSDP, which would be left in the middle of a backward
+
+        _at_end(check)
+
+
+def _refuse() -> None:
+    raise ConfigError(
+        "DistributedDataParallel or FSDP averages gradients over workers, but each worker has only its share of the "
+        f"loss over the graph: they must be summed. Call {REGISTER} once, or for fully_shard {SUM_SHARDS}; and divide "
+        "the loss by the global count."
+    )
+
+
+def _at_end(callback: Callable[[], None]) -> None:
+    """Call a function at the end of the running backward."""
+    engine: Any = Variable._execution_engine
+    engine.queue_callback(callback)
+
+
+def _fully_sharded() -> list[Any]:
+    """The states of modules of `fully_shard`, or of the `replicate` that is built on it."""
+    composed: Any = sys.modules.get("torch.distributed._composable_state")
+    states = [state() for state in composed._module_state_mapping.values()] if composed else []
+    return [state for state in states if hasattr(state, "_state_ctx")]
+
+
+def _fully_sharded_average() -> bool:
+    """Whether one of them averages gradients in the running backward."""
+    for state in _fully_sharded():
+        # Before torch 2.13 a state had one group.
+        for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+            runs = group is not None and group.reduce_grads and state._state_ctx.post_backward_final_callback_queued
+            sums = getattr(group, "gradient_divide_factor", None) == 1
+            if runs and not sums and group.mesh_info.mesh.size() > 1:
+                return True
+    return False
 
 
 def _watch(ddp: Module, name: str, module: Module | None) -> None:
-    if isinstance(ddp, DistributedDataParallel) and name == "module":
+    if (isinstance(ddp, DistributedDataParallel) and name == "module") or name == "_fsdp_wrapped_module":
         ddp.register_forward_hook(_watch_backward)
+        for p in module if isinstance(module, ParameterList) else ():  # of `replicate`, which calls no forward of DDP
+            p.register_hook(partial(_combine, ddp, [p]))
 
 
 register_module_module_registration_hook(_watch)
 
 
 def _watch_backward(ddp: Any, args: Any, output: Any) -> None:
-    if ddp.require_backward_grad_sync and dist.get_world_size(ddp.process_group) > 1:
+    if getattr(ddp, "require_backward_grad_sync", True):  # FSDP1 has none
         for tensor in _find_tensors(output):
             if tensor.requires_grad:
-                tensor.register_hook(partial(_combine, ddp))
+                tensor.register_hook(partial(_combine, ddp, list(ddp.parameters())))
 
 
-def _combine(ddp: Any, _: Tensor) -> None:
+def _combine(ddp: Any, parameters: Iterable[Parameter], _: Tensor) -> None:
     """Record that a backward has reached a DDP model. Torch's own communication hooks average, too."""
-    _combined.update((p, p._version) for p in ddp.parameters())
-    if all(hook.__module__.startswith("torch.") and "." not in hook.__qualname__ for hook, _ in ddp._comm_hooks):
+    if dist.get_world_size(ddp.process_group) == 1:
+        return
+    _combined.update((p, p._version) for p in parameters)
+    hooks = getattr(ddp, "_comm_hooks", ())
+    if all(hook.__module__.startswith("torch.") and "." not in hook.__qualname__ for hook, _ in hooks):
         refuse_average("average")
+
+
+def refuse_sharded(model: Module, call: str) -> None:
+    """Raise `ConfigError` for a model of FSDP or tensor parallelism, of whose parameters a worker has a shard."""
+    for name, part in (*model.named_parameters(), *model.named_modules()):
+        if not {"DTensor", "FSDPModule", "FullyShardedDataParallel"}.isdisjoint(k.__name__ for k in type(part).__mro__):
+            raise ConfigError(
+                f"{call}: {name or 'the model'} is a {type(part).__name__}, of FSDP (fully_shard) or tensor "
+                "parallelism; expected the whole of each parameter on every worker. Make this call before "
+                f"fully_shard, or leave it out. To train by shards, {SUM_SHARDS}, call no gather_grads, and save by "
+                "torch.distributed.checkpoint."
+            )
 
 
 def begin_sum(parameters: Sequence[Parameter], rank: int) -> None:

@@ -44,11 +44,13 @@ class Replicas:
             for p in (p for group in optimizer.param_groups for p in group["params"]):
                 plain = isinstance(p, Parameter) and type(p.data) is Tensor
                 if plain and p.layout is torch.strided and not p.is_meta:
+                    # In the order of the latest steps, as `ZeroRedundancyOptimizer` first steps each worker's share.
+                    self._stepped.pop(id(p), None)
                     self._stepped[id(p)] = p
 
     def share(self, model: Module, call: str) -> bool:
         """Record that a model's parameters should be equal on all workers; return whether any of them is new here."""
-        before, gathered = len(self._shared), call == "gather_grads"
+        gathered = call == "gather_grads"
         new = [p for p in model.parameters() if gathered > self._shared.get(p, -1)]
         self._shared.update((p, gathered) for p in new)
         return bool(new)

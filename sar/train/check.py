@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.comm import session
 from sar.comm.collectives import all_max, all_sum, sync_params
+from sar.comm.gradients import refuse_sharded
 from sar.comm.rows import BufferPool
 from sar.common_tuples import NTYPE, PartitionData, ShardEdgesAndFeatures, StrPath
 from sar.data.load import on_device
@@ -59,6 +60,7 @@ def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes:
     while isinstance(model, nn.parallel.DistributedDataParallel) or "_orig_mod" in model._modules:  # torch.compile
         model = next(model.children())
     with session.current_group().guard() as group:
+        refuse_sharded(model, "check_model")
         workers = max(group.world_size, 2)
         check = _Check(model, loss_of, *_read_sample(directory, nodes, workers))
         if group.world_size > 1:

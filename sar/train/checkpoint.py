@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sar.comm import session
+from sar.comm.gradients import refuse_sharded
 from sar.comm.group import Group
 from sar.common_tuples import StrPath
 from sar.data.versions import Version, find_rows, newest_version, write_file, write_version
@@ -56,6 +57,7 @@ def save_model(path: StrPath, model: nn.Module) -> None:
         CommunicationError: if another worker raised, or saves something else.
     """
     with session.current_group().guard() as group:
+        refuse_sharded(model, "save_model")
         _differing_buffers(group, model, {"model": dict(model.named_parameters())})
         if group.rank == 0:
             write_file(Path(path), _plain_state(model))
@@ -127,6 +129,7 @@ def save_checkpoint(
     with group.guard():
         if step < 0 or keep < 1:
             raise ConfigError(f"step is {step} and keep {keep}; expected at least 0 and 1.")
+        _check_whole("save_checkpoint", model, optimizers)
         alike: dict[str, Any] = {
             "model": {} if model is None else model.state_dict(),
             "optimizers": [
@@ -182,6 +185,7 @@ def load_checkpoint(
     """
     group, optimizers = session.current_group(), _several(optimizer)
     with group.guard():
+        _check_whole("load_checkpoint", model, optimizers)
         version = newest_version(folder, step)
         if version is None:
             if missing_ok:
@@ -237,6 +241,18 @@ def load_checkpoint(
         if not alone:
             _set_random_state(version, group.rank)
         return {"step": version.step, "extra": shared["extra"]}
+
+
+def _check_whole(call: str, model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
+    """Raise `ConfigError` for a model or an optimizer of which each worker has a shard."""
+    if model is not None:
+        refuse_sharded(model, call)
+    if any(hasattr(optimizer, "consolidate_state_dict") for optimizer in optimizers):
+        raise ConfigError(
+            f"{call} got a ZeroRedundancyOptimizer, of whose state each worker has a shard. On all workers call "
+            "optimizer.consolidate_state_dict(0) and save_checkpoint(..., extra=optimizer.state_dict() if sar.rank() "
+            '== 0 else None) without it; then optimizer.load_state_dict(load_checkpoint(...)["extra"]).'
+        )
 
 
 def _check_count(what: str, saved: Sequence[Any], given: Sequence[Any]) -> None:

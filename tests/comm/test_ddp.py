@@ -1,6 +1,7 @@
 """`DistributedDataParallel` around a model: gradients of single-machine DGL with `ddp_sum_hook`, refused without."""
 
 from contextlib import ExitStack
+from functools import partial
 
 import dgl.function as fn
 import dgl.nn
@@ -8,11 +9,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import sar
+from sar.errors import ConfigError
 from tests.core.attempts import fail_on_all_ranks
+from tests.matrix import corner
 from tests.parity.harness import check, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
 
@@ -189,3 +196,79 @@ def evaluated(graph, data):
 def test_evaluation_needs_no_hook(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     check(pool, parts, random_data(parts, torch.float64), [(evaluated, ())])
+
+
+def shard(model, kind):
+    if kind == "FSDP1":
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+    if kind == "replicate":
+        return replicate(model)
+    for module in (model["conv"], model):
+        fully_shard(module, mesh=init_device_mesh("cpu", (sar.world_size(),)))
+    return model
+
+
+def trained_in_shards(graph, data, kind, sums, loss):
+    """The gradients of a backward; the model is run by parts, as a module that is called."""
+    torch.manual_seed(0)
+    model = Sequence({"first": nn.Linear(6, 5), "conv": dgl.nn.SAGEConv(5, 4, "mean")}).to(data.nodes["x"].dtype)
+    if dist.is_initialized():
+        sar.patch_dgl()
+        model = shard(model, kind)
+        if sums and kind == "replicate":
+            model.register_comm_hook(None, sar.ddp_sum_hook)
+        for module in model.modules() if sums and kind == "fully_shard" else ():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+    out = model(graph, data.nodes["x"])
+    if loss == "task":  # then the model makes no distributed call in the backward
+        everyone = torch.ones(len(out), dtype=torch.bool)
+        sar.Task(torch.zeros(len(out), dtype=torch.int64), {"train": everyone}).loss(out).backward()
+    else:
+        weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {f"same {n}.grad": getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for n, p in model.named_parameters()}
+
+
+class Sequence(nn.ModuleDict):
+    def forward(self, graph, x):
+        return self["conv"](graph, self["first"](x))
+
+
+@pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
+@pytest.mark.parametrize("world_size", [2])
+def test_shards_are_summed(pool, world_size, kind):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(trained_in_shards, (kind, True, "sum"))], (1,))
+
+
+@pytest.mark.parametrize(
+    "kind, loss", [("fully_shard", "sum"), ("fully_shard", "task"), ("replicate", "sum"), ("FSDP1", "task")]
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_shards_that_are_averaged(pool, world_size, kind, loss):
+    for failure in fail_on_all_ranks(pool, SCENARIOS["random"](world_size), trained_in_shards, kind, False, loss):
+        assert failure.kind == "ConfigError", failure
+        assert "set_gradient_divide_factor(1.0)" in failure.message
+
+
+def given_shards():
+    """Every call that takes a model, with one of each kind, and optimizers whose state is in shards."""
+    for kind in ("fully_shard", "FSDP1"):
+        model = shard(Sequence({"conv": nn.Linear(2, 2)}), kind)
+        calls = [sar.sync_params, sar.gather_grads, partial(sar.check_model, loss_of=None, directory="none")]
+        calls += [partial(sar.save_model, "none"), lambda model: sar.save_checkpoint("none", model=model)]
+        for call in (*calls, lambda model: sar.load_checkpoint("none", model=model)):
+            with pytest.raises(ConfigError, match="fully_shard"):
+                call(model)
+            sar.recover()
+    zero = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.Adam)
+    for call in (sar.save_checkpoint, sar.load_checkpoint):
+        with pytest.raises(ConfigError, match="consolidate_state_dict"):
+            call("none", optimizer=zero)
+        sar.recover()
+
+
+@pytest.mark.parametrize("world_size", [2, corner(1)])
+def test_models_in_shards_are_refused(pool, world_size):
+    pool.run(given_shards)

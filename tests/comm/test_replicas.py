@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import sar
 from tests.core.attempts import assert_disagreement, catch
@@ -48,12 +49,17 @@ def two_groups(model):
     return optimizer
 
 
+def zero(model):
+    """Each worker steps a share of the parameters, and gets the others."""
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+
+
 def failed(forgotten, dtype, make_optimizer):
     return catch(train, *(RIGHT | forgotten).values(), dtype, make_optimizer)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("make_optimizer", [adam, two_groups])
+@pytest.mark.parametrize("make_optimizer", [adam, two_groups, pytest.param(zero, marks=pytest.mark.processes("ZeRO"))])
 @pytest.mark.parametrize("world_size", [2])
 def test_a_right_loop(pool, make_optimizer, dtype):
     first, second = pool.run(train, *RIGHT.values(), dtype, make_optimizer)
