@@ -2,6 +2,7 @@
 
 import json
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -22,7 +23,7 @@ from sar.comm.gradients import begin_sum, end_sum, refuse_sharded
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
-from sar.tensor_views import accumulation_dtype, described, materialize, to_device
+from sar.tensor_views import accumulation_dtype, as_bytes, described, materialize, to_device
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
@@ -166,7 +167,8 @@ def sync_params(model: Module) -> None:
     Raises:
         ConfigError: for a lazy module that has not seen its first input; for a norm layer that `sar.pyg.convert_norms`
             has not converted, if this worker has an edge index of PyTorch Geometric.
-        DisagreementError: if the workers' models differ in the number, shapes or dtypes of these.
+        DisagreementError: if the workers' models differ in the number, shapes or dtypes of these; for a buffer that
+            seems to hold rows of this worker's own nodes or edges.
     """
     with current_group().guard() as group:
         group.check_model(model, "sync_params")
@@ -179,11 +181,37 @@ def copy_from_first(model: Module) -> None:
     with current_group().guard() as group, torch.no_grad():
         call = "sync_params"
         _agree_on_model(group, call, model, named)
+        if group.world_size > 1:
+            _refuse_own_rows(group, call, model)
         for bucket in _buckets([tensor.detach() for _, tensor in named]) if group.world_size > 1 else []:
             travelling = torch.cat([tensor.flatten().to(group.device) for tensor in bucket])
             group.broadcast(travelling, call)
             for tensor, values in zip(bucket, travelling.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(values.view_as(tensor))
+
+
+def _refuse_own_rows(group: Group, call: str, model: Module) -> None:
+    """Raise an error for buffers of users' modules that differ and have, on all workers, as many rows as own nodes.
+
+    Modules of libraries hold none, and their buffers, such as running statistics, may happen to be as long.
+    """
+    buffers = {}
+    for prefix, module in model.named_modules():
+        if type(module).__module__.partition(".")[0] not in ("torch", "torch_geometric", "dgl", "sar"):
+            buffers.update(module.named_buffers(prefix, recurse=False))
+    # 0 for a buffer that has no rows of nodes or edges.
+    digests = [0 if group.own_sizes.isdisjoint(x.shape) else 1 + zlib.crc32(as_bytes(x)) for x in buffers.values()]
+    everywhere = list(zip(*group.gather_numbers(digests, call), strict=True)) if buffers else []
+    for (name, buffer), of_all in zip(buffers.items(), everywhere, strict=True):
+        if all(of_all) and len(set(of_all)) > 1:
+            raise DisagreementError(
+                f"{call}: the buffer {name}, {described(buffer)}, differs between workers and is as long as their "
+                f"nodes or edges, so it seems to hold own rows, which those of worker 0 would replace. {_OWN_BUFFER} "
+                "If it is a part of the model, make it equal on all workers first."
+            )
+
+
+_OWN_BUFFER: Final = "Keep own rows in a plain attribute, self.x = x.to(device), or pass them to forward."
 
 
 def gather_grads(model: Module) -> None:
@@ -254,7 +282,8 @@ def _agree_on_model(
                 raise DisagreementError(
                     f"The workers gave different models to {call}. The first difference:\n{lines}\nRun the same script "
                     "on all. A parameter with a row for each of a worker's own nodes is not part of the model: use a "
-                    "tensor that requires a gradient, or sar.nn.DistEmbedding. Its gradient is complete as it is."
+                    "tensor that requires a gradient, or sar.nn.DistEmbedding. Its gradient is complete as it is. Nor "
+                    f"is such a buffer. {_OWN_BUFFER}"
                 )
     if group.replicas is None or not group.replicas.share(model, call) or model in _told_of_norms:
         return alike

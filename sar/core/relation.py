@@ -180,6 +180,11 @@ class Structure:
     library: "GraphLibrary | None" = None
     original_ids: Tensor | None = None  # this worker's nodes' IDs in the input graph, counted within types, (N_i,)
 
+    def __post_init__(self) -> None:
+        counts = [*self.src.counts.values(), *self.dst.counts.values()]
+        edges = [relation.num_edges for relation in self.relations]
+        self.group.own_sizes.update(counts, edges, (sum(counts), sum(edges)))
+
     @property
     def is_block(self) -> bool:
         return self.src is not self.dst

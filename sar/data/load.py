@@ -71,8 +71,13 @@ def load_partition(
             )
         logger.info("loading the share of worker %d of %d in %s", own_partition_idx, workers, spec.path)
         if parts is None and workers == spec.num_parts:
-            return _load_part(spec, own_partition_idx, device, verify, make_book)
-        return on_device(_load_share(spec, own_partition_idx, parts, verify, make_book), device)
+            data = _load_part(spec, own_partition_idx, device, verify, make_book)
+        else:
+            data = on_device(_load_share(spec, own_partition_idx, parts, verify, make_book), device)
+        if session.is_initialized():
+            edges = sum(len(shard.edges[0]) for shard in data.all_shard_edges)
+            current_group().own_sizes.update([edges, *map(len, data.node_features.values())])
+        return data
 
 
 def _load_share(

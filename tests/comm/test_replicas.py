@@ -9,7 +9,9 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import sar
-from tests.core.attempts import assert_disagreement, catch
+from tests.core.attempts import assert_disagreement, catch, catch_and_recover
+from tests.parity.harness import deal, random_data
+from tests.parity.pyg_layers import random_parts
 
 RIGHT = {"sync": True, "gather": True, "skip": False, "check": True}
 
@@ -183,6 +185,44 @@ def test_rows_of_own_nodes_are_told_what_to_be(pool, call, rows):
     words = ["models are not the same"] if call is None else [call.__name__, "mask float32[5, 1]", "mask float32[3, 1]"]
     failures = pool.run(with_masks, call, per_rank=rows)
     assert_disagreement(failures, *words, "row for each of a worker's own nodes", "a tensor that requires a gradient")
+
+
+class Holder(nn.Module):
+    """A model that holds features of own nodes as a buffer, and statistics as long as an even part."""
+
+    def __init__(self, x):
+        super().__init__()
+        self.norm = sar.DistributedBN1D(15)
+        self.norm.running_mean += sar.rank()
+        self.register_buffer("x", x, persistent=False)
+        self.register_buffer("table", torch.rand(7))
+
+
+def held(mine, values):
+    """What `sync_params` says; whether the buffer is as it was, and what the others are then."""
+    partition, data = mine
+    sar.construct_full_graph(partition)
+    torch.manual_seed(sar.rank())
+    x = data.nodes["x"] if values == "own" else torch.ones_like(data.nodes["x"])
+    model = Holder(x.clone())
+    failure = catch_and_recover(sar.sync_params, model)
+    return failure, torch.equal(model.x, x), model.table, model.norm.running_mean
+
+
+@pytest.mark.parametrize("parts, values", [("even", "own"), ("even", "equal"), ("uneven", "own")])
+@pytest.mark.parametrize("world_size", [2])
+def test_buffers_of_own_rows_are_not_replaced(pool, parts, values):
+    """Whether workers have equally many nodes or not."""
+    of_each = random_parts(2, even=parts == "even")
+    found = pool.run(held, values, per_rank=deal(of_each, random_data(of_each)))
+    assert all(kept for _, kept, *_ in found)
+    if values == "own":
+        assert_disagreement([failure for failure, *_ in found], "float32[1", "self.x = x.to(device)")
+    else:
+        (_, _, table, mean), (failure, _, *copies) = found
+        assert failure is None
+        assert torch.equal(copies[0], table)
+        assert torch.equal(copies[1], mean)
 
 
 class Sized(nn.Module):
