@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sar.comm.gradients import begin_sum, end_sum, refuse_sharded
+from sar.comm.gradients import begin_sum, end_sum, refuse_sharded, warn_of_mistakes, watch
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
@@ -59,6 +59,7 @@ def _combine(group: Group, tensor: Tensor, op: Any, device: torch.device) -> Non
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in REDUCED_DTYPES)
         raise ConfigError(f"{call} is not possible: workers combine {names}. Convert the tensor.")
     group.agree(call)
+    group.has_summed |= op == dist.ReduceOp.SUM
     if group.world_size > 1:
         data = tensor.detach()
         travelling = materialize(data).to(device, accumulation_dtype(data.dtype)).contiguous()
@@ -183,6 +184,7 @@ def copy_from_first(model: Module) -> None:
         _agree_on_model(group, call, model, named)
         if group.world_size > 1:
             _refuse_own_rows(group, call, model)
+            watch(model.parameters(), group.rank)
         for bucket in _buckets([tensor.detach() for _, tensor in named]) if group.world_size > 1 else []:
             travelling = torch.cat([tensor.flatten().to(group.device) for tensor in bucket])
             group.broadcast(travelling, call)
@@ -235,6 +237,8 @@ def gather_grads(model: Module) -> None:
         alike = _agree_on_model(group, call, model, named, [p.grad is not None for p in parameters])
         begin_sum(parameters, group.rank)
         several = group.world_size > 1
+        if several:
+            warn_of_mistakes(group, model, parameters)
         for name, p in named if several else []:
             if p.grad is not None and p.grad.layout != torch.strided:
                 raise ConfigError(

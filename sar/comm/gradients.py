@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -31,8 +32,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from sar.comm.group import Group
 from sar.comm.statistics import counters
 from sar.errors import ConfigError
+from sar.logging_setup import logger
 from sar.tensor_views import accumulation_dtype
 
 REGISTER: Final = "ddp_model.register_comm_hook(None, sar.ddp_sum_hook)"
@@ -44,6 +47,10 @@ _sums: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
 """Gradients that are sums -> their version and their parameter's; None after a backward has added to the sum."""
 _hooks: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
 """Parameters -> the hook that checks their gradients before a backward adds to these."""
+_added: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
+"""Parameters -> the version of their gradient after the latest backward that added to it, until it is summed."""
+_told_of_loss: Final[WeakSet[Module]] = WeakSet()
+_told_of_clipping: Final[WeakSet[Module]] = WeakSet()
 _combined: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
 """Parameters -> their version in the latest backward in which DDP combined the gradients of all workers."""
 _backwards: Final = {"share": -1, "average": -2}
@@ -185,11 +192,45 @@ def begin_sum(parameters: Sequence[Parameter], rank: int) -> None:
 
 def end_sum(parameters: Sequence[Parameter], rank: int) -> None:
     """Record that the gradients are sums now."""
+    watch(parameters, rank)
     for p in parameters:
         if p.grad is not None and p.grad.layout is torch.strided and not p.grad.is_inference():
-            if p not in _hooks:
-                _hooks[p] = p.register_hook(partial(_before_adding, TensorWeakRef(p), rank))
+            _added.pop(p, None)
             _sums[p.grad] = p.grad._version, p._version
+
+
+def watch(parameters: Iterable[Parameter], rank: int) -> None:
+    """Let parameters check and note the backwards that add to their gradients."""
+    for p in parameters:
+        if p.requires_grad and p not in _hooks and not p.is_inference():
+            _hooks[p] = p.register_hook(partial(_before_adding, TensorWeakRef(p), rank))
+            p.register_post_accumulate_grad_hook(_note_version)
+
+
+def _note_version(p: Any) -> None:
+    _added[p] = p.grad._version
+
+
+def warn_of_mistakes(group: Group, model: Module, parameters: Sequence[Parameter]) -> None:
+    """Log once for a model, on worker 0, that its loss or its clipping seems to be as on one machine."""
+    present: list[Any] = [p for p in parameters if p.grad is not None]
+    log = logger.warning if group.rank == 0 else logger.debug
+    if present and not group.has_summed and model not in _told_of_loss:
+        _told_of_loss.add(model)
+        log(
+            "gather_grads sums gradients over workers, but there was no sar.Task.loss before, and no sum over workers, "
+            "as sar.all_sum(train_mask.sum()). If the loss is a mean over a worker's own nodes, gradients are about %d "
+            "times too large: divide the worker's sum by the number on all, or use task.loss. sar.check_model finds "
+            "out.",
+            group.world_size,
+        )
+    changed = all(p in _added and p.grad._version != _added[p] for p in present)  # by clipping; it changes all
+    if present and changed and model not in _told_of_clipping:
+        _told_of_clipping.add(model)
+        log(
+            "gather_grads: the gradients were changed after the backward. If they were clipped or unscaled, each "
+            "worker did so to its share: call gather_grads first, then clip_grad_norm_ or scaler.unscale_."
+        )
 
 
 def _before_adding(of: Any, rank: int, _: Tensor) -> None:

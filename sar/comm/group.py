@@ -88,6 +88,7 @@ class Group:
         # Called by `sync_params` and `gather_grads` with the model and the call's name; raise if they refuse the model.
         self.model_checks: set[Callable[[Any, str], None]] = set()
         self.own_sizes: set[int] = set()  # of this worker's nodes and edges, whose rows `sync_params` does not replace
+        self.has_summed = False  # whether the user has made a sum over workers, by which a loss may be divided
         self.counters = counters if counted else Statistics()
         self._transport = transport
         self._connected = False  # in this generation

@@ -235,6 +235,8 @@ class _GlobalSum(_OverAllWorkers):
         shape, gradients = tuple(values.shape), "on" if torch.is_grad_enabled() else "off"
         super().__init__(session.current_group(), f"global_sum of {values.dtype} {shape}, gradients {gradients}")
 
+        session.current_group().has_summed = True
+
     def forward(self, *inputs: Any) -> ForwardOutput:
         return ForwardOutput((self.from_all(inputs[0]).sum(0),))
 

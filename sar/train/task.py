@@ -39,7 +39,8 @@ class Task:
     """
 
     def __init__(self, labels: Tensor, masks: Mapping[str, Tensor]) -> None:
-        with session.current_group().guard():
+        with session.current_group().guard() as group:
+            has_summed = group.has_summed
             labels = labels.squeeze(1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
             self.multi_label = labels.dim() == 2
             self._known = labels >= 0  # not if NaN
@@ -59,8 +60,9 @@ class Task:
                 self.num_classes = labels.shape[1]
             else:
                 self.num_classes = all_max(int(self.labels.max()) if len(labels) else -1) + 1
-            self.sizes = all_sum({name: int(mask.sum()) for name, mask in self.masks.items()})
+            self._sizes = all_sum({name: int(mask.sum()) for name, mask in self.masks.items()})
             self._terms = all_sum({name: int(self._entries(name).sum()) for name in self.masks})
+            group.has_summed = has_summed  # a loss may still be one of its own: `gather_grads` warns of it
 
     @classmethod
     def of(cls, data: PartitionData | Any, ntype: str | None = None) -> "Task":
@@ -87,8 +89,13 @@ class Task:
             masks = {name.removesuffix("_mask"): suffix_key_lookup(data.node_features, prefix + name) for name in names}
         return cls(labels, masks)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        session.current_group().has_summed = True
+        return self._sizes
+
     def __repr__(self) -> str:
-        masks = "".join(f", {name} {size:,} of all nodes" for name, size in self.sizes.items())
+        masks = "".join(f", {name} {size:,} of all nodes" for name, size in self._sizes.items())
         return f"Task({self.num_classes} classes, labels {tuple(self.labels.shape)} here{masks})"
 
     def loss(self, logits: Tensor, split: str = "train") -> Tensor:
@@ -109,6 +116,7 @@ class Task:
             FieldError: if no worker has such a node, or the logits have another shape.
         """
         self._check(logits, split)
+        session.current_group().has_summed = True
         if not self._terms[split]:
             raise FieldError(f"No node in the mask {split!r} has a known label, on any worker.")
         counted = self._entries(split)
@@ -190,7 +198,7 @@ class Task:
             for split in splits:
                 self._check(logits, split)
             counts = all_sum({split: self._counts(logits, split) for split in splits})
-        return {split: self._scores(counts[split], self.sizes[split]) for split in splits}
+        return {split: self._scores(counts[split], self._sizes[split]) for split in splits}
 
     def _counts(self, logits: Tensor, split: str) -> Tensor:
         """For each class the labels predicted rightly, predicted, and there, (C, 3); below it right nodes, (1, 3)."""

@@ -1,12 +1,19 @@
 """`sync_params` and `gather_grads`."""
 
+import copy
+import logging
+import pickle
+
 import pytest
 import torch
 from torch import nn
 
 import sar
 from sar.comm import collectives
+from sar.comm.session import current_group
+from sar.logging_setup import logger
 from tests.core.attempts import catch_and_recover
+from tests.matrix import corner
 
 
 class Mixed(nn.Module):
@@ -263,3 +270,48 @@ def test_what_cannot_be_sent_is_refused_by_name(pool, kind, words):
         for failure in failures:
             assert failure.kind == ("ConfigError" if rank == 0 else "PeerError")
             assert words in failure.message
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def logged(mistake, synced):
+    """The lines that worker 0 logs in three steps."""
+    current_group().has_summed = False  # of other tests
+    training, handler = Training(sar.gather_grads, rows_of_training(sar.rank())), Lines()
+    task = sar.Task(torch.zeros(len(training.rows)), {"train": torch.ones(len(training.rows))})
+    logger.addHandler(handler)
+    if synced:
+        sar.sync_params(copy.deepcopy(training.model))
+        sar.sync_params(training.model)
+    if mistake != "loss":
+        task.loss(training.model(training.rows))
+    for _ in range(3):
+        training.clear()
+        training.backward()
+        training.backward()
+        if mistake == "clip":
+            training.clip()
+        training.sum()
+        training.clip()
+    logger.removeHandler(handler)
+    pickle.loads(pickle.dumps(training.model))
+    return handler.lines
+
+
+@pytest.mark.parametrize("synced", [True, False])
+@pytest.mark.parametrize("mistake", ["loss", "clip", "none"])
+@pytest.mark.parametrize("world_size", [2, corner(1)])
+def test_beginners_mistakes_are_told_once(pool, world_size, mistake, synced):
+    first, *others = pool.run(logged, mistake, synced)
+    assert not any(others)
+    words = {"loss": "about 2 times too large", "clip": "clipped or unscaled"}
+    expected = [words[mistake]] if mistake in words and world_size > 1 else []
+    assert len(first) == len(expected), first
+    assert all(word in line for word, line in zip(expected, first, strict=True))
