@@ -25,7 +25,7 @@ class SAGEConv(nn.Module):
             nn.init.xavier_uniform_(layer.weight, RELU)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
-        next_width, width = self.fc_neigh.weight.shape
+        next_width, width = self.fc_neigh.out_features, self.fc_neigh.in_features
         first = width > next_width or (width == next_width and x.requires_grad)  # as in the patched layers of DGL
         rows = self.fc_neigh(x) if first else x
         with meanwhile(lambda: self.fc_self(x)) as own:
@@ -44,11 +44,12 @@ class GraphConv(nn.Module):
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
         degrees = graph.out_degrees(), graph.in_degrees()
         sent, received = (numbers.to(x).clamp(min=1).pow(-0.5).unsqueeze(1) for numbers in degrees)
-        width, next_width = self.weight.shape
+        weight = self.weight  # read once: a parametrization may count reads
+        width, next_width = weight.shape
         first = width > next_width or (width == next_width and x.requires_grad)
-        x = (x @ self.weight if first else x) * sent
+        x = (x @ weight if first else x) * sent
         x = aggregate(graph.call_context(), SCALED_SOURCE, "sum", x, received)
-        return x + self.bias if first else torch.addmm(self.bias, x, self.weight)
+        return x + self.bias if first else torch.addmm(self.bias, x, weight)
 
 
 class GATConv(nn.Module):

@@ -93,10 +93,12 @@ def graph_conv(
     The original makes another tensor of all rows for each of the two. See also `_multiplies_first`.
     """
     source, _ = ends_of(graph, feat, lambda rows: rows)
-    kernel, own = layer.weight, weight is None and edge_weight is None and layer.weight is not None
-    plain = own and source.dim() == 2 and source.dtype == kernel.dtype and source.itemsize > 2
+    plain = weight is None and edge_weight is None and source.dim() == 2 and source.itemsize > 2
     lacking = not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any())
     if not plain or lacking or _is_autocast(source):
+        return original(layer, graph, feat, weight, edge_weight)
+    kernel, bias = layer.weight, layer.bias  # read once: a parametrization such as spectral_norm may count reads
+    if kernel is None or kernel.dtype != source.dtype:
         return original(layer, graph, feat, weight, edge_weight)
 
     def norm(degrees: Tensor) -> Tensor:
@@ -111,9 +113,9 @@ def graph_conv(
     messages = (COPY_PRODUCT, SCALED_PRODUCT) if first else (COPY_SOURCE, SCALED_SOURCE)
     out = aggregate(graph.call_context(), messages[len(factors)], "sum", out, *factors)
     if first:
-        out = out if layer.bias is None else out.add_(layer.bias)
+        out = out if bias is None else out.add_(bias)
     else:
-        out = out @ kernel if layer.bias is None else torch.addmm(layer.bias, out, kernel)
+        out = out @ kernel if bias is None else torch.addmm(bias, out, kernel)
     return out if layer._activation is None else layer._activation(out)
 
 
@@ -124,8 +126,8 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
     """
     source, destination = ends_of(graph, feat, lambda rows: rows)  # a module might have hooks, as all modules do
     alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype
-    eps = layer.eps if isinstance(layer.eps, Tensor) and layer.eps.numel() == 1 else None
-    plain = eps is not None and eps.dtype == source.dtype and not eps.requires_grad
+    eps = layer._buffers.get("eps")  # None if it is learned or parametrized, as the original reads it, too
+    plain = eps is not None and eps.numel() == 1 and eps.dtype == source.dtype
     if edge_weight is not None or not (plain and alike and destination.is_cpu):
         return original(layer, graph, feat, edge_weight)
     linear, is_sum = layer.apply_func, layer._aggregator_type != "max" and not _is_autocast(source)
@@ -135,7 +137,7 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
         rows = nn.functional.linear(source, linear.weight)
         source, destination = rows, rows if destination is source else nn.functional.linear(destination, linear.weight)
     out = aggregate(graph.call_context(), COPY_PRODUCT if first else COPY_SOURCE, layer._aggregator_type, source)
-    out = out.add_(destination, alpha=(1 + layer.eps).item())
+    out = out.add_(destination, alpha=(1 + eps).item())
     if first:
         out = out if linear.bias is None else out.add_(linear.bias)
     elif linear is not None:
