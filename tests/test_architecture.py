@@ -30,6 +30,7 @@ LEVELS = {
     "tensor_views": 2,
     "splitmix": 0,
     "removed": 0,
+    "lasting": 0,
     "comm": 3,
     "kernels": 3,
     "host": 3,

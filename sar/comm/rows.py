@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sar.config import Config
+from sar.lasting import lasting
 
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
@@ -132,6 +133,10 @@ class BufferPool:
         if best is not None:
             self.bytes_kept -= self._free[best].nbytes
             return self._free.pop(best)
+        return self._make(size)
+
+    @lasting
+    def _make(self, size: int) -> Tensor:
         if self._device.type != "cpu" or size < OWN_MAPPING:
             return torch.empty(size, dtype=torch.uint8, device=self._device)
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # freed with the tensor

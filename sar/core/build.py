@@ -18,6 +18,7 @@ from sar.errors import PartitionError
 from sar.id_slices import count_ids, is_sorted, less_first, number_distinct
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
+from sar.lasting import lasting
 from sar.spillable import moved_to_file
 
 
@@ -191,7 +192,14 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     totals = torch.stack(group.all_gather(counts, "node counts")).sum(0).tolist()
     relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
     edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations], device="cpu")
-    all_edges = torch.stack(group.all_gather(edges, "edge counts"))  # (W, relations)
+    have_ids = torch.tensor([any(EID in shard.features for shard in shards) for shards in relations], device="cpu")
+    gathered = torch.stack(group.all_gather(torch.stack([edges, have_ids.long()]), "edge counts"))
+    all_edges, have_ids = gathered[:, 0], gathered[:, 1].bool()  # (W, relations)
+    for k, etype in enumerate(etypes):
+        if len(have_ids[all_edges[:, k] > 0, k].unique()) > 1:
+            raise PartitionError(
+                f"Edges of type {etype} have IDs ({EID}) on some workers only; expected them on all workers or on none."
+            )
     shards = {}
     for k, etype in enumerate(etypes):
         first_id = int(all_edges[:part].sum() + all_edges[part, :k].sum())
@@ -209,6 +217,7 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     return AgreedGraph(group, device, data, nodes, positions, shards, all_edges.sum(0).tolist(), signature)
 
 
+@lasting
 def build_structure(
     data: PartitionData, group: Group, library: GraphLibrary | None
 ) -> tuple[Structure, list[dict[str, Tensor]]]:

@@ -15,6 +15,7 @@ from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.errors import GraphError, MissingMethodError
 from sar.id_slices import to_offsets
 from sar.kernels import EdgeBlock
+from sar.lasting import lasting
 
 TILE_SIZES = 4
 """Number of tile sizes for which a relation caches the edges of each tile. Each size takes one more copy of the edges
@@ -46,6 +47,7 @@ class Relation:
     # Sort keys of a node's messages for Python reduce functions, (E,) integer: the edges' original IDs, or else their
     # IDs. The user sees this tensor as a field, so `unchanged_order` checks that it was not changed.
     message_order: Tensor
+    next_id: int = 0  # above the IDs of all edges before the graph was changed, so that none is given twice
     # Caches are no arguments, so that `dataclasses.replace` creates empty ones: they are valid for this relation only.
     _order_version: int = field(init=False)
     # By tile size; the latest used is last.
@@ -104,6 +106,7 @@ class Relation:
         return torch.empty_like(column).index_copy_(0, ids, column)
 
     @cached_property
+    @lasting
     def in_edges(self) -> tuple[Tensor, Tensor]:
         """In-edges by destination: (N_dst + 1,) offsets, and (E,) int64 edge IDs, within nodes by `message_order`."""
         destinations = self.in_edge_order([block.destinations(0, block.num_edges) for block in self.blocks])
@@ -112,20 +115,23 @@ class Relation:
         return to_offsets(self.in_degrees), edges
 
     @cached_property
+    @lasting
     def nodes_by_degree(self) -> list[tuple[int, Tensor]]:
         """Nodes grouped by in-degree, in ascending order, (N_degree,) int64 each. Isolated nodes are skipped."""
-        with torch.inference_mode(False):  # so that later backwards can use the cached tensors
-            degrees = self.in_degrees[self.in_degrees > 0].unique().tolist()
-            return [(degree, (self.in_degrees == degree).nonzero().squeeze(1)) for degree in degrees]
+        degrees = self.in_degrees[self.in_degrees > 0].unique().tolist()
+        return [(degree, (self.in_degrees == degree).nonzero().squeeze(1)) for degree in degrees]
 
     def degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
         """In-degrees, at least 1, (N_dst, 1, ...) with `dims` dimensions; cached."""
         if (dtype, dims) not in self._degrees:
-            with torch.inference_mode(False):  # so that later backwards can use the cached tensor
-                degrees = self.in_degrees.clamp(min=1).to(dtype)
-                self._degrees[dtype, dims] = degrees.view(-1, *[1] * (dims - 1))
+            self._degrees[dtype, dims] = self._make_degrees(dtype, dims)
         return self._degrees[dtype, dims]
 
+    @lasting
+    def _make_degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
+        return self.in_degrees.clamp(min=1).to(dtype).view(-1, *[1] * (dims - 1))
+
+    @lasting
     def to(self, device: torch.device) -> "Relation":
         return replace(
             self,
@@ -154,6 +160,7 @@ class NodeSet:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in (*self.ids.values(), *self.rows.values()))
 
+    @lasting
     def to(self, device: torch.device) -> "NodeSet":
         ids, rows = ({ntype: column.to(device) for ntype, column in x.items()} for x in (self.ids, self.rows))
         return replace(self, ids=ids, rows=rows)
@@ -196,6 +203,7 @@ class Structure:
         return nodes + sum(relation.nbytes for relation in self.relations)
 
     @cached_property
+    @lasting
     def sampling_graph(self) -> Any:
         """This worker's edges and their ends as a graph of `library`; cached."""
         if self.library is None or self.is_block or self.device.type == "meta":
@@ -209,6 +217,7 @@ class Structure:
         counts = [relation.num_edges_global for relation in relations]
         return replace(self, relations=relations, signature=digest(f"{self.signature} {how} {counts}"))
 
+    @lasting
     def to(self, device: torch.device) -> "Structure":
         src = self.src.to(device)
         dst = self.dst.to(device) if self.is_block else src

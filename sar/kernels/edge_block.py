@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.id_slices import count_ids, to_offsets
+from sar.lasting import lasting
 from sar.spillable import moved_to_file
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class EdgeBlock:
     def edge_ids(self) -> Tensor | None:
         """Row of each edge in edge operands, (E,); None stands for edge_offset + position."""
         if callable(self._edge_ids):
-            self._edge_ids = moved_to_file(self._edge_ids())
+            self._edge_ids = moved_to_file(lasting(self._edge_ids)())
         return self._edge_ids
 
     @property
@@ -120,6 +121,7 @@ class EdgeBlock:
             return torch.arange(self.edge_offset + begin, self.edge_offset + end, device=self.device)
         return self.edge_ids[begin:end].long()
 
+    @lasting
     def select_sources(self, begin: int, end: int) -> EdgeBlock:
         """The block of edges whose source is in begin to end, sources renumbered from `begin`, in the same order."""
         if begin == 0 and end == self.num_src:
@@ -130,6 +132,7 @@ class EdgeBlock:
         cols, ids = self.cols[positions] - begin, partial(self._ids_of_sources, begin, end)
         return EdgeBlock(rows, indptr, cols, end - begin, self.num_dst, ids)
 
+    @lasting
     def within(self, sources: Tensor) -> EdgeBlock:
         """The same edges for operands of more source rows, of which `sources`, (num_src,) ascending, are those here."""
         return _Within(self, sources)
@@ -150,6 +153,7 @@ class EdgeBlock:
         offset = self.edge_offset + count
         return EdgeBlock(self.rows, self.indptr, self.cols, self.num_src, self.num_dst, ids, offset)
 
+    @lasting
     def _run(self, begin: int, end: int) -> EdgeBlock:
         if self.cols.is_meta:  # no values: as many as there would be on average
             first, last = len(self.rows) * begin // self.num_edges, -(-len(self.rows) * end // self.num_edges)
@@ -176,7 +180,7 @@ class EdgeBlock:
         `transpose` computes it as the backend needs it; with positions if an operand has rows of edges.
         """
         if self._transposed is None or (with_positions and self._transposed.positions is None):
-            result = transpose(self)
+            result = lasting(transpose)(self)
             if self._transposed is None:
                 self._transposed = Transposed(moved_to_file(result.indptr), moved_to_file(result.dst), None)
             if with_positions and result.positions is not None:  # the rest stays, as views of it may be kept
@@ -186,7 +190,7 @@ class EdgeBlock:
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """Data that backends derive from the structure once; tensors count as memory, all else is small."""
         if name not in self._kept:
-            value = make()
+            value = lasting(make)()
             self._kept[name] = moved_to_file(value) if isinstance(value, Tensor) else value
         return self._kept[name]
 

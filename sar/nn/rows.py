@@ -22,6 +22,7 @@ from sar.core.relation import Structure
 from sar.errors import GraphError
 from sar.id_slices import find_sorted
 from sar.kernels import accumulation_dtype
+from sar.lasting import lasting
 from sar.tensor_views import to_device
 
 Pairs = TypeVar("Pairs", bound="PairGraph")
@@ -271,6 +272,7 @@ def _carried(values: Tensor, order: Tensor, counts: list[int], places: Tensor) -
 
 
 @uncompiled
+@lasting
 def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEtype = None) -> PairGraph:
     """Build a graph of the same nodes whose edges are the pairs that all workers pass; a collective call.
 

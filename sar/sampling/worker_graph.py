@@ -15,6 +15,7 @@ from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.edges import InEdges
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import FieldError, GraphError
+from sar.lasting import lasting
 from sar.logging_setup import logger
 from sar.sampling.draws import MOST_WEIGHT
 from sar.sampling.owner_requests import ID_FORMAT
@@ -110,6 +111,7 @@ class WorkerGraph:
         return {ntype: nodes[types == number] for number, ntype in enumerate(self.node_types)}
 
 
+@lasting
 def make_worker_graph(
     graph: GraphShardManager,
     edges: Sequence[InEdges],

@@ -32,6 +32,7 @@ from sar.core.passing.python_messages import run_python
 from sar.errors import GraphError
 from sar.id_slices import count_ids
 from sar.kernels import EdgeBlock
+from sar.lasting import lasting
 from sar.nn.rows import pair_graph
 
 KEPT = 4  # limit on the edges of all selections that a graph keeps, in multiples of its own edges
@@ -74,11 +75,12 @@ class Numbering:
                 self._selected.append(self._selected.pop(i))
                 return graph, order
         graph, order = self._make(ends[0], ends[1], num_dst)
-        self._selected.append((ends, num_dst, graph, order))
+        self._selected.append((lasting(ends.clone)(), num_dst, graph, order))
         while len(self._selected) > 1 and sum(len(kept[3]) for kept in self._selected) > KEPT * self.relation.num_edges:
             del self._selected[0]
         return graph, order
 
+    @lasting
     def _make(self, src: Tensor, dst: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         old = self.relation
         if len(dst) and not 0 <= int(dst.min()) <= int(dst.max()) < num_dst:
@@ -109,6 +111,7 @@ class Numbering:
         return graph._with(structure, [relation], frames), order
 
 
+@lasting
 def reversed_graph(graph: GraphShardManager) -> GraphShardManager:
     """The graph with an edge from v to u for each one from u to v, without fields; a collective call.
 
@@ -121,6 +124,7 @@ def reversed_graph(graph: GraphShardManager) -> GraphShardManager:
     return made.get_full_partition_graph() if graph.one_shot else made
 
 
+@lasting
 def edges_of(graph: GraphShardManager) -> DistributedEdgeIndex:
     """The edge index of all edges of a graph with one edge type."""
     numbering = Numbering(graph)

@@ -20,6 +20,7 @@ from sar.core.passing.batches import EdgeFields, NodeFunction, apply_nodes
 from sar.core.passing.message_passing import compute_on_edges, fill_infinities, reduce_across, send_and_reduce
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
+from sar.lasting import lasting
 
 Self = TypeVar("Self", bound="GraphShardManager")
 
@@ -183,6 +184,7 @@ class GraphShardManager(GraphQueries):
         first_node = self.node_ranges[self._structure.group.rank][0]
         return self._with_edges("with self-loops", partial(change_self_loops, first_node=first_node))
 
+    @lasting
     def _with_edges(self: Self, how: str, change: Callable[..., tuple[Relation, dict[str, Tensor]]]) -> Self:
         """The graph with the edges that `change` returns. `how` describes the change, for the signature."""
         if not self.is_homogeneous:

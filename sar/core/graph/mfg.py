@@ -24,11 +24,13 @@ from sar.core.relation import GraphLibrary, NodeSet, Structure, digest
 from sar.errors import GraphError
 from sar.id_slices import find_sorted, number_distinct
 from sar.kernels import EdgeBlock
+from sar.lasting import lasting
 
 Rows = dict[str, Tensor]  # rows within each node type, int64
 Seeds = Tensor | Mapping[str, Tensor]
 
 
+@lasting
 def build_mfgs(
     partition_data: PartitionData,
     seed_nodes: Seeds,
