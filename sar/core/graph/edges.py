@@ -88,8 +88,8 @@ def change_self_loops(
     """Remove self-loops from a relation and its edge fields or, with `first_node`, add one to each node.
 
     A new edge is the last of its node's edges within this worker. As in DGL, its fields are 1, except for its ID
-    (`_ID`): new IDs follow the old ones in the order of global node IDs, and `first_node` is this worker's first. The
-    relation's source type is its destination type.
+    (`_ID`): new IDs follow all that edges of any worker have or had, in the order of global node IDs, and `first_node`
+    is this worker's first. The relation's source type is its destination type.
     """
     old = relation.blocks[part]
     old_dst = old.destinations(0, old.num_edges)
@@ -105,19 +105,22 @@ def change_self_loops(
     own = EdgeBlock.from_coo(cols, dst, old.num_src, old.num_dst, edge_offset=old.edge_offset)
     growth = own.num_edges - old.num_edges
     group.agree("counting edges after a change of self-loops")
-    total_growth = sum(group.gather_numbers(growth, "edge counts"))
+    known = columns[EID].max().item() if len(columns.get(EID, ())) else -1
+    growths, greatest = zip(*group.gather_numbers([growth, int(known)], "edge counts and IDs"), strict=True)
+    next_id = max(relation.next_id, 1 + max(greatest))
     everything = torch.arange(relation.num_edges, device=dst.device)
     end = old.edge_offset + old.num_edges
-    new_ids = dst[positions == NEW] + relation.num_edges_global + (first_node or 0)
+    new_ids = dst[positions == NEW] + next_id + (first_node or 0)
     positions = torch.cat([everything[: old.edge_offset], positions, everything[end:]])
     num_src, num_dst, order = relation.num_src, relation.num_dst, relation.unchanged_order
     changed = replace(
         relation,
         blocks=[*relation.blocks[:part], own, *(block.shifted(growth) for block in relation.blocks[part + 1 :])],
-        num_edges_global=relation.num_edges_global + total_growth,
+        num_edges_global=relation.num_edges_global + sum(growths),
         in_degrees=relation.in_degrees + count_ids(dst, num_dst) - count_ids(old_dst, num_dst),
         out_degrees=relation.out_degrees + count_ids(cols, num_src) - count_ids(old.cols, num_src),
         message_order=_moved(order, positions, torch.iinfo(order.dtype).max),  # puts new edges last
+        next_id=next_id,
     )
     return changed, {name: _moved(column, positions, new_ids if name == EID else 1) for name, column in columns.items()}
 
