@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -216,7 +216,10 @@ class TileCall(Collective):
         travel. In modes 2 and 3 the forward keeps the rows that the backward reads, which does not fetch them again.
         """
         if not self.distributed:
-            return zip(self.relation.blocks, repeat(OWN_ROWS), strict=False)
+            rank, counts = self.context.structure.group.rank, map(len, self.relation.halos)
+            halos = [HaloSlice(part, rank, 0, count, count) for part, count in enumerate(counts)]
+            tiles = (OWN_ROWS if halo.owner == rank else OWN_ROWS._replace(halo=halo) for halo in halos)
+            return zip(self.relation.blocks, tiles, strict=True)
         structure, settings = self.context.structure, self.context.settings
         keep, layout, pool = settings.keep and self.rows_needed, self.layout(fields or ()), session.current().pool
         exchange = Exchange(structure.group, self.relation.plan, settings, layout, pool, self.signature)

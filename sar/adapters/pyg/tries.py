@@ -22,7 +22,7 @@ from sar.adapters.pyg.guarded import Original
 from sar.adapters.pyg.norms import takes_statistics
 from sar.core.eager import has_hooks, is_exactly, is_written_in, uncompiled
 from sar.core.passing.batches import EdgeBatch
-from sar.core.passing.own_rows import FewRows, makes_own_rows
+from sar.core.passing.own_rows import FewRows, is_close, makes_own_rows
 from sar.errors import GraphError
 from sar.nn.statistics import DistributedBN1D
 
@@ -45,11 +45,12 @@ def is_by_edge(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: Arg
 
     def run(rows: FewRows) -> Iterable[Tensor]:
         few, etype = arguments.few(rows), edges.numbering.relation.etype
+        before = [values.clone() for values in few.edge.values()]
         batch = EdgeBatch(few.src, few.dst, few.edge, etype, len(rows.numbers), lambda: NotImplemented)
         with _put_back(conv) as kept:
             messages = attention.message(conv, batch, few.others)
-            if kept():
-                raise GraphError(f"The message of {type(conv).__name__} changes the layer.")
+            if kept() or not all(map(is_close, before, few.edge.values())):
+                raise GraphError(f"The message of {type(conv).__name__} changes the layer, or values of edges.")
         return [messages["message"]]
 
     with ExitStack() as stack:

@@ -4,7 +4,7 @@ A reduce function takes the messages of all nodes of one in-degree as one tensor
 memory: the worker holds the messages of all its edges.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from sar.common_tuples import CanonicalEtype
 from sar.core.graph.frames import Frame
 from sar.core.passing.own_rows import FewRows, refuse_other_rows
 from sar.core.relation import Relation
-from sar.errors import GraphError
+from sar.errors import FieldError, GraphError
 from sar.logging_setup import logger
 
 Fields = Mapping[str, Tensor]
@@ -31,25 +31,41 @@ class EdgeFields(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class RowView(Mapping[str, Tensor]):
-    """Mapping of fields to some of their rows, gathered on first lookup. `read` collects the names looked up."""
+class RowView(MutableMapping[str, Tensor]):
+    """Mapping of fields to some of their rows, copied on first lookup. `read` collects the names looked up.
+
+    The function may change it, and the rows in place: neither changes the fields.
+    """
 
     _fields: Fields
-    _gather: Callable[[Tensor], Tensor]
+    _copy: Callable[[Tensor], Tensor]
     _read: set[str] = field(default_factory=set)
     _rows: dict[str, Tensor] = field(init=False, default_factory=dict)
+    _deleted: set[str] = field(init=False, default_factory=set)
 
     def __getitem__(self, key: str) -> Tensor:
+        if key in self._deleted:
+            raise FieldError(f"The function has removed {key!r} from this batch.")
         if key not in self._rows:
-            self._rows[key] = self._gather(self._fields[key])  # raises the frame's own error
+            self._rows[key] = self._copy(self._fields[key])  # raises the frame's own error
             self._read.add(key)
         return self._rows[key]
 
+    def __setitem__(self, key: str, value: Tensor) -> None:
+        self._rows[key] = value
+        self._deleted.discard(key)
+
+    def __delitem__(self, key: str) -> None:
+        self[key]
+        del self._rows[key]
+        self._deleted.add(key)
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
+        names = dict.fromkeys([*self._fields, *self._rows])
+        return (name for name in names if name not in self._deleted)
 
     def __len__(self) -> int:
-        return len(self._fields)
+        return len(list(iter(self)))
 
 
 @dataclass(eq=False, repr=False)
@@ -57,15 +73,16 @@ class EdgeBatch:
     """The edges that a message function is called with.
 
     `src`, `dst` and `data` map field names to rows, (E_batch, ...), of the edges' sources, of their destinations and of
-    the edges. `exponentials` is for layers that weight their messages: see [Note: softmax in a message].
+    the edges. They and the rows may be changed, which changes nothing outside of the batch. `exponentials` is for
+    layers that weight their messages: see [Note: softmax in a message].
     """
 
-    src: Fields
-    dst: Fields
-    data: Fields
+    src: MutableMapping[str, Tensor]
+    dst: MutableMapping[str, Tensor]
+    data: MutableMapping[str, Tensor]
     canonical_etype: CanonicalEtype
     _size: int
-    # Returns the global IDs of sources and destinations, and edge IDs (`_ID`), (E_batch,) int64 each.
+    # Returns the global IDs of sources and destinations, and the edges' rows in `edata`, (E_batch,) int64 each.
     edges: Callable[[], tuple[Tensor, Tensor, Tensor]]
     exponentials: Callable[[Tensor], Tensor] = Tensor.exp
 
@@ -81,9 +98,9 @@ class NodeBatch:
     """The destination nodes that a reduce or apply function is called with."""
 
     _nodes: Tensor
-    data: Fields  # fields of the nodes, (N_batch, ...)
+    data: MutableMapping[str, Tensor]  # fields of the nodes, (N_batch, ...)
     # Messages of each node's in-edges, (N_batch, degree, ...), in the order of `Relation.message_order`.
-    mailbox: Fields | None
+    mailbox: MutableMapping[str, Tensor] | None
     ntype: str
 
     def __len__(self) -> int:

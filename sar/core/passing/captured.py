@@ -13,9 +13,12 @@ remain.
 
 [Note: fingerprints]
 A function may also depend on state that we cannot restore, such as a `torch.Generator` of its own or an attribute that
-has changed. Then the backward would differentiate another function. So each run adds up its messages with weights by
-edge, and we compare the sums, with a tolerance for operations that round differently each time. Messages relative to a
-peak ([Note: softmax in a message]) have weights by destination, because only their sums are equal in both runs.
+has changed. Then the backward would differentiate another function. So we compare the bits of all messages: each 32 of
+them are multiplied by a random number of their place, a product of one of the edge and one of the column, and the sum
+modulo 2**64 is the hash. It does not depend on the order of the tiles. Both runs make the same bits, because the first
+one is recorded by autograd as the second is: torch chooses some of its algorithms by that. Messages relative to a peak
+([Note: softmax in a message]) are rounded otherwise at another peak. Of these we compare the bits of the scores, and
+weighted sums by destination with a tolerance.
 """
 
 import random
@@ -35,6 +38,8 @@ from torch.utils.weak import TensorWeakRef
 from sar.core.passing.reductions import by_head
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
+from sar.splitmix import mix_tensor
+from sar.tensor_views import materialize
 
 
 class _SeeTensors(TorchFunctionMode):
@@ -223,7 +228,8 @@ class AmbientState:
         reached += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if cell != _EMPTY]
         if isinstance(inner, FunctionType):
             reached += [inner.__globals__.get(name) for name in inner.__code__.co_names]
-        for module in (module for each in reached if isinstance(each, nn.Module) for module in each.modules()):
+        self._modules = [module for each in reached if isinstance(each, nn.Module) for module in each.modules()]
+        for module in self._modules:
             self._switches.append((partial(getattr, module, "training"), partial(setattr, module, "training")))
         self._states = [get() for get, _ in self._switches]
         self._autocast = [
@@ -249,25 +255,44 @@ class AmbientState:
                 put(state)
             yield
 
+    @contextmanager
+    def with_spare_buffers(self) -> Iterator[None]:
+        """Context with the saved state, in which the function's modules have copies of their buffers."""
+        before = [(module._buffers, dict(module._buffers)) for module in self._modules]
+        with self.restored():
+            try:
+                for buffers, old in before:
+                    buffers.update({name: buffer.clone() for name, buffer in old.items() if buffer is not None})
+                yield
+            finally:
+                for buffers, old in before:
+                    buffers.update(old)
+
 
 class Fingerprint:
-    """Weighted sums of a run's messages, with weights by place: see [Note: fingerprints]."""
+    """What is compared of two runs' messages: see [Note: fingerprints]."""
 
     def __init__(self, device: torch.device) -> None:
+        self._hashes: dict[str | int, Tensor] = {}  # by message, or number of the scores
         self._sums = torch.zeros(4, dtype=torch.complex128, device=device)
         self._squares = torch.zeros(4, dtype=torch.float64, device=device)
-        self._share = 0.0  # relative tolerance of a comparison
+        self._share = 0.0  # relative tolerance of a comparison of sums
 
-    def add(self, values: Tensor, places: Tensor, *, relative: bool = False) -> None:
-        """Add (n, ...) messages, or sums of messages `relative` to a peak, with their places, (n,) integer."""
-        if not values.is_floating_point() and not values.is_complex():  # these have no gradient
-            return
+    def add(self, name: str | int, values: Tensor, places: Tensor) -> None:
+        """Add the bits of (n, ...) values with their places, (n,) int64."""
+        rows = by_head(materialize(values)).contiguous().view(torch.uint8)
+        words = rows.view(torch.int32 if rows.shape[1] % 4 == 0 else torch.uint8).long()
+        columns = mix_tensor(torch.arange(1, words.shape[1] + 1, device=words.device)) | 1
+        hashes = words @ columns if words.is_cpu else (words * columns).sum(1)  # CUDA has no products of integers
+        total = (hashes * (mix_tensor(-1 - places) | 1)).sum()
+        self._hashes[name] = self._hashes[name] + total if name in self._hashes else total
+
+    def add_sums(self, values: Tensor, places: Tensor) -> None:
+        """Add (n, ...) messages relative to a peak, or sums of these, with their places, (n,) int64."""
         eps = torch.finfo(values.dtype).eps
-        # Messages relative to a peak are sums already, and half precisions are rounded at another peak in each run.
-        share = max(4 * eps, min(eps ** (1 / 2), 4e-4)) if relative else max(eps, min(eps ** (2 / 3), 4e-4))
-        self._share = max(self._share, share)
+        # Sums are rounded in another order, and half precisions at another peak, in each run.
+        self._share = max(self._share, 4 * eps, min(eps ** (1 / 2), 4e-4))
         rows = by_head(values.to(accumulation_dtype(values.dtype)))
-        rows = rows if relative else rows.nan_to_num(1, 1, 1)  # messages to a maximum may be infinite
         weights = _weights(torch.arange(rows.shape[1], device=rows.device)).to(rows.dtype)
         with torch.autocast("cpu" if rows.is_meta else rows.device.type, enabled=False):
             weighted = (rows @ weights) * _weights(places)
@@ -275,10 +300,13 @@ class Fingerprint:
         self._squares += weighted.abs().square().sum(0)
 
     def equals(self, first: "Fingerprint") -> bool:
-        """Whether both runs' messages are equal up to the tolerance."""
+        """Whether both runs' messages have the same bits, and their sums are equal up to the tolerance."""
         size = torch.maximum(self._squares, first._squares).sqrt() + first._sums.abs()
         same = (self._sums - first._sums).abs() <= self._share * size
-        return same.is_meta or bool((same | ~first._sums.isfinite()).all())
+        if same.is_meta:
+            return True
+        hashes, others = ({name: int(each) for name, each in run._hashes.items()} for run in (self, first))
+        return hashes == others and bool((same | ~first._sums.isfinite()).all())
 
 
 def _weights(places: Tensor) -> Tensor:

@@ -48,23 +48,23 @@ Run = Callable[[FewRows], Iterable[Tensor]]
 def makes_own_rows(run: Run, device: torch.device, function: Any) -> bool | None:
     """Whether `run(rows)`, the results of a function on some rows, are the same in both tries; None if left alone.
 
-    The random state and the training modes of the function's modules are the same in each run, and after it.
+    The random state, and the training modes and buffers of the function's modules, are the same in each run, and after.
     """
     state = AmbientState(device, function)
 
     def kept(rows: FewRows, mode: AbstractContextManager[Any]) -> list[Tensor]:
-        with state.restored(), mode:
+        with state.with_spare_buffers(), mode:
             made = [each.detach() for each in run(rows)]
         if any(len(each) != len(rows.numbers) for each in made):
             raise ValueError("Results must have a row for each row of the arguments.")
         return [each[rows.kept] for each in made]
 
     first = kept(FIRST, nullcontext())
-    if all(map(_is_close, first, kept(SECOND, nullcontext()))):
+    if all(map(is_close, first, kept(SECOND, nullcontext()))):
         return True
-    if all(map(_is_close, kept(FIRST, _WithoutChance()), kept(SECOND, _WithoutChance()))):
+    if all(map(is_close, kept(FIRST, _WithoutChance()), kept(SECOND, _WithoutChance()))):
         return True
-    return False if all(map(_is_close, first, kept(FIRST._replace(nudge=4), nullcontext()))) else None
+    return False if all(map(is_close, first, kept(FIRST._replace(nudge=4), nullcontext()))) else None
 
 
 def refuse_other_rows(name: str, function: Any, run: Run, device: torch.device) -> None:
@@ -83,7 +83,7 @@ def refuse_other_rows(name: str, function: Any, run: Run, device: torch.device) 
         )
 
 
-def _is_close(first: Tensor, second: Tensor) -> bool:
+def is_close(first: Tensor, second: Tensor) -> bool:
     """Whether two tries' results are equal but for rounding."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False

@@ -19,7 +19,6 @@ from torch import Tensor
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import RowFormat
 from sar.comm.tiles import GradientReturn, Tile
-from sar.common_tuples import EID
 from sar.core.collective import CallContext, ForwardOutput, TileCall, zero_total
 from sar.core.eager import views_of_nothing
 from sar.core.graph.frames import Frame
@@ -75,7 +74,7 @@ def run_python(
             raise GraphError(f"{name!r} of {function_name(function)} is {message.dtype}; {REAL_ONLY}")
     kind = TORCH_REDUCERS.get(reducer or "", Reduction)
     reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in messages.items()}
-    call = PythonCall(context, function, recording, reductions, fields.edge)
+    call = PythonCall(context, function, recording, reductions)
     return dict(zip([*messages, PEAKS], call.apply(*recording.columns, *recording.captured), strict=False))
 
 
@@ -121,9 +120,7 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
             for name, x in frame.items():
                 first = x.detach()[:rows] if len(x) >= rows else x.new_zeros(rows, *x.shape[1:])
                 sample[name] = first.requires_grad_(x.requires_grad and torch.is_grad_enabled())
-        src, dst, edge = (
-            RowView(sample, lambda column: column, read) for sample, read in zip(samples, reads, strict=True)
-        )
+        src, dst, edge = (RowView(sample, Tensor.clone, read) for sample, read in zip(samples, reads, strict=True))
         batch = EdgeBatch(src, dst, edge, context.relation.etype, rows, lambda: (ids, ids, ids))
         arguments = [ids, *(column for sample in samples for column in sample.values())]
         with FindCaptured(arguments) as finder:
@@ -162,7 +159,6 @@ class PythonCall(TileCall):
         function: MessageFunction,
         recording: Recording,
         reductions: dict[str, Reduction],
-        edge: Frame,
     ) -> None:
         reducer = next(iter(reductions.values())).reducer
         reads, makes = recording.read[0], {name: recording.messages[name] for name in reductions}
@@ -175,8 +171,6 @@ class PythonCall(TileCall):
         self.names = [list(fields) for fields in recording.read]
         self.num_src, self.num_fields = len(reads), len(recording.columns)
         self.first_edge_field = self.num_src + len(recording.read[1])
-        # We keep no other frame, because the user may set results of the call on it: the node would refer to itself.
-        self.edge_ids = Frame(edge.rows, edge.device, edge.what, {EID: edge[EID]} if EID in edge else None)
         self.reductions = reductions  # by name of the message
         self.differentiable = any(message.requires_grad for message in makes.values())
         read = RowFormat.of([*recording.columns, *recording.messages.values()])
@@ -201,17 +195,17 @@ class PythonCall(TileCall):
         src = fields[: self.num_src]
         for block, tile in self.tiles(src):
             for part in self.parts(block):
-                with leaves, self.state.autocast():
-                    messages = self.run(part, tile, self.rows(part, tile, fields), softmax.rise)
+                rows = self.rows(part, tile, fields)
+                # Recorded by autograd if the backward is to make the same bits: see [Note: fingerprints].
+                with leaves, self.state.autocast(), torch.set_grad_enabled(bool(self.needed)):
+                    messages = self.run(part, tile, rows, softmax.rise, self.fingerprint)
                 for name, reduction in self.reductions.items():
                     reduction.add(combined[name], messages[name].detach(), part)
-                    if self.needed and softmax.peak is None:
-                        self.fingerprint.add(messages[name].detach(), part.ids(0, part.num_edges))
-                del messages  # free the messages before the next ones
+                del messages, rows  # free the messages before the next ones
         if self.needed and softmax.peak is not None:
             nodes = torch.arange(self.relation.num_dst, device=softmax.peak.device)
             for each in combined.values():
-                self.fingerprint.add(each.total, nodes, relative=True)
+                self.fingerprint.add_sums(each.total, nodes)
         self.used = leaves.used
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         constants = () if softmax.peak is None else (softmax.peak,)
@@ -225,25 +219,48 @@ class PythonCall(TileCall):
         return list(block.pieces(1 << (size.bit_length() - 1)))
 
     def rows(self, block: EdgeBlock, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
-        """The fields that the function may read on a block: rows of its sources, all destinations, and its edges."""
+        """The fields that the function may read on a block, as leaves: rows of sources, of destinations, and of edges.
+
+        The sources are the block's, the destinations all.
+        """
         src = fields[: self.num_src] if tile.rows is None else tile.rows
         edge = (edge_rows(column, block) for column in fields[self.first_edge_field :])
-        return [*src, *fields[self.num_src : self.first_edge_field], *edge]
+        columns = [*src, *fields[self.num_src : self.first_edge_field], *edge]
+        return [
+            column.detach().requires_grad_(need)
+            for column, need in zip(columns, self.needs_of_fields(fields), strict=True)
+        ]
+
+    def needs_of_fields(self, fields: list[Tensor]) -> list[bool]:
+        """Whether the backward computes the gradient of each field."""
+        needs = [bool(self.needed & SOURCES)] * self.num_src + [*self.needs[self.num_src : self.num_fields]]
+        return [need and (x.is_floating_point() or x.is_complex()) for need, x in zip(needs, fields, strict=True)]
 
     def run(
-        self, block: EdgeBlock, tile: Tile, rows: Sequence[Tensor], exponentials: Callable[..., Tensor]
+        self,
+        block: EdgeBlock,
+        tile: Tile,
+        rows: Sequence[Tensor],
+        exponentials: Callable[..., Tensor],
+        fingerprint: Fingerprint,
     ) -> Mapping[str, Tensor]:
         """Call the function on the edges of a block, with fields `rows`; return its messages."""
-        columns = iter(rows)
+        columns, ids = iter(rows), block.ids(0, block.num_edges)
+        relative: list[Tensor] = []  # the scores of which the function asks for exponentials
+
+        def exponentials_of(scores: Tensor) -> Tensor:
+            relative.append(scores.detach())
+            return exponentials(scores, block.renumbered)
+
         src, dst, edge = (_Recorded((name, next(columns)) for name in names) for names in self.names)
         batch = EdgeBatch(
             RowView(src, lambda column: gather_rows(column, block, Target.U)),
             RowView(dst, lambda column: gather_rows(column, block, Target.V)),
-            RowView(edge, lambda column: column),
+            RowView(edge, Tensor.clone),
             self.relation.etype,
             block.num_edges,
-            lambda: self._find_edges(block, tile.halo),
-            lambda scores: exponentials(scores, block.renumbered),
+            lambda: (*self._find_ends(block, tile.halo), ids.clone()),
+            exponentials_of,
         )
         function = self.captured.function
         with views_of_nothing(block.num_edges):
@@ -251,10 +268,14 @@ class PythonCall(TileCall):
         for name in self.reductions:
             if name not in messages:
                 raise GraphError(f"{self.name} makes {name!r} on some edges only; let it always make the same fields.")
+        if self.needed:
+            exact = enumerate(relative) if relative else ((name, messages[name].detach()) for name in self.reductions)
+            for name, values in exact:
+                fingerprint.add(name, values, ids)
         return messages
 
-    def _find_edges(self, block: EdgeBlock, halo: HaloSlice | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The IDs that `EdgeBatch.edges` returns."""
+    def _find_ends(self, block: EdgeBlock, halo: HaloSlice | None) -> tuple[Tensor, Tensor]:
+        """Global IDs of the edges' sources and destinations, (E_block,) each."""
         structure, relation = self.context.structure, self.relation
         source, _, destination = relation.etype
         cols = block.cols.long()
@@ -262,8 +283,7 @@ class PythonCall(TileCall):
             src = structure.src.ids[source][cols]
         else:
             src = relation.halos[halo.owner][cols + halo.begin].long() + structure.node_ranges[halo.owner][0]
-        dst = structure.dst.ids[destination][block.destinations(0, block.num_edges)]
-        return src, dst, self.edge_ids[EID][block.ids(0, block.num_edges)]
+        return src, structure.dst.ids[destination][block.destinations(0, block.num_edges)]
 
     # -- backward
 
@@ -276,11 +296,8 @@ class PythonCall(TileCall):
         softmax = OnlineSoftmax(self.relation.num_dst, (), peak)
         # The peaks, a further result, take no gradient.
         of_results = [each.total_grad(grad) for each, grad in zip(self.reductions.values(), grads, strict=False)]
-        needs = [self.needed & SOURCES] * num_src + [*self.needs[num_src : self.num_fields]]
-        totals = [  # gradients of the fields
-            zero_total(x) if need and (x.is_floating_point() or x.is_complex()) else None
-            for x, need in zip(fields, needs, strict=True)
-        ]
+        # Gradients of the fields.
+        totals = [zero_total(x) if need else None for x, need in zip(fields, self.needs_of_fields(fields), strict=True)]
         of_captured: list[Tensor | None] = [None] * len(leaves.leaves)
         wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
         of_sources = [total for total in totals[:num_src] if total is not None]
@@ -288,17 +305,14 @@ class PythonCall(TileCall):
 
         def run_again(part: EdgeBlock, tile: Tile) -> None:
             """Run the function on the edges of a block again, and add the gradients of its inputs."""
-            rows = [
-                each.detach() if total is None else each.detach().requires_grad_()
-                for each, total in zip(self.rows(part, tile, fields), totals, strict=True)
-            ]
+            rows = self.rows(part, tile, fields)
             with torch.enable_grad(), leaves:
-                outputs = self.run(part, tile, rows, softmax.exponentials)
-            places = (part.ids if peak is None else part.destinations)(0, part.num_edges)
+                outputs = self.run(part, tile, rows, softmax.exponentials, fingerprint)
             messages, of_messages = [], []
             for i, (name, reduction) in enumerate(self.reductions.items()):
                 message = outputs[name].detach()
-                fingerprint.add(message, places, relative=peak is not None)
+                if peak is not None:
+                    fingerprint.add_sums(message, part.destinations(0, part.num_edges))
                 if outputs[name].requires_grad:
                     messages.append(outputs[name])
                     of_messages.append(reduction.message_grad(of_results[i], argmax[i], part, message))
@@ -343,7 +357,8 @@ class PythonCall(TileCall):
             raise GraphError(
                 f"{self.name} makes other messages in the backward, where it runs again, than in the forward: it keeps "
                 "state, draws from a random generator of its own, or reads something that has changed. Let it use the "
-                "default generators of torch, numpy or Python, and set what changes as a field."
+                "default generators of torch, numpy or Python, and set what changes as a field; on a GPU, also call "
+                "torch.use_deterministic_algorithms(True)."
             )
         return [*totals, *of_captured]
 
