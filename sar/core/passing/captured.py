@@ -273,12 +273,12 @@ class Fingerprint:
     """What is compared of two runs' messages: see [Note: fingerprints]."""
 
     def __init__(self, device: torch.device) -> None:
-        self._hashes: dict[str | int, Tensor] = {}  # by message, or number of the scores
+        self._hashes: dict[str, Tensor] = {}
         self._sums = torch.zeros(4, dtype=torch.complex128, device=device)
         self._squares = torch.zeros(4, dtype=torch.float64, device=device)
         self._share = 0.0  # relative tolerance of a comparison of sums
 
-    def add(self, name: str | int, values: Tensor, places: Tensor) -> None:
+    def add(self, name: str, values: Tensor, places: Tensor) -> None:
         """Add the bits of (n, ...) values with their places, (n,) int64."""
         rows = by_head(materialize(values)).contiguous().view(torch.uint8)
         words = rows.view(torch.int32 if rows.shape[1] % 4 == 0 else torch.uint8).long()

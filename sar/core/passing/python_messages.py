@@ -269,9 +269,9 @@ class PythonCall(TileCall):
             if name not in messages:
                 raise GraphError(f"{self.name} makes {name!r} on some edges only; let it always make the same fields.")
         if self.needed:
-            exact = enumerate(relative) if relative else ((name, messages[name].detach()) for name in self.reductions)
-            for name, values in exact:
-                fingerprint.add(name, values, ids)
+            compared = {f"scores {number}": scores for number, scores in enumerate(relative)}
+            for key, values in (compared or {key: messages[key] for key in self.reductions}).items():
+                fingerprint.add(key, values.detach(), ids)
         return messages
 
     def _find_ends(self, block: EdgeBlock, halo: HaloSlice | None) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,8 @@ import torch
 
 import sar
 from sar.common_tuples import EID, NID
-from tests.core.attempts import fail_on_all_ranks
+from sar.errors import PartitionError
 from tests.parity.harness import build, random_shares
-from tests.parity.scenarios import SCENARIOS
 
 
 def everywhere(rows):
@@ -37,14 +36,15 @@ def test_ids_are_never_given_twice(pool, world_size):
     pool.run(changed, per_rank=random_shares(world_size))
 
 
-def some_without_ids(graph, data):
-    for shard in data.partition.all_shard_edges:
+def some_without_ids(mine):
+    partition, _ = mine
+    for shard in partition.all_shard_edges:
         if sar.rank() == 0:
             shard.edge_features.pop(EID)
-    sar.construct_full_graph(data.partition)
+    with pytest.raises(PartitionError, match=r"have IDs \(_ID\) on some workers only"):
+        sar.construct_full_graph(partition)
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_ids_on_some_workers_only_are_an_error(pool, world_size):
-    failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), some_without_ids)
-    assert any("have IDs (_ID) on some workers only" in failure.message for failure in failures)
+    pool.run(some_without_ids, per_rank=random_shares(world_size))
