@@ -3,6 +3,7 @@
 import dgl.function as fn
 import pytest
 import torch
+from torch.ao.quantization import MinMaxObserver
 from torch.nn import functional
 
 from sar.core.passing.own_rows import makes_own_rows
@@ -114,3 +115,14 @@ def test_rounding_errors_are_not_taken_for_other_rows():
 
     assert makes_own_rows(run, torch.device("cpu"), run) is None
     assert makes_own_rows(count, torch.device("cpu"), count) is False
+
+
+def test_tries_leave_buffers_alone():
+    """Or those of an observer would be NaN for good."""
+    observer = MinMaxObserver()
+
+    def run(rows):
+        return [observer(rows.of(torch.ones(4, 3)))]
+
+    assert makes_own_rows(run, torch.device("cpu"), run)
+    assert (observer.min_val, observer.max_val) == (torch.inf, -torch.inf)
