@@ -30,10 +30,11 @@ def load_partition(partition_json_file: StrPath, device: torch.device | str = "c
         device: of all tensors. Default "cpu".
 
     Returns:
-        Its nodes and the edges into them, each field under its name (`feat` as `x`, `label` as `y`), and `edge_index`,
-        with which layers reach the nodes of all workers. Rows of nodes are this worker's only; `orig_id` are their IDs
-        in the graph that was partitioned, if the directory has them. `batch` is a batch vector of graphs across
-        workers, one graph if the directory has none, and `graph` the distributed graph, to sample from.
+        Its nodes and the edges into them, each field under its name (`feat` as `x`, `label` as `y`, `_TYPE` as
+        `node_type` and `edge_type`), and `edge_index`, with which layers reach the nodes of all workers. Rows of nodes
+        are this worker's only; `orig_id` are their IDs in the graph that was partitioned, if the directory has them.
+        `batch` is a batch vector of graphs across workers, one graph if the directory has none, and `graph` the
+        distributed graph, to sample from.
 
     Raises:
         PartitionError, CommunicationError: as `sar.load_dgl_partition_data` and `sar.construct_full_graph`.

@@ -16,12 +16,12 @@ from torch_geometric.data import Data, HeteroData
 from sar.adapters.pyg import attention, batch_vector, layers, norms, propagate, refused
 from sar.adapters.pyg import operations as operations  # gives an edge index its handlers
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
-from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
+from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import GraphError
 
-NODE_NAMES = {"feat": "x", "label": "y"}
-EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm"}
+NODE_NAMES = {"feat": "x", "label": "y", NTYPE: "node_type"}
+EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm", ETYPE: "edge_type"}
 """The names in PyTorch Geometric of DGL's usual fields."""
 
 Fields = Mapping[str, Mapping[str, Tensor]]
@@ -73,7 +73,8 @@ def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[Canonica
 def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | HeteroData:
     """This worker's nodes and in-edges with their features, as `sar.pyg.load_partition` returns them."""
     edges: Any = edge_index(graph)
-    fields = {t: _fields(partition.node_features, f"{t}/") for t in graph.ntypes}
+    stored = partition.node_features.items()
+    fields = {t: {k.removeprefix(f"{t}/"): x for k, x in stored if k.startswith(f"{t}/")} for t in graph.ntypes}
     original, kinds = partition.node_features.get(ORIG_ID), partition.node_features.get(NTYPE)
     if original is not None:
         for kind, own in enumerate(fields.values()):
@@ -91,26 +92,23 @@ def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | Hete
     for etype in graph.canonical_etypes:
         store = data if single else data[etype]
         store.edge_index = edges if single else edges[etype]
-        set_fields(store, _fields(graph.edges[etype].data, ""), EDGE_NAMES)
+        set_fields(store, {name: x for name, x in graph.edges[etype].data.items() if name != EID}, EDGE_NAMES)
     return data
 
 
 def set_fields(store: Any, fields: Mapping[str, Tensor], names: Mapping[str, str] = NODE_NAMES) -> None:
     """Set fields as attributes, under the names that they have here unless there are fields of these names.
 
-    Edge fields named like node fields of the same store, and original IDs of edges in a batch, get `edge_` before them.
+    Fields whose name the store has already, and original IDs of edges in a batch, get `node_` or `edge_` before it.
     """
+    of_edges = names is EDGE_NAMES
     for name, values in fields.items():
         own = names.get(name, name)
         own = name if own in fields else own
-        own = f"edge_{own}" if own in store or (own == ORIG_ID and "n_id" in store) else own
+        own = f"edge_{own}" if of_edges and own == ORIG_ID and "n_id" in store else own
+        while own in store:  # a field must not take the place of another
+            own = f"edge_{own}" if of_edges else f"node_{own}"
         store[own] = values.bool() if name in SPLIT else values  # DGL's files have bytes
-
-
-def _fields(fields: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    hidden = (NID, EID, NTYPE, ETYPE)
-    names = [name for name in fields if name.startswith(prefix) and "/" not in name[len(prefix) :]]
-    return {name[len(prefix) :]: fields[name] for name in names if name[len(prefix) :] not in hidden}
 
 
 # -- mini-batches as PyTorch Geometric's loaders make them

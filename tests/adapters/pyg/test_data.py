@@ -1,5 +1,6 @@
 """PyTorch Geometric's data from partitions, and batches as its `NeighborLoader` makes them."""
 
+import dgl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -159,6 +160,49 @@ def test_several_types_from_a_directory(pool, tmp_path):
     expected = conv((data["author"].x, data["paper"].x), data["author", "writes", "paper"].edge_index).detach()
     found = torch.cat([rows for rows, _ in pool.run(hetero_on_worker, str(tmp_path))])
     torch.testing.assert_close(found.sort(0).values, expected.sort(0).values, rtol=1e-9, atol=1e-9)
+
+
+def typed_graph():
+    """A graph as `dgl.to_homogeneous` makes it, with names that `Data` or edges have, too."""
+    edges, generator = random_graph(2, 60, 400), torch.Generator().manual_seed(0)
+    graph = dgl.graph((edges.src, edges.dst), num_nodes=60)
+    graph.ndata.update({"_TYPE": torch.arange(60) // 20, "feat": torch.randn(60, 5, generator=generator).double()})
+    graph.edata["_TYPE"] = torch.randint(3, (400,), generator=generator)
+    for name in ("num_nodes", "w", "edge_w", "a/b", "n_id"):
+        graph.ndata[name], graph.edata[name] = torch.arange(60), torch.arange(400)
+    return graph
+
+
+NODE_FIELDS = {"node_num_nodes", "w", "edge_w", "a/b", "n_id"}
+EDGE_FIELDS = {"edge_num_nodes", "edge_edge_w", "edge_edge_edge_w", "edge_a/b", "edge_n_id"}
+
+
+def apply_rgcn(x, edge_index, edge_type):
+    torch.manual_seed(1)
+    return pyg.RGCNConv(5, 4, num_relations=3).double()(x, edge_index, edge_type).detach()
+
+
+def typed_on_worker(directory):
+    data = sar.pyg.load_partition(directory)
+    for names, ids in ((NODE_FIELDS, data.orig_id), (EDGE_FIELDS, data.edge_orig_id)):
+        assert all(torch.equal(data[name], ids) for name in names), "no field takes the place of another"
+    inputs = {"feat": data.x, "orig_id": data.orig_id, "_TYPE": data.node_type}
+    sampler = sar.DistNeighborSampler([-1], input_node_features=inputs)
+    [batch] = sar.DataLoader(data.graph, data.graph.node_ids(), sampler, 60, format="pyg")
+    sampled = apply_rgcn(batch.x, batch.edge_index, batch.edge_type)[: batch.batch_size]
+    assert torch.equal(batch.node_type, batch.orig_id // 20)
+    return apply_rgcn(data.x, data.edge_index, data.edge_type), sampled, data.orig_id, data.node_type
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_no_field_of_a_directory_is_lost(pool, tmp_path):
+    graph = typed_graph()
+    sar.partition_graph(graph, "graph", 2, str(tmp_path), part_method="random")
+    expected = apply_rgcn(graph.ndata["feat"], torch.stack(graph.edges()), graph.edata["_TYPE"])
+    for out, sampled, ids, kinds in pool.run(typed_on_worker, str(tmp_path)):
+        for found in (out, sampled):
+            torch.testing.assert_close(found, expected[ids], rtol=1e-9, atol=1e-9)
+        assert torch.equal(kinds, ids // 20)
 
 
 def several_graphs():
