@@ -33,6 +33,8 @@ REDUCED_DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
     *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
 )
+_OF_ALL, _OF_INTEGERS = ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BOR", "BXOR")
+_EXTREMES = (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
 
 
 def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device: bool = False) -> None:
@@ -58,12 +60,21 @@ def _combine(group: Group, tensor: Tensor, op: Any, device: torch.device) -> Non
     if tensor.dtype not in REDUCED_DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in REDUCED_DTYPES)
         raise ConfigError(f"{call} is not possible: workers combine {names}. Convert the tensor.")
+    of_floats = ("SUM", "AVG") if tensor.is_complex() else (*_OF_ALL, "AVG")
+    names = of_floats if tensor.is_complex() or tensor.is_floating_point() else (*_OF_ALL, *_OF_INTEGERS)
+    if not any(op == getattr(dist.ReduceOp, name) for name in names):
+        raise ConfigError(f"{call} is not possible: numbers of this dtype are combined by {', '.join(names)}.")
     group.agree(call)
     group.has_summed |= op == dist.ReduceOp.SUM
     if group.world_size > 1:
         data = tensor.detach()
         travelling = materialize(data).to(device, accumulation_dtype(data.dtype)).contiguous()
+        broken = travelling.isnan() if op in _EXTREMES and travelling.is_floating_point() else None
         group.all_reduce(travelling, op, call)
+        if broken is not None:  # gloo's extremes of NaN depend on the order of its operands
+            anywhere = broken.to(torch.uint8)
+            group.all_reduce(anywhere, dist.ReduceOp.MAX, call)
+            travelling.masked_fill_(anywhere.bool(), torch.nan)
         if travelling is not data:
             data.copy_(to_device(travelling, data.device))
 
@@ -394,26 +405,28 @@ def _over_all(name: str, x: T, op: Any) -> T:
 
 def _combined(group: Group, name: str, x: Any, op: Any, device: torch.device) -> Any:
     """Combine a tensor on the device, or a number on the CPU."""
+    if isinstance(x, Integral):
+        if not -(2**63) <= int(x) < 2**63:
+            raise ConfigError(f"{name} got {x}; expected an integer of 64 bits.")
+        if op == dist.ReduceOp.MAX:
+            number = torch.tensor(x if isinstance(x, bool) else int(x), device="cpu")
+            return _combined(group, name, number, op, number.device).item()
+        halves = torch.tensor([int(x) >> 32, int(x) & 0xFFFFFFFF], device="cpu")  # whose sums do not overflow
+        _combine(group, halves, op, halves.device)
+        high, low = halves.tolist()
+        return (high << 32) + low
     if isinstance(x, Real):
-        number = torch.tensor(x, dtype=None if isinstance(x, Integral) else torch.float64, device="cpu")
+        number = torch.tensor(float(x), dtype=torch.float64, device="cpu")
         return _combined(group, name, number, op, number.device).item()
     if x.requires_grad and torch.is_grad_enabled():
         values = _combined(group, name, x.detach(), op, device).requires_grad_().clone()  # no leaf: may change in place
         values.register_hook(partial(_refuse_gradient, name))
         return values
-    x = x.detach()
-    if op == dist.ReduceOp.SUM:
-        total = x.clone() if x.is_floating_point() or x.is_complex() else x.to(torch.int64, copy=True)
-        _combine(group, total, op, device)
-        return total
-    greatest = torch.where(x.isnan(), -torch.inf, x) if x.is_floating_point() else x.to(torch.int64, copy=True)
-    _combine(group, greatest, op, device)
-    if not x.is_floating_point():
-        return greatest.to(x.dtype)
-    # NaN takes a second reduction, because gloo's maximum depends on the order of its operands.
-    broken = x.isnan().to(torch.uint8)
-    _combine(group, broken, op, device)
-    return torch.where(broken.bool(), torch.nan, greatest)
+    if x.dtype == torch.uint64 and op == dist.ReduceOp.MAX:
+        raise ConfigError(f"{name} got {described(x)}; expected another dtype, as integers are compared in int64.")
+    total = x.detach().clone() if x.is_floating_point() or x.is_complex() else x.to(torch.int64, copy=True)
+    _combine(group, total, op, device)
+    return total if op == dist.ReduceOp.SUM else total.to(x.dtype)
 
 
 def _refuse_gradient(name: str, _: Tensor) -> None:

@@ -197,7 +197,13 @@ def global_sum(values: Tensor) -> Tensor:
 
 
 def global_mean(x: Tensor) -> Tensor:
-    """The mean over the rows of all workers, from (N_i, ...) to (...); otherwise like `global_sum`."""
+    """The mean over the rows of all workers, from (N_i, ...) to (...); otherwise like `global_sum`.
+
+    Raises:
+        GraphError: for integers, of which torch takes no mean, either.
+    """
+    if not (x.is_floating_point() or x.is_complex()):
+        raise GraphError(f"global_mean got {x.dtype}; expected floating point: x.double().")
     own = x.sum(0, dtype=accumulation_dtype(x.dtype))
     total = global_sum(torch.cat([own.reshape(-1), own.new_full((1,), len(x))]))
     return (total[:-1] / total[-1].detach()).view(x.shape[1:]).to(x.dtype)
@@ -208,6 +214,11 @@ def global_max(x: Tensor) -> Tensor:
 
     As in `torch.amax`, NaN is the greatest value, and makes the gradient NaN.
     """
+    if x.is_complex():
+        raise GraphError(f"global_max got {x.dtype}, which has no order; take x.abs() or x.real.")
+    if not x.is_floating_point():
+        least = False if x.dtype == torch.bool else torch.iinfo(x.dtype).min
+        return all_max(x.amax(0) if len(x) else x.new_full(x.shape[1:], least))
     with torch.no_grad():
         greatest = all_max(x.amax(0) if len(x) else x.new_full(x.shape[1:], -torch.inf))
         equal = (x == greatest).to(x.dtype)

@@ -10,6 +10,7 @@ combined over all workers, with gradients. Handing values back concerns own node
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -46,11 +47,17 @@ def batch_vector(batch: Tensor, size: int | None = None) -> BatchVector:
     Args:
         batch: the graph of each of this worker's nodes, (N_i,) integer from 0 on.
         size: B, the number of graphs. Default: one more than the greatest number on any worker, a collective call.
+
+    Raises:
+        GraphError: for numbers below 0, or not below `size`.
     """
     if isinstance(batch, BatchVector):
         return batch
-    if size is None:
-        size = all_max(int(batch.max()) if len(batch) else -1) + 1
+    with session.current_group().guard() if session.is_initialized() else nullcontext():
+        least, greatest = (int(batch.min()), int(batch.max())) if len(batch) and not batch.is_meta else (0, -1)
+        size = all_max(greatest) + 1 if size is None else size
+        if least < 0 or greatest >= size:
+            raise GraphError(f"batch has graphs from {least} to {greatest}; expected 0 to {size - 1}, below `size`.")
     return BatchVector.of(batch.long(), size)
 
 
@@ -117,6 +124,11 @@ def _select(value: Tensor, dim: int, index: Tensor) -> Any:
     return plainly(torch.index_select, value, dim, index)
 
 
+def _check_size(out: Tensor, dim: int, index: BatchVector) -> None:
+    if index.count > out.size(dim):
+        raise GraphError(f"{index.count} graphs were pooled into {out.size(dim)}; leave `size` out, or make it larger.")
+
+
 def _summed(out: Tensor, dim: int, index: BatchVector, values: Tensor) -> Tensor:
     """The sums over this worker's nodes of each graph, of the shape of `out`; half precisions in float32."""
     dtype = accumulation_dtype(values.dtype)
@@ -127,6 +139,7 @@ def _summed(out: Tensor, dim: int, index: BatchVector, values: Tensor) -> Tensor
 
 @BatchVector.handles(Tensor.scatter_add, torch.scatter_add)
 def _scatter_add(out: Tensor, dim: int, index: BatchVector, src: Tensor) -> Tensor:
+    _check_size(out, dim, index)
     return (out + global_sum(_summed(out, dim, index, src))).to(out.dtype)
 
 
@@ -135,12 +148,15 @@ def _scatter_reduce(
     out: Tensor, dim: int, index: BatchVector, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """Multiplies `out` by products, or replaces it by extremes if the graph has nodes: as `scatter` calls it."""
+    _check_size(out, dim, index)
     if reduce == "prod" and include_self:
         own = torch.ones_like(out).scatter_reduce(dim, plain(index), src, "prod")
         rows = [own if rank == session.rank() else torch.zeros_like(own) for rank in range(session.world_size())]
         return out.copy_(out.clone() * global_sum(torch.stack(rows)).prod(0))
     if reduce not in ("amax", "amin") or include_self:
         raise GraphError(f"Reducing by {reduce} over graphs across workers is not supported; expected sums and such.")
+    if not out.is_floating_point():
+        raise GraphError(f"{reduce} over graphs across workers got {out.dtype}; expected floating point: x.double().")
     sign = 1 if reduce == "amax" else -1
     return out.copy_(sign * _maxima(out, dim, plain(index), sign * src))
 

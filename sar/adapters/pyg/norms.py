@@ -24,7 +24,8 @@ from sar.comm import session
 from sar.comm.collectives import all_sum
 from sar.core.eager import uncompiled
 from sar.errors import ConfigError
-from sar.nn.statistics import convert_batchnorm, global_mean
+from sar.kernels import accumulation_dtype
+from sar.nn.statistics import convert_batchnorm, global_max, global_mean, global_sum
 
 
 def convert_norms(model: nn.Module, *, distributed: bool = True) -> nn.Module:
@@ -175,5 +176,11 @@ def global_max_pool(x: Tensor, batch: Tensor | None = None, size: int | None = N
 
 
 def _pooled(reduce: str, x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
-    vector = whole_graph(len(x), x.device) if batch is None else batch_vector(batch, size)
+    if batch is None:  # as in PyTorch Geometric reductions of torch, whose dtypes are not those of `scatter`
+        if reduce != "sum":
+            return (global_mean if reduce == "mean" else global_max)(x).unsqueeze(0)
+        is_float = x.is_floating_point()
+        total = global_sum(x.sum(-2, keepdim=True, dtype=accumulation_dtype(x.dtype) if is_float else None))
+        return total.to(x.dtype) if is_float else total
+    vector = batch_vector(batch, size)
     return scatter(x, vector, -2, vector.count, reduce)
