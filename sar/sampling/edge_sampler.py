@@ -145,6 +145,11 @@ class EdgePredictionSampler:
         self.negatives = negative_sampler
         self._source: tuple[SamplingSource, SamplingSource] | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and "_source" in vars(self):  # made, and loaders have looked up edges for it
+            raise ConfigError(f"{name} of an EdgePredictionSampler cannot be changed; make another, and its loader.")
+        super().__setattr__(name, value)
+
     def sample(self, full_graph_manager: GraphShardManager, edges: SeedEdges) -> tuple[Any, ...]:
         """Sample one batch; called by all workers together. A loader looks edges up once, and this each time.
 
@@ -162,7 +167,7 @@ class EdgePredictionSampler:
         with session.current_group().guard():
             source = self.sampler.prepare(graph, call)
             if self._source is None or self._source[0] is not source:
-                fanouts, replace_drawn = self.sampler.fanouts_by_type(graph), self.sampler.replace
+                fanouts, replace_drawn = self.sampler.fanouts_by_type(graph), bool(self.sampler.replace)
                 excludes, both_ends = self.exclude is not None, self.mode == "binary"
                 given = None if self.negatives is None else by_etype(graph, self.negatives)
                 negatives = None if given is None else [given.get(etype, 0) for etype in graph.canonical_etypes]

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Any, Final, Literal
 
 import torch
@@ -133,6 +134,11 @@ class DataLoader:
             )
         if len(session.current_group().local_peers) == 1:  # else the allocator is set up for spilling
             set_allocator(batches=True)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name in signature(DataLoader).parameters:
+            raise ConfigError(f"{name} of a sar.DataLoader cannot be changed; make another loader on all workers.")
+        super().__setattr__(name, value)
 
     def __len__(self) -> int:
         """The number of batches in an epoch, the same on every worker."""

@@ -27,7 +27,8 @@ LabelShifts = Mapping[CanonicalEtype, int]  # numbers added to labels of seed ed
 class GraphSampler:
     """A sampler of the whole graph, with arguments as of `DistNeighborSampler`.
 
-    Subclasses define this worker's part of the graph and the draws in `_plan`.
+    Arguments are attributes, which may be set between batches. Subclasses define this worker's part of the graph and
+    the draws in `_plan`.
     """
 
     def __init__(
@@ -38,26 +39,31 @@ class GraphSampler:
         output_device: torch.device | str | None,
         feature_cache_bytes: int = 0,
     ) -> None:
-        for name, features in (("input", input_node_features), ("output", output_node_features)):
-            if features is not None and not isinstance(features, Mapping):
-                raise ConfigError(
-                    f"{name}_node_features is a {type(features).__name__}; expected a dictionary from name to tensor."
-                )
-            for key, rows in (features or {}).items():
-                if not isinstance(rows, Tensor):
-                    raise ConfigError(f"{name}_node_features[{key!r}] is a {type(rows).__name__}; expected a tensor.")
-        if feature_cache_bytes < 0:
-            raise ConfigError(f"feature_cache_bytes is {feature_cache_bytes}; expected at least 0.")
         self.copy_edata = copy_edata
-        self.input_node_features = dict(input_node_features or {})
-        self.output_node_features = dict(output_node_features or {})
+        self.input_node_features = {} if input_node_features is None else input_node_features
+        self.output_node_features = {} if output_node_features is None else output_node_features
         self.output_device = output_device
         self.feature_cache_bytes = feature_cache_bytes
+        self._check()
+        self.input_node_features = dict(self.input_node_features)
+        self.output_node_features = dict(self.output_node_features)
         self._hits = self._misses = 0
         self._edges: tuple[Any, Any, list[InEdges]] = None, None, []  # of a structure and edge types
         # The source of batches, identities and versions of the tensors it was made of, and these tensors, so that no
         # others get their identities.
         self._prepared: tuple[SamplingSource, Any, Any] | None = None
+
+    def _check(self) -> None:
+        """Check the settings, which may be changed between batches."""
+        for name in ("input_node_features", "output_node_features"):
+            features = getattr(self, name)
+            if not isinstance(features, Mapping):
+                raise ConfigError(f"{name} is a {type(features).__name__}; expected a dictionary from name to tensor.")
+            for key, rows in features.items():
+                if not isinstance(rows, Tensor):
+                    raise ConfigError(f"{name}[{key!r}] is a {type(rows).__name__}; expected a tensor.")
+        if self.feature_cache_bytes < 0:
+            raise ConfigError(f"feature_cache_bytes is {self.feature_cache_bytes}; expected at least 0.")
 
     @property
     def feature_cache_hit_rate(self) -> float:
@@ -97,17 +103,19 @@ class GraphSampler:
         return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign), {}
 
     def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
-        """The source of batches; made by all workers together, anew if features have changed on any of them.
+        """The source of batches; made by all workers together, anew if features or settings have changed on any.
 
         The workers agree on `call`. Changes in place show in the version of a tensor, except those by numpy,
         by `.data` and in inference mode.
         """
         with session.current_group().guard() as group:
+            self._check()
+            settings = {k: v for k, v in vars(self).items() if not k.startswith("_") and "features" not in k}
             edge_frames = [graph.edges[etype].data for etype in graph.canonical_etypes]
             frames = [*edge_frames, self.input_node_features, self.output_node_features]
             named = {(i, name): feature for i, frame in enumerate(frames) for name, feature in frame.items()}
             states = [(place, id(x), None if x.is_inference() else x._version) for place, x in named.items()]
-            made_of = id(graph._structure), graph.ntypes, graph.canonical_etypes, states
+            made_of = id(graph._structure), graph.ntypes, graph.canonical_etypes, states, repr(settings)
             changed = any(group.agree(call, self._prepared is None or self._prepared[1] != made_of))
             if changed or self._prepared is None:
                 local, draw = self._plan(graph)
@@ -182,6 +190,9 @@ class DistNeighborSampler(GraphSampler):
     `dgl.dataloading.NeighborSampler` does on one machine (Hamilton et al. 2017, "Inductive Representation Learning on
     Large Graphs"). Nodes may be on any worker.
 
+    Arguments are attributes, which all workers may set between batches. In a loader with `num_workers` they take effect
+    with the next epoch.
+
     The blocks are ordinary `DGLBlock`s of this worker alone. `dgl.NID` are global node IDs, as in `node_ranges`;
     `dgl.EID` the graph's edge IDs, as in its `edata`. Destinations come first among the sources, seeds as given.
 
@@ -216,6 +227,15 @@ class DistNeighborSampler(GraphSampler):
         *,
         feature_cache_bytes: int = 0,
     ) -> None:
+        self.fanouts = fanouts
+        self.prob = prob
+        self.replace = replace
+        super().__init__(copy_edata, input_node_features, output_node_features, output_device, feature_cache_bytes)
+        self.fanouts = list(fanouts)
+
+    def _check(self) -> None:
+        super()._check()
+        fanouts = self.fanouts
         if isinstance(fanouts, (str, Mapping)) or not isinstance(fanouts, Sequence) or not fanouts:
             raise ConfigError(
                 f"fanouts is {fanouts!r}; expected a list with a number for each layer, such as [15, 10]."
@@ -226,18 +246,14 @@ class DistNeighborSampler(GraphSampler):
                     raise ConfigError(
                         f"fanouts[{layer}] has {value!r}; expected an integer of at least 0, or -1 for all."
                     )
-        super().__init__(copy_edata, input_node_features, output_node_features, output_device, feature_cache_bytes)
-        self.fanouts = list(fanouts)
-        self.prob = prob
-        self.replace = bool(replace)
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Draw]:
-        fanouts, replace = self.fanouts_by_type(graph), self.replace
+        fanouts, replace = self.fanouts_by_type(graph), bool(self.replace)
 
         def draw(group: Group, local: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
             return sample_layers(group, local, local.by_type(seeds), key, fanouts, replace), None
 
-        return self._worker_graph(graph, f"sampling of {self.fanouts}, replace {self.replace}", self.prob), draw
+        return self._worker_graph(graph, f"sampling of {self.fanouts}, replace {replace}", self.prob), draw
 
     def fanouts_by_type(self, graph: GraphShardManager) -> list[list[int]]:
         """The fan-outs of every layer, by edge type in the graph's order; `ALL` for -1."""

@@ -256,3 +256,70 @@ def test_features_of_the_next_batch_are_sent_for(pool, world_size):
         ahead = [remote[0] + remote[1], *remote[2:], 0]
         assert all(0 < rows < found < rows + 20_000 for found, rows in zip(arrived[:-1], ahead, strict=False))
         assert arrived[-1] < 20_000
+
+
+NEW_SETTINGS = [
+    {"fanouts": [5]},
+    {"fanouts": [-1, 1], "replace": True},
+    {"prob": "w"},
+    {"copy_edata": False},
+    {"input_node_features": {"new": torch.zeros}, "output_node_features": {"x": torch.ones}},
+]
+
+
+def change_settings(partition, settings, num_workers):
+    """Descriptions of the batches after a change, and of those of a sampler that was made so."""
+    graph = sar.construct_full_graph(partition)
+    graph.edata["w"] = (graph.edata["_ID"] % 3 == 0).double()
+    count = graph.num_nodes()
+    settings = {k: {n: f(count) for n, f in v.items()} if "features" in k else v for k, v in settings.items()}
+    before = {"fanouts": [2, 2], "input_node_features": {"x": torch.arange(count)}}
+    found = []
+    for sampler in (sar.DistNeighborSampler(**before), sar.DistNeighborSampler(**(before | settings))):
+        loader = sar.DataLoader(graph, graph.node_ids(), sampler, 5, seed=3, num_workers=num_workers)
+        epochs = iter(loader), iter(loader)
+        batches = list(epochs[0]) if num_workers else [next(epochs[0])]
+        for name, value in settings.items():
+            setattr(sampler, name, value)
+        if not num_workers:
+            batches += epochs[0]
+        found.append([describe(batch) for batch in (list(loader) if num_workers else batches[1:])])
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings, num_workers", [*((each, 0) for each in NEW_SETTINGS), pytest.param(NEW_SETTINGS[0], 1, marks=THREAD)]
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_settings_take_effect_with_the_next_batch(pool, world_size, settings, num_workers):
+    for after, as_made in pool.run(change_settings, settings, num_workers, per_rank=parts_of(SIZES).partitions):
+        assert after
+        assert same(after, as_made)
+
+
+def refused_settings(partition):
+    sar.Config.timeout = 20
+    graph = sar.construct_full_graph(partition)
+    sampler = sar.DistNeighborSampler([2])
+    links = sar.EdgePredictionSampler(sampler)
+    loader = sar.DataLoader(graph, graph.node_ids(), sampler, 5)
+    changes = [(loader, "batch_size", 2), (loader, "shuffle", True), (loader, "drop_last", True), (loader, "seed", 1)]
+    for made, name, value in [*changes, (links, "exclude", "self"), (links, "negative_sampler", 2)]:
+        with pytest.raises(sar.errors.ConfigError, match=f"{name} of .* cannot be changed; make another"):
+            setattr(made, name, value)
+    found = []
+    for name, value in (("fanouts", 5), ("input_node_features", ["x"]), ("fanouts", [2 + sar.rank()])):
+        sampler = sar.DistNeighborSampler([2])
+        next(iter(sar.DataLoader(graph, graph.node_ids(), sampler, 5)))
+        setattr(sampler, name, value)
+        found.append(catch_and_recover(lambda sampler=sampler: sampler.sample(graph, graph.node_ids()[:3])))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_settings_that_cannot_be_changed(pool, world_size):
+    for wrong, no_dictionary, unlike in pool.run(refused_settings, per_rank=parts_of(SIZES).partitions):
+        assert "fanouts is 5; expected a list" in wrong.message
+        assert "expected a dictionary" in no_dictionary.message
+        assert unlike.kind == "DisagreementError"
+        assert "[3]" in unlike.message
