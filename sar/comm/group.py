@@ -46,6 +46,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import _StopRecomputationError
 
+from sar.comm.gradients import refuse_transforms
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import FollowedCall, Statistics, counters, listeners
 from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
@@ -238,6 +239,7 @@ class Group:
         Workers compare `call`, which errors also show. Flags are up to 63 bits that may differ between workers.
         """
         self.follow(call)
+        refuse_transforms()
         if self.world_size == 1:
             return [flags]
         if self.paused is not None:

@@ -36,7 +36,8 @@ from sar.train.counted_graph import CountingGroup
 
 Parts = dict[int, PartitionData]
 LossOf = Callable[[nn.Module, PartitionData], Tensor]
-Results = dict[tuple[str, str], Tensor]  # by module and "input" or "output": power sums; and "loss", and "gradient"
+Event = tuple[str, str, int]  # a module, "input", "output", "loss" or "gradient", and which tensor of several
+Results = dict[Event, Tensor]  # power sums of inputs and outputs; the others as they are
 
 
 def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes: int = 10_000) -> str:
@@ -101,16 +102,16 @@ class _Check:
             features.update({name: x.to(self.dtype) for name, x in features.items() if x.is_floating_point()})
         found: Results = {}
 
-        def note(event: tuple[str, str], _: nn.Module, *values: Any) -> None:
-            for x in tree_leaves(values if event[1] == "input" else values[1]):
+        def note(name: str, what: str, _: nn.Module, *values: Any) -> None:
+            for i, x in enumerate(tree_leaves(values if what == "input" else values[1])):
                 if isinstance(x, Tensor) and x.is_floating_point():
-                    found[event] = _power_sums(x) + found.get(event, 0)
+                    found[name, what, i] = _power_sums(x) + found.get((name, what, i), 0)
 
         for name, module in model.named_modules() if traced else [("", model)]:
             if name.endswith(("aggr_module", "leaky_relu", "attn_drop")):  # hooks there keep layers off the fast path
                 continue
-            module.register_forward_pre_hook(partial(note, (name, "input")), with_kwargs=True)
-            module.register_forward_hook(partial(note, (name, "output")))
+            module.register_forward_pre_hook(partial(note, name, "input"), with_kwargs=True)
+            module.register_forward_hook(partial(note, name, "output"))
         cpu, default = torch.device("cpu"), torch.get_default_dtype()
         group = session.standing_in(CountingGroup(0, 1), BufferPool(cpu)) if rank is None else nullcontext()
         with group, torch.random.fork_rng(), torch.enable_grad(), _DropoutOff():
@@ -120,25 +121,25 @@ class _Check:
                 loss = self.loss_of(model, on_device(data, next((p.device for p in model.parameters()), cpu)))
                 if all_max(not isinstance(loss, Tensor) or not loss.requires_grad):
                     raise ConfigError("loss_of has to return a loss with a gradient, on every worker.")
-                results: Results = {**found, ("", "loss"): loss.detach()}  # before modules are called in the backward
+                results: Results = {**found, ("", "loss", 0): loss.detach()}  # the backward may call modules again
                 loss.backward()
             finally:
                 torch.set_default_dtype(default)
         for name, p in model.named_parameters():
-            results[name, "gradient"] = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+            results[name, "gradient", 0] = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
         return results
 
     def compare(self, rank: int) -> tuple[bool, str]:
         """Run with all workers, and report equality, or the difference and its cause; the same text on all workers."""
         workers, own = len(self.ranges), self.run(rank)
         wrong = [event for event in _differing(self.alone, own, workers, self.tolerance) if event[1] != "input"]
-        results = ", ".join(dict.fromkeys(what for _, what in wrong or self.alone if what != "input"))
-        losses = f"losses {all_sum(own['', 'loss']):.6g} and {self.alone['', 'loss']:.6g}"
+        results = ", ".join(dict.fromkeys(what for _, what, _ in wrong or self.alone if what != "input"))
+        losses = f"losses {all_sum(own['', 'loss', 0]):.6g} and {self.alone['', 'loss', 0]:.6g}"
         found = f"{results} ({self.ranges[-1][1]} nodes, {self.dtype}, {losses})"
         if not wrong:
             return True, f"{workers} workers and one process agree on {found}."
         alone, again, own = self.run(traced=True), self.run(traced=True, seed=1), self.run(rank, traced=True)
-        name, what = event = next(iter(_differing(alone, own, workers, self.tolerance / 1e3)), wrong[0])
+        name, what, _ = event = next(iter(_differing(alone, own, workers, self.tolerance / 1e3)), wrong[0])
         module = type(self.model.get_submodule(name if what in ("input", "output") else "")).__name__
         if what == "loss":
             cause = "a worker's loss has to be the sum over its nodes, divided by the number on all: use sar.Task.loss"
@@ -155,11 +156,11 @@ class _Check:
         return False, f"{workers} workers and one process differ in {found}. {first}"
 
 
-def _differing(one: Results, other: Results, workers: int, tolerance: float) -> list[tuple[str, str]]:
+def _differing(one: Results, other: Results, workers: int, tolerance: float) -> list[Event]:
     """The results of one process that are not the sums of the others over workers; all gradients if they are 0."""
     totals = [other.get(event, torch.zeros_like(x)) for event, x in one.items()]
-    wrong, largest = [], max((float(x.norm()) for (_, what), x in one.items() if what == "gradient"), default=0.0)
-    for ((_, what), x), total in zip(one.items(), all_sum(totals) if workers > 1 else totals, strict=True):
+    wrong, largest = [], max((float(x.norm()) for (_, what, _), x in one.items() if what == "gradient"), default=0.0)
+    for ((_, what, _), x), total in zip(one.items(), all_sum(totals) if workers > 1 else totals, strict=True):
         traced = what in ("input", "output")  # of all rows, or of one tensor on each worker, such as a pooled graph
         scale = x[1] + tolerance * (x[1, 0] + 1) if traced else x.norm() + tolerance * largest
         same = [((total - n * x).abs() < n * tolerance * scale).all() for n in ((1, workers) if traced else (1,))]

@@ -1,13 +1,17 @@
 """Rules of autograd across workers: who needs a gradient, double backward, fields changed in place."""
 
+from functools import partial
+
+import dgl
 import dgl.function as fn
 import pytest
 import torch
-from torch_geometric.nn import EdgeConv
+from torch.autograd import forward_ad
+from torch_geometric.nn import EdgeConv, SimpleConv
 
 import sar
 from sar.core.passing.message_passing import sum_at_sources
-from tests.core.attempts import fail_on_all_ranks
+from tests.core.attempts import catch_and_recover, fail_on_all_ranks
 from tests.matrix import corner
 from tests.parity.harness import assert_close, build, check, deal, random_data, run_on_one_machine, weighted_sum
 from tests.parity.programs import LAYERS, gated, pairwise, weighted
@@ -225,3 +229,50 @@ def what_a_function_changes_itself(graph, data):
 def test_a_function_may_change_what_is_its_own(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     check(pool, parts, random_data(parts, torch.float64), [(what_a_function_changes_itself, ())])
+
+
+def transforms(mine):
+    """What transforms of torch.func and forward mode say of distributed calls; whether a functional call is right."""
+    sar.Config.timeout = 20
+    graph, x = build(mine[0], 1), mine[1].nodes["x"]
+    layer, edges = dgl.nn.SAGEConv(6, 3, "mean").double(), sar.pyg.edge_index(graph)
+    sar.sync_params(layer)
+    parameters = dict(layer.named_parameters())
+
+    def call(parameters, x):
+        return torch.func.functional_call(layer, parameters, (graph, x))
+
+    def python_messages(x):
+        graph.ndata["h"] = x
+        graph.update_all(lambda edges: {"m": edges.src["h"]}, fn.sum("m", "out"))
+        return graph.ndata["out"]
+
+    def forward_mode():
+        with forward_ad.dual_level():
+            call(parameters, forward_ad.make_dual(x, x))
+
+    scores = torch.ones(graph.num_edges()).double()
+    cases = [
+        lambda: torch.func.grad(lambda p: call(p, x).sum())(parameters),
+        lambda: torch.func.jvp(lambda p: call(p, x), (parameters,), (parameters,)),
+        lambda: torch.func.vmap(partial(call, parameters))(torch.stack([x, x])),
+        lambda: torch.func.grad(lambda x: SimpleConv()(x, edges).sum())(x),
+        lambda: torch.func.grad(lambda x: python_messages(x).sum())(x),
+        lambda: torch.func.grad(lambda x: sar.all_sum(x).sum())(x),
+        lambda: torch.func.vmap(sar.all_max)(x[:1]),
+        lambda: torch.func.grad(lambda w: sar.edge_softmax(graph, w).sum())(scores),
+        forward_mode,
+    ]
+    said = [catch_and_recover(case) for case in cases]
+    return said, torch.equal(call(parameters, x), layer(graph, x))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_transforms_of_torch_func_are_refused_by_name(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    for said, right in pool.run(transforms, per_rank=deal(parts, random_data(parts, torch.float64))):
+        assert right
+        for failure in said:
+            assert failure.kind == "ConfigError", failure
+            assert "torch.func" in failure.message, failure
+            assert "functional_call works" in failure.message, failure

@@ -18,7 +18,18 @@ from sar.train.check import _read_sample
 from tests.core.attempts import catch_and_recover
 
 USERS = 150
-RIGHT = ("plain", "dropout", "norm of all", "float32", "sorted and back", "DGL", "PyG", "edge features", "two types")
+RIGHT = (
+    "plain",
+    "dropout",
+    "graph vector",
+    "norm of all",
+    "float32",
+    "sorted and back",
+    "DGL",
+    "PyG",
+    "edge features",
+    "two types",
+)
 WRONG = {  # and words of the error
     "mean": ("input of center (Identity): code before it", "sar.nn.global_mean"),
     "deviation": ("input of center (Identity): code before it", "sar.nn.global_mean"),
@@ -86,7 +97,8 @@ class Model(nn.Module):
             h = h[order] if self.how == "sorted" else self.drop(h[order])[order.argsort()]
         elif self.how == "detached on worker 1" and sar.rank() == 1:
             h = h.detach()
-        return self.last(graph, h)
+        out = self.last(graph, h)
+        return (out, {"of the graph": sar.nn.global_mean(h)}) if self.how == "graph vector" else out
 
 
 class Library(nn.Module):
@@ -135,6 +147,9 @@ def check(folder: str, how: str):
         )
         if how == "local count":
             return functional.cross_entropy(logits[task.masks["train"]], task.labels[task.masks["train"]])
+        if how == "graph vector":
+            logits, vector = logits
+            return task.loss(logits, "train") + vector["of the graph"].sum() / sar.world_size()
         return task.loss(logits, "train") * (float("nan") if how == "not a number" else 1.0)
 
     def state() -> dict[str, Any]:

@@ -39,7 +39,7 @@ _INSTEAD = {
         "max_edges max_nodes mean_edges mean_nodes readout_edges readout_nodes softmax_edges softmax_nodes "
         "sum_edges sum_nodes topk_edges topk_nodes"
     ),
-    "call sar.edge_softmax, or import DGL's after sar.patch_dgl()": "edge_softmax",
+    "call sar.edge_softmax, or sar.patch_dgl() before it": "edge_softmax",
     "graph[etype] is the graph of one edge type": "edge_type_subgraph node_type_subgraph",
     'compute the feature directly, as in graph.ndata["h"] = f(graph.ndata["h"])': "apply_nodes",
     'select by the feature, as in (graph.ndata["h"] > 0).nonzero()': "filter_edges filter_nodes",

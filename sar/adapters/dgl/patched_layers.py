@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, partialmethod, wraps
 from operator import attrgetter
-from types import ModuleType
+from types import FunctionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -328,17 +328,16 @@ PATCHED_LAYERS = [
     LayerPatch("conv.GatedGCNConv", normalising_together, since="2.1"),
     LayerPatch("utils.LabelPropagation", label_propagation),
 ]
-"""Every layer that `patch_dgl` changes; beside them `edge_softmax` by its name, in all layers, and `TypedLinear`."""
+"""Every layer that `patch_dgl` changes; beside them `edge_softmax` and `TypedLinear`."""
 
 
 # -- putting them in the place of DGL's own
 
-_SOFTMAX = "edge_softmax"
 _READOUTS = ("readout_nodes", "softmax_nodes", "topk_nodes")
 """Functions that would take a worker's nodes for all; readouts of edges find no `batch_num_edges`."""
 
 _replaced: list[tuple[Any, str, Any]] = []
-"""Modules and classes, the name in each that has been replaced, and the original."""
+"""Modules, classes and functions, the name in each that has been replaced, and the original."""
 
 
 def with_patched_dgl(make: Callable[P, T]) -> Callable[P, T]:
@@ -357,8 +356,8 @@ def patch_dgl() -> None:
     """Let DGL's layers run on distributed graphs; on ordinary graphs they run as before.
 
     `construct_full_graph`, `construct_mfgs` and `convert_dist_graph` call it if DGL is imported, unless
-    `Config.patch_dgl` is False. It replaces DGL's `edge_softmax` in all modules that have imported it by this name, the
-    methods of layers that `patched_layers.PATCHED_LAYERS` lists, and readouts, which on distributed graphs raise a
+    `Config.patch_dgl` is False. It replaces DGL's `edge_softmax`, by whatever name it was imported, the methods of
+    layers that `patched_layers.PATCHED_LAYERS` lists, and readouts and explainers, which on distributed graphs raise a
     `GraphError`. A second call changes nothing; `unpatch_dgl` undoes it.
 
     Raises:
@@ -369,12 +368,13 @@ def patch_dgl() -> None:
     compile_ahead()
     dgl = require_dgl()
     layers = importlib.import_module("dgl.nn.pytorch")
-    for module in _modules_with(_SOFTMAX, importlib.import_module("dgl.ops.edge_softmax").edge_softmax):
-        _replace(module, _SOFTMAX, patched_edge_softmax)
+    _take_over(importlib.import_module("dgl.ops.edge_softmax").edge_softmax, _edge_softmax)
     for name in _READOUTS:
-        original = getattr(dgl.readout, name)
-        for module in _modules_with(name, original):
-            _replace(module, name, _on_either_graph(original, _refuse))
+        _take_over(getattr(dgl.readout, name), _refuse)
+    for explainer in vars(layers.explain).values():
+        for name, method in list(vars(explainer).items()) if isinstance(explainer, type) else ():
+            if name.startswith(("explain_", "train_")):
+                _replace(explainer, name, _on_either_graph(method, _refuse_to_explain))
     _replace(layers.TypedLinear, _FORWARD, typed_linear(layers.TypedLinear.forward))
     _replace(dgl.DGLGraph, "local_scope", partialmethod(local_scope, dgl.DGLGraph.local_scope))
     for patch in PATCHED_LAYERS:
@@ -396,15 +396,36 @@ def patched_edge_softmax(graph: Any, logits: Any, eids: Any = ALL, norm_by: str 
     """`sar.edge_softmax` on distributed graphs, DGL's own on all others."""
     if isinstance(graph, GraphShardManager):
         return edge_softmax(graph, logits, eids, norm_by)
-    module = importlib.import_module("dgl.ops.edge_softmax")
-    original = next((known for owner, _, known in _replaced if owner is module), module.edge_softmax)
-    return original(graph, logits, eids=eids, norm_by=norm_by)
+    return importlib.import_module("dgl.ops.edge_softmax").edge_softmax(graph, logits, eids=eids, norm_by=norm_by)
+
+
+def _edge_softmax(original: Forward, graph: GraphShardManager, *args: Any, **kwargs: Any) -> Any:
+    return edge_softmax(graph, *args, **kwargs)
+
+
+def _take_over(function: Any, distributed: Forward) -> None:
+    """Let a function be `distributed` on distributed graphs, by whatever name it has been imported or kept.
+
+    Its code is replaced by that of `call`, which finds the other function among the globals of DGL's module.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return taken_over(*args, **kwargs)  # type: ignore[name-defined] # noqa: F821
+
+    original = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    original.__kwdefaults__ = function.__kwdefaults__
+    function.__wrapped__ = original  # for its signature
+    name = f"_sar_{function.__name__}"
+    function.__globals__[name] = _on_either_graph(original, distributed)
+    code = call.__code__.replace(co_names=(name,), co_name=function.__name__)
+    for attribute, value in (("__code__", code), ("__defaults__", None)):
+        _replace(function, attribute, value)
 
 
 def _on_either_graph(original: Forward, distributed: Forward) -> Forward:
     """A function or method that is `distributed` on distributed graphs and `original` on all others."""
     parameters = list(inspect.signature(original).parameters)
-    position = 1 if parameters[0] == "self" else 0
+    position = parameters.index("graph") if "graph" in parameters else 1 if parameters[0] == "self" else 0
 
     @wraps(original)
     def either(*args: Any, **kwargs: Any) -> Any:
@@ -422,11 +443,13 @@ def _refuse(original: Forward, graph: GraphShardManager, *args: Any, **kwargs: A
     raise GraphError(f"{asked_by_dgl()[0] or f'dgl.{name}'} takes no distributed graph: {INSTEAD[name]}.")
 
 
+def _refuse_to_explain(original: Forward, explainer: Any, *_: Any, **__: Any) -> Any:
+    raise GraphError(
+        f"{type(explainer).__name__}.{original.__name__} takes no distributed graph, as each worker would learn a mask "
+        "of its own. Explain on one machine: with the graph before it is partitioned, and the model of any worker."
+    )
+
+
 def _replace(owner: Any, name: str, value: Any) -> None:
     _replaced.append((owner, name, getattr(owner, name)))
     setattr(owner, name, value)
-
-
-def _modules_with(name: str, value: Any) -> list[ModuleType]:
-    """The modules, users' too, that know `value` by this name."""
-    return [module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get(name) is value]

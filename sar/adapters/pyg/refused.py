@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch_geometric import transforms, utils
+from torch_geometric import explain, transforms, utils
 from torch_geometric.data.data import BaseData
 from torch_geometric.nn import aggr, conv, models, pool
 from torch_geometric.nn.attention import PerformerAttention
@@ -60,6 +60,10 @@ _TRAINING = "draws pairs without an edge among all nodes while it trains. Train 
 _CHOOSES = "chooses among all nodes of a graph, so it cannot pool graphs across workers. Train it on mini-batches"
 _SIDE_BY_SIDE = "needs all nodes of a graph side by side, so it cannot pool graphs across workers"
 _SORTS = "sorts the nodes of a graph, so it cannot pool graphs across workers"
+_EXPLAINS = (
+    "would learn a mask on each worker. Explain batches of sar.DataLoader(..., format='pyg') with fan-outs of -1, or "
+    "the graph before it is partitioned, on one machine"
+)
 _ATTENDS_TO_ALL = "attends between all nodes of a graph, so it cannot pool graphs across workers"
 _ATTENDS = "attends between all pairs of nodes, unless it has attn_type='performer' and no batch"
 
@@ -79,6 +83,8 @@ METHODS: dict[tuple[type, str], str] = {
     (conv.MeshCNNConv, "forward"): "takes four edges that follow one another in edge_index for the neighbours of one",
     (conv.SuperGATConv, "forward"): _TRAINING,
     (conv.WLConv, "forward"): "numbers colours in the order in which it meets them",
+    (explain.Explainer, "__call__"): _EXPLAINS,
+    (explain.PGExplainer, "train"): _EXPLAINS,
     **{(kind, "encode"): _LOSS for kind in (models.ARGA, models.VGAE)},
     (models.CorrectAndSmooth, "correct"): _ERROR,
     (models.DeepGraphInfomax, "forward"): "would shuffle and summarise this worker's nodes. Train it on mini-batches",
@@ -96,7 +102,8 @@ def install() -> None:
     for kind in norms.OVER_ALL:
         replace(kind, "forward", _norm)
     for (kind, name), reason in METHODS.items():
-        replace(kind, name, _refusing(kind.__name__ if name == "forward" else f"{kind.__name__}.{name}", reason))
+        called = kind.__name__ if name in ("forward", "__call__") else f"{kind.__name__}.{name}"
+        replace(kind, name, _refusing(called, reason))
     for name, reason in FUNCTIONS.items():
         original, refusing = getattr(utils, name), _refusing(name, reason)
         for module in list(sys.modules.values()):  # users' modules may have imported it, too

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from sar.comm.gradients import refuse_transforms
 from sar.comm.settings import Settings
 from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.collective import CallContext
@@ -143,6 +144,7 @@ class GraphShardManager(GraphQueries):
 
     def call_context(self, etype: AnyEtype = None) -> CallContext:
         """The context of a call along one edge type, for layers that need more than `update_all`."""
+        refuse_transforms()
         return CallContext(self._structure, self._relation(etype), Settings.current(one_shot=self.one_shot))
 
     def _edge_fields(self, context: CallContext) -> EdgeFields:

@@ -1,8 +1,11 @@
 """`patch_dgl`: when it is called, what it replaces and puts back, what graphs of DGL and unpatched layers see of it."""
 
 import inspect
+import re
 import sys
+from functools import partial
 from operator import attrgetter
+from types import SimpleNamespace
 from unittest import mock
 
 import dgl
@@ -10,6 +13,7 @@ import dgl.function as fn
 import pytest
 import torch
 from dgl.nn.functional import edge_softmax
+from dgl.nn.functional import edge_softmax as known_by_another_name
 from packaging.version import Version
 from torch import nn
 
@@ -117,7 +121,7 @@ def test_layers_of_unpatched_dgl_say_what_to_call(pool, how):
                 f"{layer} of DGL reads graph._graph, which a distributed graph has not. Call sar.patch_dgl()"
             )
         assert "GraphError" in softmax.bases
-        assert "call sar.edge_softmax, or import DGL's after sar.patch_dgl()" in softmax.message
+        assert "call sar.edge_softmax, or sar.patch_dgl() before it" in softmax.message
 
 
 def of_other_lengths(mine):
@@ -178,6 +182,7 @@ def test_patched_functions_on_a_dgl_graph_are_dgls_own():
         lambda: edge_softmax(graph, logits, eids=torch.arange(7), norm_by="src"),
         lambda: dgl.nn.functional.edge_softmax(graph, logits.repeat(5, 1)[:30]),
         lambda: dgl.sum_nodes(graph, "h"),
+        lambda: dgl.readout_nodes(graph, "h"),
         lambda: dgl.nn.MaxPooling()(graph, graph.ndata["h"]),
         lambda: dgl.softmax_nodes(graph=graph, feat="h"),
         lambda: dgl.topk_nodes(graph, "h", 3, sortby=1)[0],
@@ -208,6 +213,54 @@ def test_patched_layers_take_their_graph_by_name(patch):
         finally:
             sar.unpatch_dgl()
     assert taken == [((), {graph_name: "a graph", "other": 1})]
+
+
+KEPT = {
+    "name": known_by_another_name,
+    "attribute": SimpleNamespace(of=edge_softmax),
+    "partial": partial(edge_softmax, norm_by="src"),
+}
+
+
+def softmax_by_other_names(graph, data):
+    e = data.edges["e"]
+    by_name, by_attribute = KEPT["name"](graph, e), KEPT["attribute"].of(graph=graph, logits=e)
+    module = sys.modules["dgl.ops.edge_softmax"].edge_softmax(graph, e)
+    return {"edge a": by_name, "edge b": by_attribute, "edge c": KEPT["partial"](graph, e), "edge d": module}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_edge_softmax_by_any_name(pool, world_size):
+    signature = inspect.signature(edge_softmax)
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(softmax_by_other_names, ())])
+    for change in (sar.patch_dgl, sar.unpatch_dgl, sar.patch_dgl, sar.unpatch_dgl):
+        change()
+        assert inspect.signature(edge_softmax) == signature
+
+
+def explain(mine):
+    partition, data = mine
+    graph, x = sar.construct_full_graph(partition), data.nodes["x"]
+    explainer = dgl.nn.GNNExplainer(nn.Identity(), 2, log=False)
+    calls = [
+        lambda: explainer.explain_graph(graph, x),
+        lambda: explainer.explain_node(0, graph, x),
+        lambda: explainer.explain_node(feat=x, graph=graph, node_id=0),
+        lambda: dgl.nn.SubgraphX(nn.Identity(), 2).explain_graph(graph, x, 1),
+    ]
+    return [catch_and_recover(call) for call in calls]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_explainers_are_refused_by_name(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    for failures in pool.run(explain, per_rank=deal(parts, random_data(parts))):
+        for failure in failures:
+            assert failure.kind == "GraphError"
+            assert re.match(r"(GNNExplainer|SubgraphX)\.explain_\w+ takes no distributed graph", failure.message), (
+                failure
+            )
 
 
 def readouts_of_own_nodes(mine):
