@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
-from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, GraphSource, logged_stages
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource, logged_stages
 from sar.partition.ingest.cleanup import clean_up
+from sar.partition.ingest.features import without_nan
 from sar.partition.ingest.masks import check_splits, with_masks, with_split
 from sar.partition.ingest.objects import as_array, from_object
 from sar.partition.npz_files import mask_of_ids
@@ -24,6 +25,8 @@ from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport, by_worker_0, part_sizes
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
+
+T = TypeVar("T")
 
 _MOST_KINDS = 64
 _OF_SPLITS = {"train": SPLIT[0], "val": SPLIT[1], "valid": SPLIT[1], "test": SPLIT[2]}
@@ -47,6 +50,7 @@ def partition_graph(
     seed: int = 0,
     reshuffle: bool = True,
     split_idx: Mapping[str, Any] | None = None,
+    allow_nan: bool = False,
 ) -> Mapped | None:
     """Divide a graph in memory into parts, as `dgl.distributed.partition_graph` does, which has the same arguments.
 
@@ -76,6 +80,7 @@ def partition_graph(
         reshuffle: only True, as in DGL before 1.0: nodes and edges get IDs that are contiguous in each part.
         split_idx: node IDs by `train`, `valid` (or `val`) and `test`, (K,) each or by node type, as the Open Graph
             Benchmark's `get_idx_split()` returns them: they become `train_mask`, `val_mask` and `test_mask`.
+        allow_nan: take NaN in fields.
 
     Returns:
         With `return_mapping` the original IDs of nodes and of edges, in the order of the new ones: (N,) and (E,) int64,
@@ -83,7 +88,7 @@ def partition_graph(
 
     Raises:
         ConfigError: an argument is none of these, does not fit the graph, or the directory is taken.
-        PartitionError: the disk is full.
+        PartitionError: a field has NaN, or the disk is full.
     """
     trainers = num_trainers_per_machine
     graph_formats = [graph_formats] if isinstance(graph_formats, str) else graph_formats
@@ -102,6 +107,9 @@ def partition_graph(
         if not can:
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
     graph = check_splits(from_object(g))
+    if not allow_nan and not isinstance(g, GraphSource):  # of files, `open_graph` allows it or not
+        node_data, edge_data = (_without_nan(fields) for fields in (graph.node_data, graph.edge_data))
+        graph = replace(graph, node_data=node_data, edge_data=edge_data)
     if unknown := sorted(set(split_idx or ()) - _OF_SPLITS.keys()):
         raise ConfigError(f"split_idx has {unknown[0]!r}; expected node IDs by {', '.join(_OF_SPLITS)}.")
     lists = [(_OF_SPLITS[split], ids) for split, ids in (split_idx or {}).items()]
@@ -159,6 +167,13 @@ def divide(graph: GraphSource, out_dir: StrPath, name: str, num_parts: int) -> P
     options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
     outcome = run_partition(graph, options, OutputOptions(Path(out_dir), name), logged_stages())
     return PartitionReport.of(outcome.json_file, part_sizes(outcome.report))
+
+
+def _without_nan(data: Mapping[T, Mapping[str, Column]]) -> dict[T, dict[str, Column]]:
+    return {
+        kind: {name: without_nan(x, name, f"field '{kind}/{name}'", allow_nan=False) for name, x in fields.items()}
+        for kind, fields in data.items()
+    }
 
 
 def _check_parts(graph: GraphSource, num_parts: int) -> None:

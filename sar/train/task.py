@@ -79,11 +79,19 @@ class Task:
             if not isinstance(data, PartitionData):
                 stores = [store for store in (data.node_stores if ntype is None else [data[ntype]]) if "y" in store]
                 if len(stores) != 1:
-                    raise FieldError(f"{len(stores)} node types have labels `y`; expected one, Task.of(data, ntype).")
+                    raise FieldError(
+                        f"{len(stores)} node types have labels `y`; expected one: name it, Task.of(data, ntype), or "
+                        "give labels and masks, sar.Task(labels, {'train': mask})."
+                    )
                 [store] = stores
                 return cls(store.y, {name.removesuffix("_mask"): store[name] for name in SPLIT if name in store})
             prefix = "" if ntype is None else f"{ntype}/"
             name = "y" if f"{prefix}y" in data and f"{prefix}label" not in data else "label"
+            if name not in data:
+                raise FieldError(
+                    f"There are no labels {prefix + name!r}; there is {sorted(data.node_features)}. Give labels and "
+                    "masks, sar.Task(labels, {'train': mask})."
+                )
             labels = suffix_key_lookup(data.node_features, prefix + name)
             names = [name for name in SPLIT if prefix + name in data]
             masks = {name.removesuffix("_mask"): suffix_key_lookup(data.node_features, prefix + name) for name in names}

@@ -17,7 +17,7 @@ _INSTEAD = {
         "to_bidirected to_heterogeneous to_homogeneous to_simple"
     ),
     "call graph.add_self_loop() or graph.remove_self_loop(), or let `sar partition` do it": (
-        "add_self_loop remove_self_loop"
+        "add_self_loop remove_self_loop AddSelfLoop RemoveSelfLoop"
     ),
     _EDGES: (
         "adj adj_external adj_tensors adjacency_matrix all_edges edge_ids edges find_edges has_edges_between "
@@ -40,6 +40,7 @@ _INSTEAD = {
         "sum_edges sum_nodes topk_edges topk_nodes"
     ),
     "call sar.edge_softmax, or sar.patch_dgl() before it": "edge_softmax",
+    "draw edges to keep of graph.sampling_graph, and call sar.pair_graph with the global IDs of their ends": "DropEdge",
     "graph[etype] is the graph of one edge type": "edge_type_subgraph node_type_subgraph",
     'compute the feature directly, as in graph.ndata["h"] = f(graph.ndata["h"])': "apply_nodes",
     'select by the feature, as in (graph.ndata["h"] > 0).nonzero()': "filter_edges filter_nodes",

@@ -32,7 +32,7 @@ class BatchVector(GuardedTensor):
     count: int  # B, the number of graphs
     handlers: ClassVar[Handlers] = dict(GuardedTensor.handlers)
     what = "a batch vector of graphs across workers"
-    advice = "Operations that need all nodes of a graph on one worker do not work."
+    advice = "To pool, call sar.pyg.global_add_pool(x, batch), or torch_geometric.utils.scatter(x, batch, 0, size)."
 
     @classmethod
     def of(cls, numbers: Tensor, count: int) -> BatchVector:

@@ -144,7 +144,10 @@ class NodeNumbers(GuardedTensor):
     numbering: Numbering
     handlers: ClassVar[Handlers] = dict(GuardedTensor.handlers)  # and those of operations.py
     what = "sources of a distributed edge_index, which have numbers of their own on each worker"
-    advice = "Do it before the graph is partitioned, or leave it out."
+    advice = (
+        "To add up values at sources, call torch_geometric.utils.scatter(values, edge_index[0], 0, num_nodes). Do "
+        "other things before the graph is partitioned."
+    )
 
 
 class SourceIndex(NodeNumbers):

@@ -130,6 +130,14 @@ def _repr(value: Tensor, **_: Any) -> str:
     return f"{type(value).__name__}({plain(value)!r})"
 
 
+@GuardedTensor.handles(Tensor.__reduce_ex__)
+def _refuse_to_save(value: Tensor, *_: Any) -> Any:
+    raise GraphError(
+        f"{type(value).__name__} belongs to the running workers, so that it cannot be saved. Save model.state_dict(), "
+        "keep it out of modules, and make it again by sar.pyg.load_partition."
+    )
+
+
 @GuardedTensor.handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, Tensor.__deepcopy__, torch.clone)
 def _same(value: Tensor, *_: Any, **__: Any) -> Tensor:
     return value  # nothing here changes the numbers in place

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch_geometric import explain, transforms, utils
+from torch_geometric import explain, loader, transforms, utils
 from torch_geometric.data.data import BaseData
 from torch_geometric.nn import aggr, conv, models, pool
 from torch_geometric.nn.attention import PerformerAttention
@@ -64,6 +64,11 @@ _EXPLAINS = (
     "would learn a mask on each worker. Explain batches of sar.DataLoader(..., format='pyg') with fan-outs of -1, or "
     "the graph before it is partitioned, on one machine"
 )
+_SAMPLES = (
+    "takes this worker's edges for all. Use sar.DataLoader(data.graph, seeds, sampler, format='pyg') with "
+    "sar.DistNeighborSampler(fanouts), whose prob is weight_attr, and for links sar.EdgePredictionSampler"
+)
+_CUTS = f"takes this worker's edges for all. {_BEFORE}, or use sar.DataLoader with sar.DistNeighborSampler"
 _ATTENDS_TO_ALL = "attends between all nodes of a graph, so it cannot pool graphs across workers"
 _ATTENDS = "attends between all pairs of nodes, unless it has attn_type='performer' and no batch"
 
@@ -83,6 +88,9 @@ METHODS: dict[tuple[type, str], str] = {
     (conv.MeshCNNConv, "forward"): "takes four edges that follow one another in edge_index for the neighbours of one",
     (conv.SuperGATConv, "forward"): _TRAINING,
     (conv.WLConv, "forward"): "numbers colours in the order in which it meets them",
+    **{(kind, "__init__"): _CUTS for kind in (loader.ClusterData, loader.GraphSAINTSampler, loader.RandomNodeLoader)},
+    **{(kind, "__init__"): _SAMPLES for kind in (loader.NeighborLoader, loader.LinkNeighborLoader, loader.HGTLoader)},
+    **{(kind, "__init__"): _SAMPLES for kind in (loader.NeighborSampler, loader.ShaDowKHopSampler)},
     (explain.Explainer, "__call__"): _EXPLAINS,
     (explain.PGExplainer, "train"): _EXPLAINS,
     **{(kind, "encode"): _LOSS for kind in (models.ARGA, models.VGAE)},
@@ -102,7 +110,7 @@ def install() -> None:
     for kind in norms.OVER_ALL:
         replace(kind, "forward", _norm)
     for (kind, name), reason in METHODS.items():
-        called = kind.__name__ if name in ("forward", "__call__") else f"{kind.__name__}.{name}"
+        called = kind.__name__ if name in ("forward", "__call__", "__init__") else f"{kind.__name__}.{name}"
         replace(kind, name, _refusing(called, reason))
     for name, reason in FUNCTIONS.items():
         original, refusing = getattr(utils, name), _refusing(name, reason)

@@ -162,6 +162,15 @@ class GraphShardManager(GraphQueries):
         """The same graph with frames of its own. Fields that are set on either are not visible on the other."""
         return self._with(frames=self._frames.clone())
 
+    def __copy__(self: Self) -> Self:
+        return self._with()
+
+    def __reduce__(self) -> Any:
+        raise GraphError(
+            "A distributed graph belongs to the running workers, so that it cannot be saved. Save model.state_dict(), "
+            "give forward the graph instead of keeping it in a module, and make it again by sar.construct_full_graph."
+        )
+
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
         """The same structure with copies of the fields, such as for a copy of a model that holds its graph."""
         return self._with(frames=deepcopy(self._frames, memo))
