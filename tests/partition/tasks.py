@@ -78,6 +78,7 @@ def odd_graphs() -> dict[str, GraphSource]:
         "star": source(leaves, 0 * leaves, 200),
         "parallel edges": source(np.repeat([0, 1, 2, 3], 30), np.repeat([1, 0, 3, 2], 30), 8),
         "isolated nodes": source(*rng.integers(40, size=(2, 200)), 100),
+        "a path and isolated nodes": source([0, 1, 2], [1, 2, 499], 500),
         "two types": GraphSource(
             {"a": 30, "b": 20},
             {

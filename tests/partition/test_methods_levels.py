@@ -7,6 +7,7 @@ import torch
 from benchmarks.quality import measure_quality
 from sar.cli.demo import community_graph
 from sar.partition.assign import ldg as ldg_module
+from sar.partition.assign import metis as metis_module
 from sar.partition.assign import multilevel as multilevel_module
 from sar.partition.assign.external_csr import ExternalCsr, lists_on_disk
 from sar.partition.assign.ldg import greedy_parts, ldg
@@ -259,6 +260,30 @@ def test_metis_tries_once_where_it_gets_the_whole_graph(tmp_path, planted, monke
     monkeypatch.setattr(multilevel_module, "divide", lambda *given: tried.append(given[-1]) or divide(*given))
     multilevel(task_of(planted[0], 4, tmp_path))
     assert tried == [trials]
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_metis_gets_neither_isolated_nodes_nor_small_components(tmp_path, monkeypatch, weighed):
+    """On three edges among 1.5 million nodes it takes minutes."""
+    given = []
+    metis_parts = metis_module.metis_parts
+
+    def recorded(lists, *others, **options):
+        given.append(len(lists.indptr) - 1)
+        return metis_parts(lists, *others, **options)
+
+    monkeypatch.setattr(metis_module, "metis_parts", recorded)
+    rng = np.random.default_rng(0)
+    connected, pairs = rng.permutation(4000)[:1300].reshape(2, -1), np.arange(4000, 5000).reshape(2, -1)
+    ring = np.stack([connected.reshape(-1), np.roll(connected.reshape(-1), 1)])
+    graph = source(*np.concatenate([ring, connected, pairs], axis=1), 5000)
+    weights = {"train_mask": rng.random(5000) < 0.5} if weighed else {}
+    part_of = multilevel(task_of(graph, 4, tmp_path, weights))
+    assert given == [1300]
+    assert (part_of[pairs[0]] == part_of[pairs[1]]).all()
+    balance = measure_quality(graph, part_of, 4, weights).balance
+    assert max(balance[name] for name in ("nodes", *weights)) <= 1.05 + 1e-6, balance
+    assert np.bincount(part_of[connected.reshape(-1)]).max() <= 1.1 * 1300 / 4
 
 
 def test_metis_gets_no_parallel_edges(tmp_path):

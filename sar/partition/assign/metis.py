@@ -4,27 +4,84 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.partition.assign.external_csr import ExternalCsr, Window, list_of
-from sar.partition.assign.task import AssignmentTask, compiled, draw
+from sar.partition.assign.task import (
+    AssignmentTask,
+    compiled,
+    draw,
+    follow,
+    list_schedule,
+    part_loads,
+    part_means,
+    root,
+    within_capacity,
+)
 from sar.partition.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 
 MOST = 2**30
 """Greatest sum of integer weights; METIS may add them up in 32 bits."""
 
 
+WHOLE = 1 / 32
+"""Components of at most this share of a part are not divided."""
+
+
 def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries: int, trials: int = 1) -> Array:
     """The part of each node by METIS, (N,) int32.
 
-    There are N > P lists, not all empty. `weights`, (N, K), are in units of the capacity of a part. METIS is given
-    about `most_entries` if there are more. Of several trials the best counts.
+    `weights`, (N, K), are in units of the capacity of a part. METIS is given about `most_entries` if there are more. Of
+    several trials the best counts. Small components and nodes without edges are dealt out last, whole: METIS takes
+    time quadratic in their number.
     """
     unit = 1.0
     if csr.num_entries > most_entries:
         weighed = sum(float(window.weights.sum(dtype=np.float64)) for window in csr.windows()) if csr.weighted else 0.0
         unit = (weighed if csr.weighted else csr.num_entries) / most_entries
     lists = _adjacency_lists(csr, unit, task.seed)
-    whole_numbers = np.rint(weights * (MOST / weights.sum(axis=0, dtype=np.float64)))
-    parts = metis_parts(lists, whole_numbers, task.num_parts, imbalance=task.imbalance, seed=task.seed, trials=trials)
-    return parts.astype(np.int32)
+    component, connected = np.arange(csr.num_nodes), np.diff(lists.indptr) > 0
+    _join_neighbours(lists.indptr, lists.neighbours, component)
+    too_large = _sums(weights, component) > WHOLE * part_means(weights[connected], task.num_parts)
+    divided = too_large.any(axis=1)[component] & connected
+    component[divided] = np.flatnonzero(divided)
+    if np.count_nonzero(divided) <= task.num_parts:  # METIS takes no such graph
+        divided[:] = False
+    part_of, loads = np.zeros(csr.num_nodes, np.int32), np.zeros((task.num_parts, weights.shape[1]))
+    if divided.any():
+        lists, own = _sublists(lists, divided), weights[divided]
+        own = own[:, own.any(axis=0)]
+        whole_numbers = np.rint(own * (MOST / own.sum(axis=0, dtype=np.float64)))
+        part_of[divided] = metis_parts(
+            lists, whole_numbers, task.num_parts, imbalance=task.imbalance, seed=task.seed, trials=trials
+        )
+        loads = part_loads(part_of[divided], task.num_parts, within_capacity(weights[divided]))
+    left = np.flatnonzero(~divided & (component == np.arange(csr.num_nodes)))
+    sizes = _sums(weights, component)[left]
+    largest_first = np.argsort(-sizes.max(axis=1), kind="stable")
+    part_of[left[largest_first]] = list_schedule(sizes[largest_first], np.ones(weights.shape[1]), loads)
+    return part_of[component]
+
+
+def _sums(weights: Array, component: Array) -> Array:
+    """The weights of each component, (N, K), at the number of its first node."""
+    return np.stack([np.bincount(component, weight, len(component)) for weight in weights.T], axis=1)
+
+
+@compiled
+def _join_neighbours(indptr: Array, neighbours: Array, component: Array) -> None:
+    """Set the component of each node, (N,), which is its own number before, to the first node of it."""
+    for v in range(component.size):
+        for e in range(indptr[v], indptr[v + 1]):
+            one, other = root(component, v), root(component, neighbours[e])
+            component[max(one, other)] = min(one, other)
+    follow(component)
+
+
+def _sublists(lists: AdjacencyLists, nodes: Array) -> AdjacencyLists:
+    """The lists of some nodes, (N,) bool, which have all their neighbours among them."""
+    degrees, place = np.diff(lists.indptr), (np.cumsum(nodes) - 1).astype(METIS_INTEGER)
+    entries = np.repeat(nodes, degrees)
+    indptr = np.concatenate([[0], np.cumsum(degrees[nodes])], dtype=METIS_INTEGER)
+    assert lists.weights is not None
+    return AdjacencyLists(indptr, place[lists.neighbours[entries]], lists.weights[entries])
 
 
 def _adjacency_lists(csr: ExternalCsr, unit: float, seed: int) -> AdjacencyLists:

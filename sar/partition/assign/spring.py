@@ -7,7 +7,16 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.partition.assign.rebalance import rebalance
-from sar.partition.assign.task import AssignmentTask, compiled, count_degrees, edge_chunks, list_schedule, part_means
+from sar.partition.assign.task import (
+    AssignmentTask,
+    compiled,
+    count_degrees,
+    edge_chunks,
+    follow,
+    list_schedule,
+    part_means,
+    root,
+)
 from sar.partition.graph_source import index_dtype
 
 NONE = -1
@@ -81,7 +90,7 @@ def spring(task: AssignmentTask) -> Array:
     left = left[np.argsort(-size[left], kind="stable")]
     part_of_cluster = np.empty(len(order), np.int32)
     part_of_cluster[left] = list_schedule(merging.weights[left], means, np.zeros((task.num_parts, len(means))))
-    _follow(merging.into)
+    follow(merging.into)
     return rebalance(task, part_of_cluster[merging.into[merging.of_node]])
 
 
@@ -204,7 +213,7 @@ def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) 
         node = representative[one]
         if size_then != size[one] or node == NONE:
             continue
-        target = _root(merging.into, merging.of_node[neighbours.richest[node]])
+        target = root(merging.into, merging.of_node[neighbours.richest[node]])
         fits = target != one
         for k in range(most.size):
             fits = fits and merging.weights[one, k] + merging.weights[target, k] <= most[k]
@@ -217,19 +226,3 @@ def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) 
         representative[target] = _richer(representative[target], node, neighbours)
         heapq.heappush(queue, (size[target], -added, np.int64(target)))
         added += 1
-
-
-@compiled
-def _root(into: Array, one: int) -> int:
-    """The cluster that a cluster has been merged into; halves the path there."""
-    while into[one] != one:
-        into[one] = into[into[one]]
-        one = into[one]
-    return one
-
-
-@compiled
-def _follow(into: Array) -> None:
-    """Let every cluster point at the one that it has ended in."""
-    for one in range(len(into)):
-        into[one] = _root(into, one)

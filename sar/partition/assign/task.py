@@ -190,6 +190,22 @@ def emptiest(constraints: Constraints, loads: Array, node: int, seed: int) -> in
     return best
 
 
+@compiled
+def root(into: Array, one: int) -> int:
+    """The cluster that a cluster has been merged into; halves the path there."""
+    while into[one] != one:
+        into[one] = into[into[one]]
+        one = into[one]
+    return one
+
+
+@compiled
+def follow(into: Array) -> None:
+    """Let every cluster point at the one that it has ended in."""
+    for one in range(len(into)):
+        into[one] = root(into, one)
+
+
 _mix = compiled(splitmix.mix)
 
 
