@@ -1,4 +1,4 @@
-"""Compiled code on disk, in Numba's format: the folder, and the lock with which one process compiles for all of a host.
+"""Compiled code on disk: the folder, and the lock with which one process compiles for all of a host.
 
 [Note: compiled once]
 A file's name holds a digest of the sources, so every environment with the same sources, Numba and processor finds it.

@@ -11,6 +11,9 @@ code as Numba emits it; the entry point takes that of all its helpers, and all o
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import pickle
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +26,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.registry import cpu_target
+from numba.core.serialize import dumps
 from numba.core.types import Integer, float32, int16, uint16, void
 
 from sar.kernels.code_cache import code_folder, compiling, digest_of_sources
@@ -34,6 +38,7 @@ intrinsic: Decorator = numba.extending.intrinsic
 """The decorated function takes one argument more than its callers pass, the first."""
 
 CACHE_LINE = 64  # bytes
+DIGEST_BYTES = 16  # of a file with compiled code
 
 # Not `fastmath=True`: its "nnan" and "ninf" allow to drop the comparisons that NaN and infinities depend on.
 FAST_MATH = {"contract", "reassoc", "nsz", "arcp"}
@@ -208,11 +213,51 @@ class _KernelFiles(CompileResultCacheImpl):
     _locator_classes: Any = (_OneFolder,)
 
 
+class _CheckedFiles:
+    """A file for each signature of a kernel, with a digest: a damaged one, as after a power cut, counts as none.
+
+    Numba's own files are unpickled unchecked, and an index that is lost lets it take one signature's code for another.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+
+    def load(self, key: Any) -> Any:
+        """The data that were saved for a key, or None."""
+        with contextlib.suppress(OSError):
+            content = self._file(key).read_bytes()
+            if content[:DIGEST_BYTES] == _digest(content[DIGEST_BYTES:]):
+                saved, data = pickle.loads(content[DIGEST_BYTES:])
+                return data if saved == key else None
+        return None
+
+    def save(self, key: Any, data: Any) -> None:
+        """Put a complete file in place, whatever others do at the same time."""
+        content, file = dumps((key, data)), self._file(key)
+        partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
+        try:
+            partial.write_bytes(_digest(content) + content)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _file(self, key: Any) -> Path:
+        return self._folder / f"{self._name}.{_digest(repr(key).encode()).hex()}.nbc"
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
 class _SharedCache(FunctionCache):
     """One kernel's code, made by one process for all of a host: see [Note: compiled once]."""
 
     _impl_class = _KernelFiles
     _lock = contextlib.ExitStack()
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file = _CheckedFiles(Path(self.cache_path), self._impl.filename_base)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Code for a signature; if None, this process compiles it now, and ends with `save_overload`."""

@@ -97,6 +97,40 @@ def test_what_another_process_compiles_is_awaited_for_some_time(tmp_path, monkey
         assert time.monotonic() - began < 1.0
 
 
+DAMAGES = {
+    "empty": lambda content: b"",
+    "cut off": lambda content: content[: len(content) // 2],
+    "zeros for its end": lambda content: content[:-512] + bytes(512),
+    "noise": lambda content: bytes(range(256)) * 20,
+    "of another signature": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_made_anew(tmp_path, monkeypatch, damage):
+    """After a power cut files may be empty, or have zeros for their last blocks."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(code_cache, "WAIT_SECONDS", 0.0)
+
+    def add(one, other):
+        return one + other
+
+    def results():
+        compiled = compiler.compile_cached(add)
+        return [compiled(1, 2), compiled(1.5, 2.5)], sum(compiled.stats.cache_misses.values())
+
+    assert results() == ([3, 4.0], 2)
+    assert results() == ([3, 4.0], 0)
+    files = sorted(tmp_path.rglob("*.nbc"))
+    assert len(files) == 2
+    before = [file.read_bytes() for file in files]
+    for file, content in zip(files, before[::-1], strict=True):
+        file.write_bytes(content if damage == "of another signature" else DAMAGES[damage](file.read_bytes()))
+    assert results() == ([3, 4.0], 2)
+    assert results() == ([3, 4.0], 0)
+    assert sorted(tmp_path.rglob("*.nb*")) == files
+
+
 EPOCHS = """
 import sys, torch, sar
 from numba.core import event
