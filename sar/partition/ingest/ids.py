@@ -172,12 +172,15 @@ class _Numbering:
         self._store(chunk for _, chunk in read_ids(self._table))
 
     def _numbers_sent(self) -> Iterator[tuple[_Destination | None, Array]]:
-        with ExitStack() as stack:
-            numbers = {file: stack.enter_context(self._file(f"{file}.numbers").open("rb")) for file in self._files()}
-            places = stack.enter_context(self._file("places").open("ab+"))
+        read = np.zeros(1 << _BITS, np.int64)  # of each file; all open at once are too many for some systems
+        with self._file("places").open("ab+") as places:
             places.seek(0)
             for destination, rows, counts in self._sent:
-                found = [np.fromfile(opened, np.int64, counts[file]) for file, opened in numbers.items()]
+                found = [
+                    np.fromfile(self._file(f"{file}.numbers"), np.int64, counts[file], offset=8 * read[file])
+                    for file in np.flatnonzero(counts)
+                ]
+                read += counts
                 of_chunk = np.concatenate([np.empty(0, np.int64), *found])
                 yield destination, of_chunk[np.fromfile(places, np.int32, rows)]
 

@@ -146,7 +146,7 @@ def allow_open_files(count: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ConfigError(f"{count} parts need as many open files, but the limit is {hard}; raise it (ulimit -Hn).")
+        raise ConfigError(f"{count} parts need {needed} open files, but the limit is {hard}; raise it (ulimit -Hn).")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 

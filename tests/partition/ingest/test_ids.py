@@ -1,6 +1,7 @@
 """IDs that are strings or have gaps: `ids="map"` numbers nodes so that their IDs lead back to the very edges."""
 
 import gzip
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,19 @@ def test_numbers_depend_on_the_ids_alone(tmp_path_factory, pairs, buffer_bytes):
         assert given_ids(graph) == given_ids(open_graph(backwards, folder / "scratch", ids="map", allow_empty=True))
     assert named_edges(graph) == ends
     assert len(given_ids(graph)) == len({*ends[0], *ends[1]})
+
+
+def test_few_files_are_open_at_once(tmp_path):
+    """Some systems allow 256, as many as IDs go to."""
+    sources, destinations = np.random.default_rng(0).integers(0, 3000, (2, 6000)).tolist()
+    path = write(tmp_path / "edges.npy", sources, destinations)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        graph = open_graph(path, tmp_path / "scratch", ids="map")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert named_edges(graph) == (sources, destinations)
 
 
 def test_types_apart_and_strings_where_one_file_has_some(tmp_path):
