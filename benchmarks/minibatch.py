@@ -20,8 +20,8 @@ from sar.errors import SarError
 from sar.host.processes import run_workers
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
-SAR, CACHED, DISTDGL, SINGLE = "sar", "sar, feature cache", "DistDGL", "DGL, 1 process"
-LOADERS = SAR, CACHED, DISTDGL, SINGLE
+SAR, DISTDGL, SINGLE = "sar", "DistDGL", "DGL, 1 process"
+LOADERS = SAR, DISTDGL, SINGLE
 KEEPING = ", memory kept"
 """Ends the name of a loader whose processes keep freed memory."""
 
@@ -203,7 +203,6 @@ def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: floa
     targets: dict[str, tuple[Callable[..., Measured], int, Path]] = {
         SINGLE: (minibatch_training.single, 1, graph.file),
         SAR: (minibatch_training.worker, job.trainers, graph.partitions(job.trainers)),
-        CACHED: (minibatch_training.caching_worker, job.trainers, graph.partitions(job.trainers)),
     }
     target, processes, file = targets[kind]
     trainers = run_workers(

@@ -103,8 +103,8 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     return _train(model, model, epoch, job)
 
 
-def worker(_: Callable[[Any], None], job: Job, partition_json: Path, cached: float = 0) -> Measured:
-    """The library's loader; it keeps features of remote nodes, up to the fraction `cached` of the worker's own."""
+def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measured:
+    """The library's loader."""
     _set_allocator(job)
     sar.initialize_comms()
     data = sar.load_dgl_partition_data(str(partition_json), sar.rank(), "cpu")
@@ -115,7 +115,6 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path, cached: flo
         input_node_features={"feat": x},
         output_node_features={"label": labels},
         copy_edata=False,
-        feature_cache_bytes=int(cached * x.nbytes),
     )
     loader = sar.DataLoader(
         graph,
@@ -135,11 +134,6 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path, cached: flo
     model = _model(job, x.shape[1])
     ddp = DistributedDataParallel(model)
     return _train(model, ddp, epoch, job)
-
-
-def caching_worker(report: Callable[[Any], None], job: Job, partition_json: Path) -> Measured:
-    """The library's loader with a cache of a quarter of the worker's own features."""
-    return worker(report, job, partition_json, cached=0.25)
 
 
 def distdgl(job: Job) -> Measured:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.rows import FieldFormat, RowFormat
+from sar.comm.rows import FieldFormat
 from sar.common_tuples import CanonicalEtype
-from sar.sampling.draws import Numbering, copy_rows
+from sar.sampling.draws import copy_rows
 from sar.sampling.neighbors import SampledLayer
 from sar.sampling.owner_requests import NodesByOwner, Rows, send_requests
 from sar.sampling.worker_graph import Features, WorkerGraph
@@ -39,20 +39,12 @@ class Pairs(NamedTuple):
 Draw = Callable[[Group, WorkerGraph, Tensor, int], tuple[list[SampledLayer], Pairs | None]]
 
 
-class FeatureCache(NamedTuple):
-    """Input features of remote nodes that this worker's edges read often."""
-
-    rows: dict[str, Numbering]  # numbers the nodes of every type that has input features
-    features: Features  # of these nodes, in the order of their numbers
-
-
 @dataclass(frozen=True)
 class SamplingSource:
     """The graph, features and settings to sample with."""
 
     graph: WorkerGraph
     draw: Draw
-    cache: FeatureCache | None  # of input features
 
 
 class Batch(NamedTuple):
@@ -63,8 +55,6 @@ class Batch(NamedTuple):
     num_nodes: int  # of the whole graph
     inputs: Features  # of the first layer's sources
     outputs: Features  # of the last layer's destinations
-    hits: int  # remote input nodes whose features were in the cache
-    misses: int  # and those whose features were fetched
 
 
 def start_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Callable[[], Batch]:
@@ -84,7 +74,7 @@ def start_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -
     graph = source.graph
     layers, pairs = source.draw(group, graph, seeds, key)
     outputs = {ntype: nodes[: layers[-1].num_dst[ntype]] for ntype, nodes in layers[-1].nodes.items()}
-    features = _start_fetching(group, graph, layers[0].nodes, outputs, source.cache)
+    features = _start_fetching(group, graph, layers[0].nodes, outputs)
     return lambda: Batch(layers, pairs, graph.num_nodes, *features())
 
 
@@ -97,7 +87,6 @@ class _FeatureRequest:
     count: int  # of the wanted nodes
     nodes: list[Tensor]  # by owner, global IDs of the nodes to get from there
     positions: list[Tensor]  # by owner, their places among the wanted ones
-    cached: list[tuple[Tensor, Tensor]]  # rows of the cache, and such places
 
 
 def _start_fetching(
@@ -105,31 +94,20 @@ def _start_fetching(
     graph: WorkerGraph,
     input_nodes: Mapping[str, Tensor],
     output_nodes: Mapping[str, Tensor],
-    cache: FeatureCache | None,
-) -> Callable[[], tuple[Features, Features, int, int]]:
+) -> Callable[[], tuple[Features, Features]]:
     """Ask for features of nodes, global IDs of every type, (n,) int64 each.
 
-    Own rows are copied; remote ones come from the cache of input features or from their owners, with one message to
-    each owner and one back. The function that is returned waits for these, and returns the last four fields of `Batch`.
+    Own rows are copied; remote ones come from their owners, with one message to each owner and one back. The function
+    that is returned waits for these, and returns the last two fields of `Batch`.
     """
     own_rank, workers = group.rank, range(group.world_size)
     wanted = []
-    for features, nodes, kept in ((graph.inputs, input_nodes, cache), (graph.outputs, output_nodes, None)):
+    for features, nodes in ((graph.inputs, input_nodes), (graph.outputs, output_nodes)):
         for ntype, tables in features.items():
             asked = NodesByOwner.sort(nodes[ntype], graph.node_ranges)
-            by_owner, positions, cached = list(asked.nodes), list(asked.positions), []
-            for p in workers:
-                if kept is not None and p != own_rank:
-                    rows = kept.rows[ntype].find(by_owner[p])
-                    known = rows >= 0
-                    cached.append((rows[known], positions[p][known]))
-                    by_owner[p], positions[p] = by_owner[p][~known], positions[p][~known]
-            wanted.append(_FeatureRequest(ntype, tables, len(nodes[ntype]), by_owner, positions, cached))
+            wanted.append(_FeatureRequest(ntype, tables, len(nodes[ntype]), list(asked.nodes), list(asked.positions)))
     if not wanted:
-        return lambda: ({}, {}, 0, 0)
-    inputs = wanted[: len(graph.inputs)]
-    hits = sum(len(rows) for request in inputs for rows, _ in request.cached)
-    misses = sum(len(request.nodes[p]) for request in inputs for p in workers if p != own_rank)
+        return lambda: ({}, {})
 
     def respond(nodes: list[Tensor]) -> list[Rows]:
         columns = []
@@ -144,16 +122,13 @@ def _start_fetching(
     lengths = [[len(request.nodes[p]) for request in wanted for _ in request.tables] for p in workers]
     arrive = send_requests(group, f"{graph.signature}: features", requests, respond, formats, lengths)
 
-    def finish() -> tuple[Features, Features, int, int]:
+    def finish() -> tuple[Features, Features]:
         batch: list[tuple[str, dict[str, Tensor]]] = []
         for request in wanted:
             own, features = graph.rows(request.ntype, request.nodes[own_rank]), {}
             for name, table in request.tables.items():
                 out = features[name] = table.new_empty((request.count, *table.shape[1:]))
                 copy_rows(table, own, out, request.positions[own_rank])
-                for rows, positions in request.cached:
-                    assert cache is not None
-                    copy_rows(cache.features[request.ntype][name], rows, out, positions)
             batch.append((request.ntype, features))
         for p, response in enumerate(arrive()):
             if p != own_rank:
@@ -161,38 +136,6 @@ def _start_fetching(
                 for request, (_, features) in zip(wanted, batch, strict=True):
                     for out in features.values():
                         copy_rows(next(columns), None, out, request.positions[p])
-        return dict(batch[: len(inputs)]), dict(batch[len(inputs) :]), hits, misses
+        return dict(batch[: len(graph.inputs)]), dict(batch[len(graph.inputs) :])
 
     return finish
-
-
-def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
-    """A cache of `nbytes` bytes for this worker's most read remote nodes; called by all workers together.
-
-    They are those with input features that have the most edges into this worker, because a node with more of them is
-    drawn more often. As many as fit are taken, by edges per byte of their features.
-    """
-    cache = FeatureCache({}, {})
-    if not graph.inputs:
-        return cache
-    start, end = graph.node_ranges[graph.part]
-    columns = []
-    for number, (ntype, tables) in enumerate(graph.inputs.items()):
-        row_bytes = RowFormat.of(list(tables.values())).row_bytes
-        read = [relation.src.long() for relation in graph.relations if relation.etype[0] == ntype]
-        sources = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *read])
-        nodes, degrees = sources[(sources < start) | (sources >= end)].unique(return_counts=True)
-        edges_per_byte = degrees / max(row_bytes, 1)
-        columns.append((edges_per_byte, nodes, torch.full_like(nodes, row_bytes), torch.full_like(nodes, number)))
-    edges_per_byte, nodes, sizes, numbers = map(torch.cat, zip(*columns, strict=True))
-    order = edges_per_byte.argsort(descending=True, stable=True)
-    order = order[sizes[order].cumsum(0) <= nbytes]
-    nodes, numbers = nodes[order], numbers[order]
-    known = {ntype: nodes[numbers == number].sort().values for number, ntype in enumerate(graph.inputs)}
-    for ntype, of_type in known.items():
-        cache.rows[ntype] = Numbering(len(of_type), graph.num_nodes)
-        cache.rows[ntype].add(of_type)
-    group.agree(f"{graph.signature}: filling the cache")
-    no_outputs = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64, device="cpu"))
-    features, *_ = _start_fetching(group, graph, known, no_outputs, None)()
-    return cache._replace(features=features)

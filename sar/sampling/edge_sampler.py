@@ -185,7 +185,7 @@ class EdgePredictionSampler:
     def find_seeds(
         self, graph: GraphShardManager, local: WorkerGraph, seeds: SeedEdges, *, foreign: bool
     ) -> tuple[Tensor, LabelShifts]:
-        """The edges as rows, see [Note: seed edges], and the shifts of their labels; otherwise as of `GraphSampler`.
+        """The edges as rows, see [Note: seed edges], and the shifts of their labels; else as of `DistNeighborSampler`.
 
         A shift is added to labels of a type in batches of PyTorch Geometric, so that 0 is left for negative
         pairs. The types are those of which any worker has seeds.

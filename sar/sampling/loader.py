@@ -41,7 +41,7 @@ from sar.logging_setup import logger
 from sar.sampling.batch import Batch, SamplingSource, start_batch
 from sar.sampling.draws import derive_key, random_key
 from sar.sampling.edge_sampler import EdgePredictionSampler
-from sar.sampling.sampler import DistNeighborSampler, GraphSampler
+from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_batches import SeedBatches
 
 POLL_SECONDS: Final = 1.0
@@ -84,7 +84,7 @@ class DataLoader:
         self,
         full_graph_manager: GraphShardManager,
         seed_nodes: Tensor | Mapping[Any, Tensor],
-        graph_sampler: GraphSampler | EdgePredictionSampler,
+        graph_sampler: DistNeighborSampler | EdgePredictionSampler,
         batch_size: int = 1,
         drop_last: bool = False,
         shuffle: bool = False,
@@ -111,7 +111,7 @@ class DataLoader:
                 raise ConfigError(f"format is {format!r}; expected 'dgl' or 'pyg'.")
             if not isinstance(full_graph_manager, GraphShardManager):
                 raise ConfigError(f"The graph is {full_graph_manager!r}; expected a distributed one, as data.graph.")
-            if not isinstance(graph_sampler, GraphSampler | EdgePredictionSampler):
+            if not isinstance(graph_sampler, DistNeighborSampler | EdgePredictionSampler):
                 raise ConfigError(f"The sampler is {graph_sampler!r}; expected sar.DistNeighborSampler or the like.")
             source = graph_sampler.prepare(full_graph_manager)
             self._call = f"{source.graph.signature}: a batch"

@@ -1,4 +1,4 @@
-"""Samplers of the whole graph: their common base, and the neighbor sampler."""
+"""The neighbor sampler of the whole graph."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
-from sar.sampling.batch import Batch, Draw, SamplingSource, fill_cache, start_batch
+from sar.sampling.batch import Batch, SamplingSource, start_batch
 from sar.sampling.draws import ALL, random_key
 from sar.sampling.neighbors import SampledLayer, sample_layers
 from sar.sampling.seeds import check_seeds, global_ids
@@ -24,30 +24,57 @@ Fanout = int | Mapping[str | CanonicalEtype, int]
 LabelShifts = Mapping[CanonicalEtype, int]  # numbers added to labels of seed edges: see `EdgePredictionSampler`
 
 
-class GraphSampler:
-    """A sampler of the whole graph, with arguments as of `DistNeighborSampler`.
+class DistNeighborSampler:
+    """Samples, for each node of a batch, some of its in-neighbours, and of these again: layers of blocks to train on.
 
-    Arguments are attributes, which may be set between batches. Subclasses define this worker's part of the graph and
-    the draws in `_plan`.
+    Each layer draws `fanout` in-edges of a node of each edge type, or all if there are no more, as
+    `dgl.dataloading.NeighborSampler` does on one machine (Hamilton et al. 2017, "Inductive Representation Learning on
+    Large Graphs"). Nodes may be on any worker.
+
+    Arguments are attributes, which all workers may set between batches. In a loader with `num_workers` they take effect
+    with the next epoch.
+
+    The blocks are ordinary `DGLBlock`s of this worker alone. `dgl.NID` are global node IDs, as in `node_ranges`;
+    `dgl.EID` the graph's edge IDs, as in its `edata`. Destinations come first among the sources, seeds as given.
+
+    Args:
+        fanouts: for each layer, input layer first, the number of in-edges to draw at each node, -1 for all; or a
+            dictionary with that number for every edge type.
+        prob: edge feature with the weights by which edges are drawn, (E,) or (E, 1), from 0 to 1e200, in any unit; an
+            edge of weight 0 never is. Edge types that lack it are drawn from evenly. Default: all edges alike.
+        replace: draw with replacement: `fanout` edges of each node that has any.
+        copy_edata: copy the graph's edge features to the blocks; without, they have `dgl.EID` only.
+        input_node_features: features of this worker's nodes by name, (N_i, ...) each, to set on the first block's
+            sources. With several node types by `type/name`, (N_type, ...), as in `PartitionData.node_features`.
+        output_node_features: likewise for the destinations of the last block, such as labels.
+        output_device: device of the blocks; default the CPU. On GPUs they are graphs of sar's, for the same layers, and
+            not DGL's, of which most builds are for the CPU only.
+
+    Raises:
+        ConfigError: for arguments of another form.
     """
 
     def __init__(
         self,
-        copy_edata: bool,
-        input_node_features: Mapping[str, Tensor] | None,
-        output_node_features: Mapping[str, Tensor] | None,
-        output_device: torch.device | str | None,
-        feature_cache_bytes: int = 0,
+        fanouts: Sequence[Fanout],
+        prob: str | None = None,
+        replace: bool = False,
+        copy_edata: bool = True,
+        input_node_features: Mapping[str, Tensor] | None = None,
+        output_node_features: Mapping[str, Tensor] | None = None,
+        output_device: torch.device | str | None = None,
     ) -> None:
+        self.fanouts = fanouts
+        self.prob = prob
+        self.replace = replace
         self.copy_edata = copy_edata
         self.input_node_features = {} if input_node_features is None else input_node_features
         self.output_node_features = {} if output_node_features is None else output_node_features
         self.output_device = output_device
-        self.feature_cache_bytes = feature_cache_bytes
         self._check()
+        self.fanouts = list(fanouts)
         self.input_node_features = dict(self.input_node_features)
         self.output_node_features = dict(self.output_node_features)
-        self._hits = self._misses = 0
         self._edges: tuple[Any, Any, list[InEdges]] = None, None, []  # of a structure and edge types
         # The source of batches, identities and versions of the tensors it was made of, and these tensors, so that no
         # others get their identities.
@@ -62,13 +89,17 @@ class GraphSampler:
             for key, rows in features.items():
                 if not isinstance(rows, Tensor):
                     raise ConfigError(f"{name}[{key!r}] is a {type(rows).__name__}; expected a tensor.")
-        if self.feature_cache_bytes < 0:
-            raise ConfigError(f"feature_cache_bytes is {self.feature_cache_bytes}; expected at least 0.")
-
-    @property
-    def feature_cache_hit_rate(self) -> float:
-        """Of the remote input nodes of all batches so far, the fraction that was in the cache; 0 at first."""
-        return self._hits / max(self._hits + self._misses, 1)
+        fanouts = self.fanouts
+        if isinstance(fanouts, (str, Mapping)) or not isinstance(fanouts, Sequence) or not fanouts:
+            raise ConfigError(
+                f"fanouts is {fanouts!r}; expected a list with a number for each layer, such as [15, 10]."
+            )
+        for layer, fanout in enumerate(fanouts):
+            for value in fanout.values() if isinstance(fanout, Mapping) else [fanout]:
+                if not isinstance(value, int) or isinstance(value, bool) or value < -1:
+                    raise ConfigError(
+                        f"fanouts[{layer}] has {value!r}; expected an integer of at least 0, or -1 for all."
+                    )
 
     def sample(self, full_graph_manager: GraphShardManager, seeds: Seeds) -> Any:
         """Sample one batch; called by all workers together.
@@ -78,10 +109,10 @@ class GraphSampler:
         Args:
             full_graph_manager: the graph, from `construct_full_graph`, in any mode.
             seeds: this worker's nodes: global IDs, (S,) integer, or rows by type as `construct_mfgs` takes them; may be
-                empty. Samplers of subgraphs take other seeds, too.
+                empty.
 
         Returns:
-            One `DGLBlock` a layer, input layer first; or a `DGLGraph`, from samplers of subgraphs. See `output_device`.
+            One `DGLBlock` a layer, input layer first. See `output_device`.
 
         Raises:
             GraphError: for seeds that do not exist, are given twice, or are of another partition; for a message flow
@@ -118,14 +149,12 @@ class GraphSampler:
             made_of = id(graph._structure), graph.ntypes, graph.canonical_etypes, states, repr(settings)
             changed = any(group.agree(call, self._prepared is None or self._prepared[1] != made_of))
             if changed or self._prepared is None:
-                local, draw = self._plan(graph)
-                cache = fill_cache(group, local, self.feature_cache_bytes) if self.feature_cache_bytes else None
                 alive = graph._structure, list(named.values())
-                self._prepared = SamplingSource(local, draw, cache), made_of, alive
+                self._prepared = self._plan(graph), made_of, alive
             return self._prepared[0]
 
     def to_graphs(self, batch: Batch) -> Any:
-        """A sampled batch as graphs of DGL, or of sar off the CPU, on the output device: here a list of blocks."""
+        """A sampled batch as graphs of DGL, or of sar off the CPU, on the output device: a list of blocks."""
         device, blocks = torch.device(self.output_device or "cpu"), []
         for layer in batch.layers:
             edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
@@ -135,7 +164,6 @@ class GraphSampler:
             blocks[0].srcnodes[ntype].data.update({name: rows.to(device) for name, rows in features.items()})
         for ntype, features in batch.outputs.items():
             blocks[-1].dstnodes[ntype].data.update({name: rows.to(device) for name, rows in features.items()})
-        self._note_hits(batch)
         return blocks
 
     def to_data(self, batch: Batch, shifts: LabelShifts) -> Any:
@@ -148,22 +176,19 @@ class GraphSampler:
         ]
         num_dst = [layer.num_dst for layer in layers]
         data = make_batch(layers[0].nodes, num_dst, edges, batch.inputs, batch.outputs)
-        self._note_hits(batch)
         return data if self.output_device is None else data.to(self.output_device)
 
-    def _note_hits(self, batch: Batch) -> None:
-        self._hits += batch.hits
-        self._misses += batch.misses
-
-    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Draw]:
+    def _plan(self, graph: GraphShardManager) -> SamplingSource:
         """This worker's part of the graph, and the draws; by all workers together."""
-        raise NotImplementedError
+        fanouts, replace = self.fanouts_by_type(graph), bool(self.replace)
 
-    def _worker_graph(self, graph: GraphShardManager, settings: str, prob: str | None = None) -> WorkerGraph:
-        """This worker's part of the graph with the features wanted, and `prob` to draw by; settings in words."""
-        settings = f"{settings}, prob {prob}, feature cache {self.feature_cache_bytes > 0}"
+        def draw(group: Group, local: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
+            return sample_layers(group, local, local.by_type(seeds), key, fanouts, replace), None
+
+        settings = f"sampling of {self.fanouts}, replace {replace}, prob {self.prob}"
         features = self.input_node_features, self.output_node_features
-        return make_worker_graph(graph, self.in_edges(graph), settings, prob, self.copy_edata, *features)
+        local = make_worker_graph(graph, self.in_edges(graph), settings, self.prob, self.copy_edata, *features)
+        return SamplingSource(local, draw)
 
     def in_edges(self, graph: GraphShardManager) -> list[InEdges]:
         """The graph's in-edges, which are kept as long as no others are asked for."""
@@ -172,88 +197,6 @@ class GraphSampler:
             edges = in_edges(graph)
             self._edges = graph._structure, graph.canonical_etypes, edges
         return edges
-
-
-def sample_batch(sampler: Any, graph: GraphShardManager, seeds: Any) -> Batch:
-    """Sample one batch of this worker's seeds, as `GraphSampler.sample` and `EdgePredictionSampler.sample` do."""
-    with session.current_group().guard() as group:
-        source = sampler.prepare(graph)
-        found, _ = sampler.find_seeds(graph, source.graph, seeds, foreign=False)
-        group.agree(f"{source.graph.signature}: a batch")
-        return start_batch(group, source, found, random_key())()
-
-
-class DistNeighborSampler(GraphSampler):
-    """Samples, for each node of a batch, some of its in-neighbours, and of these again: layers of blocks to train on.
-
-    Each layer draws `fanout` in-edges of a node of each edge type, or all if there are no more, as
-    `dgl.dataloading.NeighborSampler` does on one machine (Hamilton et al. 2017, "Inductive Representation Learning on
-    Large Graphs"). Nodes may be on any worker.
-
-    Arguments are attributes, which all workers may set between batches. In a loader with `num_workers` they take effect
-    with the next epoch.
-
-    The blocks are ordinary `DGLBlock`s of this worker alone. `dgl.NID` are global node IDs, as in `node_ranges`;
-    `dgl.EID` the graph's edge IDs, as in its `edata`. Destinations come first among the sources, seeds as given.
-
-    Args:
-        fanouts: for each layer, input layer first, the number of in-edges to draw at each node, -1 for all; or a
-            dictionary with that number for every edge type.
-        prob: edge feature with the weights by which edges are drawn, (E,) or (E, 1), from 0 to 1e200, in any unit; an
-            edge of weight 0 never is. Edge types that lack it are drawn from evenly. Default: all edges alike.
-        replace: draw with replacement: `fanout` edges of each node that has any.
-        copy_edata: copy the graph's edge features to the blocks; without, they have `dgl.EID` only.
-        input_node_features: features of this worker's nodes by name, (N_i, ...) each, to set on the first block's
-            sources. With several node types by `type/name`, (N_type, ...), as in `PartitionData.node_features`.
-        output_node_features: likewise for the destinations of the last block, such as labels.
-        output_device: device of the blocks; default the CPU. On GPUs they are graphs of sar's, for the same layers, and
-            not DGL's, of which most builds are for the CPU only.
-        feature_cache_bytes: memory for input features of remote nodes that this worker's edges read most, which are
-            then not fetched again. For features that do not change. Default: none.
-
-    Raises:
-        ConfigError: for arguments of another form.
-    """
-
-    def __init__(
-        self,
-        fanouts: Sequence[Fanout],
-        prob: str | None = None,
-        replace: bool = False,
-        copy_edata: bool = True,
-        input_node_features: Mapping[str, Tensor] | None = None,
-        output_node_features: Mapping[str, Tensor] | None = None,
-        output_device: torch.device | str | None = None,
-        *,
-        feature_cache_bytes: int = 0,
-    ) -> None:
-        self.fanouts = fanouts
-        self.prob = prob
-        self.replace = replace
-        super().__init__(copy_edata, input_node_features, output_node_features, output_device, feature_cache_bytes)
-        self.fanouts = list(fanouts)
-
-    def _check(self) -> None:
-        super()._check()
-        fanouts = self.fanouts
-        if isinstance(fanouts, (str, Mapping)) or not isinstance(fanouts, Sequence) or not fanouts:
-            raise ConfigError(
-                f"fanouts is {fanouts!r}; expected a list with a number for each layer, such as [15, 10]."
-            )
-        for layer, fanout in enumerate(fanouts):
-            for value in fanout.values() if isinstance(fanout, Mapping) else [fanout]:
-                if not isinstance(value, int) or isinstance(value, bool) or value < -1:
-                    raise ConfigError(
-                        f"fanouts[{layer}] has {value!r}; expected an integer of at least 0, or -1 for all."
-                    )
-
-    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Draw]:
-        fanouts, replace = self.fanouts_by_type(graph), bool(self.replace)
-
-        def draw(group: Group, local: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
-            return sample_layers(group, local, local.by_type(seeds), key, fanouts, replace), None
-
-        return self._worker_graph(graph, f"sampling of {self.fanouts}, replace {replace}", self.prob), draw
 
     def fanouts_by_type(self, graph: GraphShardManager) -> list[list[int]]:
         """The fan-outs of every layer, by edge type in the graph's order; `ALL` for -1."""
@@ -265,6 +208,15 @@ class DistNeighborSampler(GraphSampler):
                 raise ConfigError(f"fanouts[{layer}] lacks the edge types {missing}; give each a number, such as 0.")
             fanouts.append([ALL if given[etype] == -1 else given[etype] for etype in graph.canonical_etypes])
         return fanouts
+
+
+def sample_batch(sampler: Any, graph: GraphShardManager, seeds: Any) -> Batch:
+    """Sample one batch of this worker's seeds, for `sample` of both samplers."""
+    with session.current_group().guard() as group:
+        source = sampler.prepare(graph)
+        found, _ = sampler.find_seeds(graph, source.graph, seeds, foreign=False)
+        group.agree(f"{source.graph.signature}: a batch")
+        return start_batch(group, source, found, random_key())()
 
 
 def by_etype(graph: GraphShardManager, given: Any) -> dict[CanonicalEtype, Any]:

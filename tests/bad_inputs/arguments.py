@@ -306,11 +306,6 @@ CASES = {
         "input_node_features is a Tensor; expected a dictionary from name to tensor.",
         error="ConfigError",
     ),
-    "a cache of negative size": case(
-        lambda: sample([2], feature_cache_bytes=-1),
-        "feature_cache_bytes is -1; expected at least 0.",
-        error="ConfigError",
-    ),
     "an embedding of no dimension": case(
         lambda: embedding(0), "embedding_dim is 0; expected an integer of at least 1.", error="ConfigError"
     ),

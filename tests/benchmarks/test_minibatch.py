@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import minibatch
-from benchmarks.minibatch import CACHED, DISTDGL, KEEPING, SAR, SINGLE, Results, Run
+from benchmarks.minibatch import DISTDGL, KEEPING, SAR, SINGLE, Results, Run
 from benchmarks.minibatch_training import Measured
 from benchmarks.results import save
 from sar.errors import ConfigError
@@ -63,7 +63,7 @@ def test_the_whole_path(tmp_path: Path) -> None:
     done = benchmark("benchmarks.minibatch", *options, "--memory", "default", "kept", *paths, timeout=500)
     assert done.returncode == 0, done.stderr
     results = minibatch.load(tmp_path / "work" / "minibatch.json")
-    loaders = [SAR, CACHED, DISTDGL, SINGLE]
+    loaders = [SAR, DISTDGL, SINGLE]
     assert results.loaders == loaders + [loader + KEEPING for loader in loaders]
     assert len({sum(trainer.seeds for trainer in one.trainers) for one in results.runs}) == 1
     assert "| DistDGL" in (tmp_path / "benchmarks.md").read_text()

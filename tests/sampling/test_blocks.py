@@ -11,7 +11,7 @@ from tests.core.attempts import catch_and_recover
 from tests.matrix import corner
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
-from tests.sampling.cases import add_edge_feature, check_blocks, describe, features_of, node_features
+from tests.sampling.cases import add_edge_feature, check_blocks, describe, node_features
 
 
 def sample(mine, fanouts, options):
@@ -134,41 +134,6 @@ def drawn_by_weights(partition):
 def test_weights_of_every_dtype(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     assert all(all(found.values()) for found in pool.run(drawn_by_weights, per_rank=parts.partitions))
-
-
-def with_cache(mine, nbytes):
-    partition, seeds = mine
-    graph = sar.construct_full_graph(partition)
-    features = {"x": node_features(partition), "y": node_features(partition).float()}
-    sampler = sar.DistNeighborSampler([2, 2], input_node_features=features, feature_cache_bytes=nbytes)
-    assert sampler.feature_cache_hit_rate == 0
-    cache, before = sampler.prepare(graph).cache, sar.comm.statistics()
-    batches = [sampler.sample(graph, seeds)[0] for _ in range(3)]
-    moved = sar.comm.statistics() - before
-    for block in batches:
-        expected = features_of(block.srcdata[dgl.NID])
-        assert torch.equal(block.srcdata["x"], expected)
-        assert torch.equal(block.srcdata["y"], expected.float())
-    return sampler.feature_cache_hit_rate, moved.bytes_received, cache
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_cache_is_exact_and_saves_messages(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    given = list(zip(parts.partitions, some_seeds(parts, "all"), strict=True))
-    results = [pool.run(with_cache, nbytes, per_rank=given) for nbytes in (0, 5 * 40, 10**6)]
-    for rank in range(world_size):
-        none, some, all_ = [by_rank[rank] for by_rank in results]
-        assert none[0] == 0
-        assert none[2] is None
-        assert 0 < some[0] < all_[0] < 1  # some nodes are two steps away, and in nobody's halo
-        assert all_[1] < some[1] < none[1]
-        nodes = some[2].rows["_N"].nodes
-        assert len(nodes) == 5
-        start, end = parts.partitions[rank].node_ranges[rank]
-        remote = parts.src[(parts.dst >= start) & (parts.dst < end) & ((parts.src < start) | (parts.src >= end))]
-        degrees = torch.bincount(remote, minlength=parts.num_nodes)
-        assert degrees[nodes].min() >= degrees.sort(descending=True).values[4]
 
 
 def load_foreign(mine):

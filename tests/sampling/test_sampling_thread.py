@@ -314,7 +314,6 @@ def changed_between_epochs(mine, num_workers):
         prob="w",
         input_node_features={"x": features, "y": wide[:, 1:]},
         output_node_features={"x": features},
-        feature_cache_bytes=10_000,
     )
     loader = sar.DataLoader(graph, seeds, sampler, batch_size=4, seed=3, num_workers=num_workers)
     found = []
