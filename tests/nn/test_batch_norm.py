@@ -145,7 +145,7 @@ def test_state_dicts_are_interchangeable_with_torch():
 
 
 def averaged(batches):
-    """Running statistics made anew for averaged weights, then of a layer that Lightning freezes, and one that a loop does."""
+    """Running statistics made anew for averaged weights, and then with layers frozen as Lightning and as loops do."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Tanh(), nn.BatchNorm1d(4, momentum=0.3)).double()
     model = torch.optim.swa_utils.AveragedModel(sar.convert_batchnorm(model) if dist.is_initialized() else model)
     torch.optim.swa_utils.update_bn(batches, model)

@@ -151,10 +151,12 @@ class GraphQueries:
 
     def num_nodes_global(self, ntype: str | None = None) -> int:
         """Number of nodes of the whole graph; otherwise like `num_nodes`."""
+        self._structure.group.has_summed = True  # a loss may be divided by it
         return sum(nodes.counts_global[t] for nodes, t in self._nodes_of(ntype))
 
     def num_edges_global(self, etype: AnyEtype = None) -> int:
         """Number of edges of the whole graph, of one type or all."""
+        self._structure.group.has_summed = True
         return sum(relation.num_edges_global for relation in self._relations_of(etype))
 
     def _nodes_of(self, ntype: str | None) -> list[tuple[NodeSet, str]]:
