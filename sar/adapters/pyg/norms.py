@@ -148,7 +148,7 @@ OVER_ALL: dict[type[nn.Module], Callable[..., Tensor]] = {
 }
 """The norm layers that look at all nodes of a graph, and their forwards over those of all workers."""
 
-_KINDS = (_BatchNorm, *OVER_ALL)
+_KINDS: tuple[type[nn.Module], ...] = (_BatchNorm, *OVER_ALL)
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
