@@ -33,7 +33,8 @@ REDUCED_DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
     *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
 )
-_OF_ALL, _OF_INTEGERS = ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BOR", "BXOR")
+_OF_COMPLEX, _OF_FLOATS = ("SUM", "AVG"), ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
+_OF_INTEGERS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 _EXTREMES = (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
 
 
@@ -60,10 +61,9 @@ def _combine(group: Group, tensor: Tensor, op: Any, device: torch.device) -> Non
     if tensor.dtype not in REDUCED_DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in REDUCED_DTYPES)
         raise ConfigError(f"{call} is not possible: workers combine {names}. Convert the tensor.")
-    of_floats = ("SUM", "AVG") if tensor.is_complex() else (*_OF_ALL, "AVG")
-    names = of_floats if tensor.is_complex() or tensor.is_floating_point() else (*_OF_ALL, *_OF_INTEGERS)
-    if not any(op == getattr(dist.ReduceOp, name) for name in names):
-        raise ConfigError(f"{call} is not possible: numbers of this dtype are combined by {', '.join(names)}.")
+    ops = _OF_COMPLEX if tensor.is_complex() else _OF_FLOATS if tensor.is_floating_point() else _OF_INTEGERS
+    if not any(op == getattr(dist.ReduceOp, name) for name in ops):
+        raise ConfigError(f"{call} is not possible: numbers of this dtype are combined by {', '.join(ops)}.")
     group.agree(call)
     group.has_summed |= op == dist.ReduceOp.SUM
     if group.world_size > 1:
