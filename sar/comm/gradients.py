@@ -23,7 +23,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Variable, forward_ad
+from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.futures import Future
 from torch.nn import Module, Parameter, ParameterList
@@ -126,16 +126,6 @@ def _fully_sharded_average() -> bool:
             if runs and not sums and group.mesh_info.mesh.size() > 1:
                 return True
     return False
-
-
-def refuse_transforms(*inputs: Tensor | None) -> None:
-    """Raise `ConfigError` inside a transform of torch.func, or for inputs with tangents of forward mode."""
-    tangents = forward_ad._current_level >= 0 and [forward_ad.unpack_dual(x).tangent for x in inputs if x is not None]
-    if torch._C._are_functorch_transforms_active() or any(tangent is not None for tangent in tangents or ()):
-        raise ConfigError(
-            "sar's distributed calls have no rules for torch.func's grad, vmap, jvp and the like, nor for forward "
-            "mode. Use loss.backward() or torch.autograd.grad; torch.func.functional_call works."
-        )
 
 
 def _watch(ddp: Module, name: str, module: Module | None) -> None:

@@ -44,9 +44,9 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import _StopRecomputationError
 
-from sar.comm.gradients import refuse_transforms
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import FollowedCall, Statistics, counters, listeners
 from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
@@ -416,6 +416,16 @@ class Guard:
             group._followed.pop().end()
         if group._owner is not None and group._owner[0] == threading.get_ident():
             group._owner = self._owner
+
+
+def refuse_transforms(*inputs: Tensor | None) -> None:
+    """Raise `ConfigError` inside a transform of torch.func, or for inputs with tangents of forward mode."""
+    tangents = forward_ad._current_level >= 0 and [forward_ad.unpack_dual(x).tangent for x in inputs if x is not None]
+    if torch._C._are_functorch_transforms_active() or any(tangent is not None for tangent in tangents or ()):
+        raise ConfigError(
+            "sar's distributed calls have no rules for torch.func's grad, vmap, jvp and the like, nor for forward "
+            "mode. Use loss.backward() or torch.autograd.grad; torch.func.functional_call works."
+        )
 
 
 def running_module() -> tuple[str, str]:

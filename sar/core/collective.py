@@ -33,8 +33,8 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.exchange import Exchange, Layout
-from sar.comm.gradients import refuse_average, refuse_transforms
-from sar.comm.group import Group
+from sar.comm.gradients import refuse_average
+from sar.comm.group import Group, refuse_transforms
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.settings import SMALL_TILE, Settings

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm.gradients import refuse_transforms
+from sar.comm.group import refuse_transforms
 from sar.comm.settings import Settings
 from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.collective import CallContext
