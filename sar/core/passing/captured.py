@@ -23,7 +23,7 @@ weighted sums by destination with a tolerance.
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import CellType, FunctionType
 from typing import Any
@@ -267,6 +267,18 @@ class AmbientState:
             finally:
                 for buffers, old in before:
                     buffers.update(old)
+
+
+@contextmanager
+def recorded_alike(needed: bool) -> Iterator[None]:
+    """Context of a first run that is recorded by autograd, as the second will be, if there is one.
+
+    Hooks on saved tensors, as of checkpoints, do not see what nobody goes back through. We save aliases, because a
+    result that its own node keeps would never be freed.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
+    with torch.set_grad_enabled(needed), hooks if needed else nullcontext():
+        yield
 
 
 class Fingerprint:

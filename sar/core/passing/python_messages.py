@@ -33,7 +33,7 @@ from sar.core.passing.batches import (
     results_on_nothing,
 )
 from sar.core.passing.builtin import REAL_ONLY
-from sar.core.passing.captured import AmbientState, Captured, FindCaptured, Fingerprint, StandIns
+from sar.core.passing.captured import AmbientState, Captured, FindCaptured, Fingerprint, StandIns, recorded_alike
 from sar.core.passing.own_rows import FewRows, refuse_other_rows
 from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Reduction, edge_rows, gather_rows
 from sar.errors import FieldError, GraphError
@@ -196,8 +196,7 @@ class PythonCall(TileCall):
         for block, tile in self.tiles(src):
             for part in self.parts(block):
                 rows = self.rows(part, tile, fields)
-                # Recorded by autograd if the backward is to make the same bits: see [Note: fingerprints].
-                with leaves, self.state.autocast(), torch.set_grad_enabled(bool(self.needed)):
+                with leaves, self.state.autocast(), recorded_alike(bool(self.needed)):
                     messages = self.run(part, tile, rows, softmax.rise, self.fingerprint)
                 for name, reduction in self.reductions.items():
                     reduction.add(combined[name], messages[name].detach(), part)
