@@ -9,7 +9,6 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.host.memory import machine_memory
 from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
 from sar.partition.assign.assignment_files import write_assignment
 from sar.partition.graph_source import GraphSource, Progress
@@ -23,7 +22,10 @@ from sar.partition.write.write import write_parts
 from sar.partition.write.write_job import check_hops, check_writable
 
 _TRAINER = "trainer_id"
-_LEAST_BYTES = 9  # of a node, as `partition.write.write_job` needs them
+_MANY_NODES, _MANY_FOR_AN_EDGE = (
+    10**7,
+    1000,
+)  # public lists of edges with gaps in their IDs have 10 nodes an edge at most
 
 
 @dataclass(frozen=True)
@@ -131,15 +133,15 @@ def read_input(
 ) -> GraphSource:
     """Open a graph with the arguments of `open_graph`, clean it up with those of `clean_up`, and split its nodes.
 
-    `split` and `seed` are those of `with_split`. `ConfigError` also if numbers of nodes alone do not fit into this
-    machine's memory, as with gaps in the IDs.
+    `split` and `seed` are those of `with_split`. `ConfigError` also if there are far more nodes than edges, as from one
+    large ID, and their number is not given.
     """
-    graph, most = open_graph(path, scratch, **reading), machine_memory()
-    if _LEAST_BYTES * graph.total_nodes > most:
+    graph = open_graph(path, scratch, **reading)
+    implied = reading.get("num_nodes") is None and not any(graph.node_data.values())
+    if implied and graph.total_nodes > max(_MANY_NODES, _MANY_FOR_AN_EDGE * graph.total_edges):
         raise ConfigError(
-            f"the graph has {graph.total_nodes:,} nodes and {graph.total_edges:,} edges, and the nodes alone take "
-            f"{_LEAST_BYTES} bytes each, more than the {most:,} of this machine. The number of nodes is the greatest "
-            f"ID plus one, unless it is given.{ADVICE}"
+            f"the graph has {graph.total_nodes:,} nodes and {graph.total_edges:,} edges. The number of nodes is the "
+            f"greatest ID plus one, unless it is given.{ADVICE} If they are meant, give their number: --num-nodes N."
         )
     graph = clean_up(graph, scratch, **cleaning, memory=memory)
     return graph if split is None else with_split(graph, split, seed)

@@ -9,6 +9,7 @@ import pytest
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, assign, balance_weights
 from sar.partition.graph_source import ArrayEdges, GraphSource
+from tests.partition.tasks import source
 
 
 @pytest.mark.parametrize("balance", ["mask", "count", IN_EDGES])
@@ -103,3 +104,17 @@ def test_both_names_of_the_default_method_give_the_same_parts(tmp_path: Path) ->
     parts = [assign(one, graph, tmp_path / "scratch", None, lambda doing, share: None).part_of for one in options]
     assert np.array_equal(parts[0], parts[1])
     assert np.array_equal(parts[0], parts[2])
+
+
+@pytest.mark.parametrize("method", ["random", "ldg", "spring", "multilevel", "metis"])
+def test_a_method_that_needs_more_memory_than_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Here 2**31 nodes, as from one large ID."""
+    graph = source([0, 1, 2], [1, 2, 2**31 + 5], 2**31 + 6)
+    with pytest.raises(ConfigError, match=rf"'{method}' takes [\d,]+ bytes for 2,147,483,654 nodes.*--ids map"):
+        assign(AssigningOptions(2, method), graph, tmp_path / "s", 2**30, lambda doing, share: None)
+    few = source([0, 1], [1, 2], 2000)
+    monkeypatch.setattr("sar.partition.assign.assigning.available_memory", lambda: 20_000)
+    with pytest.raises(ConfigError, match="and there are 20,000"):
+        assign(AssigningOptions(2, method), few, tmp_path / "s", None, lambda doing, share: None)

@@ -200,3 +200,13 @@ def test_what_a_method_returns_is_checked(edges, tmp_path, monkeypatch, returned
     with pytest.raises(ConfigError, match=message):
         run_partition(source, AssigningOptions(parts=2, method="mine"), output)
     assert not output.directory.exists()
+
+
+@pytest.mark.parametrize("largest", [2**31 + 5, 2**40, 2**62])
+def test_one_large_id_is_told_before_it_takes_all_memory(tmp_path: Path, largest: int) -> None:
+    (tmp_path / "edges.csv").write_text(f"0,1\n1,2\n2,{largest}\n")
+    how = {"path": tmp_path / "edges.csv", "scratch": tmp_path / "scratch", "cleaning": {}}
+    with pytest.raises(ConfigError, match=f"has {largest + 1:,} nodes and 3 edges.*--ids map.*--num-nodes"):
+        read_input(**how)
+    assert read_input(**how, ids="map").total_nodes == 4
+    assert read_input(**how, num_nodes=largest + 1).total_nodes == largest + 1

@@ -14,6 +14,7 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.errors import ConfigError
+from sar.host.memory import available_memory
 from sar.id_slices import pieces
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.assign.ldg import ldg
@@ -82,6 +83,7 @@ def assign(
         raise ConfigError(f"a volume bound is for the method '{SPRING}'; the method is '{options.method}'.")
     if bound is not None and not 0 < bound < np.inf:
         raise ConfigError(f"the volume bound is {bound}; expected a number above 0, such as {VOLUME_BOUND}.")
+    _check_memory(options.method, graph, memory)
     weights = balance_weights(graph, options.balance) | dict(more or {})
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
@@ -176,6 +178,19 @@ def _weights(balance: str, column: Column, rows: slice) -> Array:
     return values
 
 
+def _check_memory(method: str, graph: GraphSource, memory: int | None) -> None:
+    """Raise `ConfigError` if a method needs more memory than there is, for its nodes alone."""
+    room = available_memory() if memory is None else min(memory, available_memory())
+    needed = NODE_BYTES.get(method, 0) * graph.total_nodes
+    if needed > room:
+        sizes = ", ".join(f"{name} {size}" for name, size in NODE_BYTES.items())
+        raise ConfigError(
+            f"method '{method}' takes {needed:,} bytes for {graph.total_nodes:,} nodes, and there are {room:,}. Bytes "
+            f"a node by method: {sizes}. Nodes that no edge names, from gaps in IDs, are left out with --ids map "
+            "(ids='map')."
+        )
+
+
 METHODS: dict[str, Method] = {
     "random": random,
     SPRING: spring,
@@ -184,6 +199,8 @@ METHODS: dict[str, Method] = {
     "metis": multilevel,  # DGL's name for the method that divides by METIS
 }
 """The methods that are there without an entry point."""
+NODE_BYTES = {"random": 30, "ldg": 30, SPRING: 60, MULTILEVEL: 70, "metis": 70}
+"""Memory that a method takes for each node, at the least: on graphs with few edges, measured."""
 
 
 def method_named(name: str) -> Method:
