@@ -257,7 +257,7 @@ class _SharedCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._cache_file = _CheckedFiles(Path(self.cache_path), self._impl.filename_base)
+        self._cache_file: Any = _CheckedFiles(Path(self.cache_path), self._impl.filename_base)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Code for a signature; if None, this process compiles it now, and ends with `save_overload`."""

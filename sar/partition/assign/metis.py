@@ -39,8 +39,8 @@ def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries:
     lists = _adjacency_lists(csr, unit, task.seed)
     component, connected = np.arange(csr.num_nodes), np.diff(lists.indptr) > 0
     _join_neighbours(lists.indptr, lists.neighbours, component)
-    too_large = _sums(weights, component) > WHOLE * part_means(weights[connected], task.num_parts)
-    divided = too_large.any(axis=1)[component] & connected
+    excess = _sums(weights, component) - WHOLE * part_means(weights[connected], task.num_parts)
+    divided = (excess.max(axis=1) > 0)[component] & connected
     component[divided] = np.flatnonzero(divided)
     if np.count_nonzero(divided) <= task.num_parts:  # METIS takes no such graph
         divided[:] = False
