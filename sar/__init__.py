@@ -9,7 +9,10 @@ from sar.comm.allocator import ask_for_huge_pages
 install_shim()  # before anything imports dgl
 ask_for_huge_pages()  # before anything makes a tensor
 
-from sar import comm, common_tuples, core, nn, train
+from sar import comm, common_tuples, core, train
+from sar import (
+    nn as nn,
+)  # not in __all__, nor is `print`: `from sar import *` leaves the names of torch and Python alone
 from sar.adapters.dgl.dist_graph import convert_dist_graph
 from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.adapters.dgl.patched_layers import patch_dgl, patched_edge_softmax, unpatch_dgl
@@ -42,7 +45,8 @@ from sar.sampling import (
     split_seeds,
 )
 from sar.train.early_stopping import EarlyStopping
-from sar.train.script import print, seed
+from sar.train.script import print as print
+from sar.train.script import seed
 from sar.train.task import Task
 
 __version__ = "0.1.0"
@@ -87,7 +91,7 @@ else:
 
     def __dir__() -> list[str]:
         """The public names, also those that are not loaded yet."""
-        return sorted({*__all__, "pyg"})
+        return sorted({*__all__, "nn", "print", "pyg"})
 
 
 __all__ = [
@@ -129,13 +133,11 @@ __all__ = [
     "logging_setup",
     "message_has_parameters",
     "nfs_ip_init",
-    "nn",
     "open_graph",
     "pair_graph",
     "partition_graph",
     "patch_dgl",
     "patched_edge_softmax",
-    "print",
     "profile",
     "rank",
     "recover",

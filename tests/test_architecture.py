@@ -1,6 +1,7 @@
 """Imports under sar/ run one way and never in a circle, DGL is imported in one place, and public paths stay."""
 
 import ast
+import builtins
 import importlib
 import io
 import re
@@ -329,7 +330,11 @@ def test_public_import_paths_stay(path):
 
 def test_every_public_name_is_there():
     assert [name for name in sar.__all__ if not hasattr(sar, name)] == []
-    assert set(sar.__all__) <= set(dir(sar))
+    assert {*sar.__all__, "nn", "print"} <= set(dir(sar))
+
+
+def test_a_star_import_leaves_the_names_of_python_and_torch():
+    assert {*sar.__all__} & {*dir(builtins), "nn", "optim", "F"} == set()
 
 
 def test_the_code_stays_within_its_budget(capsys):

@@ -1,11 +1,14 @@
 """The command line: one command of `sar` after the other."""
 
 import argparse
+import contextlib
 import errno
+import io
+import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -34,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None takes them from the command line.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    with _printing():
+        return _run(sys.argv[1:] if argv is None else argv)
+
+
+def _run(argv: Sequence[str]) -> int:
     for word in argv:
         name = f"sar {' '.join(dict.fromkeys([argv[0], word.partition('=')[0]]))}"
         if argv[0] != "launch" and (told := advice(name)) is not None:
@@ -72,9 +79,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Print characters that the terminal lacks as escapes, and end in order if the output cannot be written.
+
+    That is so if the reader of a pipe leaves, as `head` does, which is not worth a message.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            yield
+        finally:
+            print(end="", flush=True)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        if error.errno == errno.EPIPE:
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        raise SystemExit(f"sar: the output cannot be written ({error.strerror})") from None
+
+
 _OF_THE_FILE_SYSTEM = (
-    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSPC,
-    errno.ENOTDIR, errno.EPERM, errno.EROFS,
+    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EISDIR, errno.EMFILE, errno.ENAMETOOLONG, errno.ENOENT,
+    errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
 )  # fmt: skip
 """Errors that a user can mend by another path or more room, so a traceback would only hide them."""
 

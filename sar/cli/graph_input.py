@@ -178,4 +178,7 @@ def _named(option: str, pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    return tuple(float(share) for share in text.split(","))
+    try:
+        return tuple(float(share) for share in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of shares; expected one, such as 0.6,0.2,0.2") from error

@@ -3,6 +3,8 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,7 @@ def test_sigterm_cleans_up_and_ends_with_its_status(monkeypatch: pytest.MonkeyPa
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.ENOTDIR])
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.ENOTDIR, errno.EMFILE])
 def test_errors_of_the_file_system_name_the_file(
     number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,3 +66,63 @@ def test_a_directory_below_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["partition", str(edges), "--parts", "1", "--out", str(file / "out")]) == 1
     told = f"sar partition: '{file}/out.partial' cannot be made (Not a directory); name a directory elsewhere."
     assert capsys.readouterr().err.splitlines()[-1] == told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--parts", "x"], "argument --parts: 'x' is no number of parts; expected one, such as 4, or auto"),
+        (["--parts", "-1"], "argument --parts: '-1' is no number of parts; expected one, such as 4, or auto"),
+        (["--split", "1,x"], "argument --split: '1,x' is no list of shares; expected one, such as 0.6,0.2,0.2"),
+    ],
+)
+def test_options_of_another_form(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["partition", "edges.csv", "--parts", "2", *arguments])
+    assert capsys.readouterr().err.splitlines()[-1] == f"sar partition: error: {told}"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
+@pytest.mark.parametrize("method", ["random", "spring", "ldg", "multilevel"])
+def test_a_seed_that_methods_cannot_take(
+    seed: int, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edges = tmp_path / "edges.csv"
+    edges.write_text("0,1\n1,2\n2,3\n")
+    options = ["--parts", "2", "--method", method, "--out", str(tmp_path / "out")]
+    assert main(["partition", str(edges), *options, "--seed", str(seed)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (f"sar partition: seed is {seed}; expected 0 to 2**63 - 1.")
+    assert main(["partition", str(edges), *options, "--seed", str(2**63 - 1)]) == 0
+
+
+def ended(to: int, environment: dict[str, str], names: str) -> tuple[int, str]:
+    """The exit status and errors of a command that prints to a file descriptor."""
+    script = (
+        f"import sys; from sar.cli import inspect, main; inspect.run = lambda _: print({names!r}); sys.exit(main())"
+    )
+    command = [sys.executable, "-c", script, "inspect", "x"]
+    done = subprocess.run(
+        command, stdout=to, stderr=subprocess.PIPE, env=os.environ | environment, timeout=60, check=False
+    )
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_the_reader_of_a_pipe_has_left(buffered: str) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    assert ended(writes, {"PYTHONUNBUFFERED": buffered}, "x") == (128 + signal.SIGPIPE, "")
+    os.close(writes)
+
+
+def test_the_output_goes_to_a_full_disk() -> None:
+    with open("/dev/full", "wb") as full:
+        told = "sar: the output cannot be written (No space left on device)\n"
+        assert ended(full.fileno(), {"PYTHONUNBUFFERED": ""}, "x") == (1, told)
+
+
+def test_characters_that_the_terminal_lacks(tmp_path: Path) -> None:
+    with open(tmp_path / "out", "wb") as file:
+        assert ended(file.fileno(), {"PYTHONIOENCODING": "ascii"}, "zo\xeb b\udcff") == (0, "")
+        assert ended(file.fileno(), {"PYTHONIOENCODING": "utf-8"}, "zo\xeb b\udcff") == (0, "")
+    assert (tmp_path / "out").read_bytes() == b"zo\\xeb b\\udcff\nzo\xc3\xab b\\udcff\n"

@@ -66,8 +66,8 @@ class AssignmentTask:
         num_nodes = self.graph.total_nodes
         if self.num_parts < 1:
             raise ConfigError(f"cannot divide nodes into {self.num_parts} parts; expected at least 1.")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; expected a number from 0 on.")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}; expected 0 to 2**63 - 1.")
         if not 0 <= self.imbalance < np.inf:
             raise ConfigError(
                 f"imbalance is {self.imbalance}; expected a number from 0 on: 0.05 is 5 % above the mean."
