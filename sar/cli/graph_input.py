@@ -20,7 +20,7 @@ from sar.partition.ingest.chunked import METADATA
 from sar.partition.ingest.files import FORMATS
 from sar.partition.pipeline import OutputOptions, read_input
 
-_TYPED = re.compile(r"([^:=/]+:[^:=/]+:[^:=/]+)=(.+)")
+_TYPED = re.compile(r"([^:=]+:[^:=]+:[^:=]+)=(.+)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 T = TypeVar("T", AssigningOptions, OutputOptions)
 
@@ -40,9 +40,9 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     field = "one more field; of a table FILE#COLUMN, such as label=nodes.csv#label"
     for kind, form in (("node", "[NTYPE/]NAME=FILE"), ("edge", "[NTYPE:RELATION:NTYPE/]NAME=FILE")):
         add(f"--{kind}-feature", action="append", default=[], metavar=form, help=field)
-    delimiter = "between fields of text, this one only: a character, or TAB; default: found out in each file"
+    delimiter = "between fields of text: a character, or TAB; default: found out from the first row of each file"
     add("--delimiter", type=lambda text: "\t" if text in ("TAB", "\\t") else text, metavar="CHARACTER", help=delimiter)
-    comment = "begins lines of text to pass over, '' none; default: # and %%, but only before the first row"
+    comment = "begins lines before the first row to pass over, '' none; default: # and %%"
     add("--comment", metavar="TEXT", help=comment)
     header = "whether text begins with names of columns, in all tables; default: found out in each"
     add("--header", action=argparse.BooleanOptionalAction, help=header)
@@ -78,7 +78,6 @@ def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -
 def input_of(arguments: argparse.Namespace) -> Callable[[Path], GraphSource]:
     """Reads the input with the options that `add_input` declares; its argument is a directory for copies."""
     as_given = ("format", "delimiter", "header", "dtype", "allow_nan", "allow_outside", "ids", "comment", "mask_column")
-    columns = [int(name) if name.isdigit() else name for name in arguments.columns or ()]
     return partial(
         read_input,
         _path(arguments.input),
@@ -94,7 +93,7 @@ def input_of(arguments: argparse.Namespace) -> Callable[[Path], GraphSource]:
         test_nodes=_node_lists("--test-nodes", arguments.test_nodes),
         node_features=_named("--node-feature", arguments.node_feature),
         edge_features=_named("--edge-feature", arguments.edge_feature),
-        columns=tuple(columns) or None,
+        columns=tuple(arguments.columns or ()) or None,
     )
 
 

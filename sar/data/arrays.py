@@ -201,6 +201,10 @@ def open_npy(path: Path) -> tuple[StoredArray, bool]:
     if dtype.kind not in "biufc" or not shape:
         found = dtype if shape else "a single number"
         raise PartitionError(f"{path} holds {found}; expected an array of numbers with a row for each node or edge.")
+    if min(shape) < 0 or math.prod(size or 1 for size in shape) * dtype.itemsize >= 2**63:
+        raise PartitionError(
+            f"{path} has shape {shape}, which no array can have; it is damaged. Copy or write it again."
+        )
     array = StoredArray(path, offset, shape[::-1] if transposed else shape, dtype)
     expected = offset + array.shape[0] * array.row_bytes
     if size < expected:

@@ -114,7 +114,7 @@ def partition_graph(
         raise ConfigError(f"split_idx has {unknown[0]!r}; expected node IDs by {', '.join(_OF_SPLITS)}.")
     lists = [(_OF_SPLITS[split], ids) for split, ids in (split_idx or {}).items()]
     graph = with_masks(
-        graph, lists, lambda ids, ntype: mask_of_ids("split_idx", as_array("split_idx", ids), graph.num_nodes[ntype])
+        graph, lists, lambda _, ids, ntype: mask_of_ids("split_idx", as_array("split_idx", ids), graph.num_nodes[ntype])
     )
     field = balance_edges if isinstance(balance_edges, str) else None
     balance = (IN_EDGES if field is None else f"{IN_EDGES}/{field}",) if balance_edges else ()

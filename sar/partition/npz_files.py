@@ -67,7 +67,7 @@ def graph_of_arrays(arrays: Mapping[str, Array], split: int | None = None) -> Gr
     if split is not None and not several:
         raise ConfigError(f"split {split} was asked for; expected masks of several splits, (S, N).")
     taken = split is None and max(several, default=1) > 1
-    note = "the first of {} splits was taken; mask_column= (--mask-column) chooses another."
+    note = "the first of {} splits was taken; --mask-column chooses another."
     return replace(graph, notes=[note.format(max(several))] if taken else [])
 
 

@@ -242,9 +242,10 @@ def _find_nodes(spec: PartitionJson, ntype: str | None, nodes: Array) -> tuple[i
         rows = np.flatnonzero(wanted[place] == ids)
         found[place[rows]] = int(spec.node_ranges[part, kind, 0]) + rows
     if (missing := np.flatnonzero(found < 0)).size:
+        one = wanted[missing[0]]
+        shown = one.decode() if nodes.dtype.kind == "S" else one
         raise ConfigError(
-            f"{len(missing)} of the nodes, such as {wanted[missing[0]]}, are not in {spec.path.parent}; expected IDs "
-            "of its input."
+            f"{len(missing)} of the nodes, such as {shown}, are not in {spec.path.parent}; expected IDs of its input."
         )
     return kind, torch.from_numpy(found[back])
 

@@ -67,7 +67,7 @@ CASES = {
         command("partition edges.csv --parts 2 --out parts --num-nodes 2"),
         "sar partition: edges.csv, line 2, '1,2': the destination is node 2; expected 0 to 1. Correct the edges, or "
         "the number of nodes. "
-        "IDs that are strings, or have gaps, are numbered with --ids map (ids='map').",
+        "IDs that are strings, or have gaps, are numbered with --ids map.",
     ),
     "too little memory": case(
         command("partition edges.csv --parts 2 --out parts --memory-limit 2B"),
@@ -83,12 +83,12 @@ CASES = {
         command("partition edges.csv --parts 2 --out parts", edges="0,1\na,b\n"),
         "sar partition: edges.csv, line 2, 'a,b': column 0 has 'a'; expected an integer. Correct the line, or name "
         "the right layout. "
-        "IDs that are strings, or have gaps, are numbered with --ids map (ids='map').",
+        "IDs that are strings, or have gaps, are numbered with --ids map.",
     ),
     "edges of one end": case(
         command("partition edges.csv --parts 2 --out parts", edges="0\n1\n"),
         "sar partition: edges.csv has 1 columns, '0' in its first line; expected two, source and destination. "
-        "Name these two (columns=, --columns), or the delimiter between them (delimiter=, --delimiter).",
+        "Name these two (--columns), or the delimiter between them (--delimiter).",
     ),
     "no directory to inspect": case(
         command("inspect nix"),

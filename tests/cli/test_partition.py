@@ -110,7 +110,7 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.args == ({"x:r:y": "dir/r.csv", "y:s:y": "s*.csv"},)
     assert source.keywords["cleaning"] == {"undirected": True, "remove_duplicates": False, "self_loops": "add"}
     assert source.keywords == source.keywords | {
-        "num_nodes": {"x": 4, "y": 5}, "columns": ("a", 1), "header": False, "seed": 3, "memory": 1_500_000,
+        "num_nodes": {"x": 4, "y": 5}, "columns": ("a", "1"), "header": False, "seed": 3, "memory": 1_500_000,
         "node_features": {"x/feat": "f.npy"}, "edge_features": {"w": "w.parquet#a,b"}, "format": None, "split": None,
     }  # fmt: skip
     assert (assigning.parts, assigning.method, assigning.seed) == (8, "multilevel", 3)

@@ -91,7 +91,7 @@ def edges(folder: Path) -> None:
     np.savetxt(
         folder / "edges.csv", np.column_stack([pairs, pairs[:, :1]]), "%d", ";", header="from;to;when", comments=""
     )
-    (folder / "tags.txt").write_text("ann lee\tbob\n// by hand\nbob\tcy d\n")
+    (folder / "tags.txt").write_text("// by hand\nann lee\tbob\nbob\tcy d\n")
     (folder / "none.csv").write_text("src,dst\n")
     np.savetxt(folder / "train.txt", np.arange(0, 400, 2), "%d")
     np.savetxt(folder / "val.txt", np.arange(1, 400, 4), "%d")

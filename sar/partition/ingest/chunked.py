@@ -150,7 +150,7 @@ class _Metadata:
                 source = self._source(f"{key} of '{name}/{field}'", spec, (ALL_COLUMNS,))
                 if not source.files:
                     raise self.error(f"there are no files for {key} of '{name}/{field}'")
-                found[name][field] = open_column(source, f"{name}/{field}", rows[name], how)
+                found[name][field] = open_column(source, f"{name}/{field}", rows[name], how)[0]
         return found
 
     def _source(self, what: str, spec: Any, columns: Wanted = None) -> InputFiles:
@@ -167,7 +167,7 @@ class _Metadata:
         for file in [] if self.allow_outside else files:
             check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent))
         text = TextFormat(delimiter or None, numbers_are_rows=True)
-        return InputFiles(find_files(files) if files else [], _FORMATS[name], columns, text)
+        return InputFiles(find_files(files)[0] if files else [], _FORMATS[name], columns, text)
 
 
 def _short(found: Any) -> str:

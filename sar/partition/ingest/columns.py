@@ -1,22 +1,27 @@
-"""Which columns of a table are read, and the batches of rows that readers of all formats make of them."""
+"""Batches of rows that readers of tables in all formats make, and which of two columns names the sources of edges."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.ingest.files import ALL_COLUMNS, Wanted
 
 END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
+_ROLES = (
+    ("source", "src source from subject subj sender origin citing follower caller u"),
+    ("destination", "dst dest target tgt to object obj receiver recipient cited followee callee v"),
+    ("maybe source", "start head row s"),
+    ("maybe destination", "end tail col column t d"),
+)
+"""Roles in edges and words for them; two words that may be meant either way never turn columns round."""
+
+Kind = Literal["integers", "fractions", "booleans", "nodes", "ids"]
+"""The values of a table that are asked for: a feature's, numbers of nodes, or IDs as they stand there."""
 
 
 class NotNumbersError(PartitionError):
     """A feature has values that are no numbers of the type asked for."""
-
-
-Kind = Literal["integers", "fractions", "booleans", "ids"]
-"""The values of a table that are asked for: int64, float64, bool, or IDs as they stand there."""
 
 
 class Batch(NamedTuple):
@@ -26,102 +31,34 @@ class Batch(NamedTuple):
     where: Callable[[int], str]  # describes a row, by its number among these, for errors
 
 
-class Table(Protocol):
-    """A file of rows, whatever its format."""
+def order_of_two(path: Path, names: Sequence[str], types: tuple[str, str], note: Callable[[str], None]) -> list[int]:
+    """The numbers of two columns, sources first, if names allow only one order; else `ConfigError`.
 
-    path: Path
-    names: list[str]  # of the columns
-    has_names: bool  # whether they are in the file, and not only numbers from 0 on
-    shown: str  # describes the columns in errors
-
-
-class ColumnChoice:
-    """Finds the columns to read in each file of a table: the same ones, by their names if the files name them.
-
-    Args:
-        of: `edges`: two columns, source and destination; by default `src` and `dst` or the like, else the only two.
-            `ids`: one column. `feature`: any number; by default the only one.
-        wanted: names, or numbers from 0; of a feature also ranges such as `0-1432`, and `ALL_COLUMNS` alone.
+    `types` are the node types of sources and destinations, which may also name their columns. `note` takes a remark on
+    names that tell nothing.
     """
-
-    def __init__(self, of: Literal["edges", "ids", "feature"], wanted: Wanted) -> None:
-        self.of = of
-        self._wanted = wanted if wanted is None else [*wanted]
-        self._first: Table | None = None  # the first file that has rows or names
-        self._chosen: list[int] = []  # in that file
-
-    def numbers(self, table: Table) -> list[int]:
-        """The numbers of the columns in one more file.
-
-        Raises `ConfigError` if the columns are not there, if it is unclear which are meant, or if they differ between
-        files.
-        """
-        path, names, first = table.path, table.names, self._first
-        if first is None:
-            self._first = table
-            self._chosen = self._find_ends(table) if self.of == "edges" else self._find(table)
-            return self._chosen
-        if table.has_names and not first.has_names:
-            raise ConfigError(
-                f"{path} has names of columns, {table.shown}, and {first.path} has none; name them in both."
-            )
-        if list(names) == list(first.names) or (not table.has_names and len(names) == len(first.names)):
-            return self._chosen
-        expected = [first.names[i] for i in self._chosen]
-        if not all(names.count(name) == 1 for name in expected) or (
-            self._wanted == [ALL_COLUMNS] and len(names) != len(first.names)
-        ):
-            raise ConfigError(
-                f"{path} has the columns {', '.join(names[:10])}; expected {', '.join(expected[:10])} among them, as "
-                f"in {first.path}. Write all files with the same columns."
-            )
-        return [names.index(name) for name in expected]
-
-    def _find(self, table: Table) -> list[int]:
-        path, names, wanted = table.path, table.names, self._wanted
-        if wanted is None and len(names) > 1:
-            raise ConfigError(
-                f"{path} has {len(names)} columns, {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}; say "
-                f"which of them are the feature: '{path.name}#{names[0]}', with several names '#{names[0]},{names[1]}',"
-                f" or all with '#{ALL_COLUMNS}'."
-            )
-        found: list[int] = []
-        for column in range(len(names)) if wanted is None or wanted == [ALL_COLUMNS] else wanted:
-            ends = None if column in names else re.fullmatch(r"(\d{1,9})-(\d{1,9})", str(column))
-            first, last = (find_column(table, end) for end in ((column, column) if ends is None else ends.groups()))
-            found += range(first, last + 1)
-        if self.of == "ids" and len(found) != 1:
-            raise ConfigError(f"{path}: {len(found)} columns were named for the IDs of nodes; expected one.")
-        if not found:
-            raise ConfigError(f"{path}: the columns {table.shown} have none that is wanted; expected at least one.")
-        return found
-
-    def _find_ends(self, table: Table) -> list[int]:
-        path, names, wanted = table.path, table.names, self._wanted
-        if wanted is None:
-            lower = [name.casefold() for name in names]
-            pairs = (*END_NAMES, ("from", "to"), ("u", "v")) if len(names) == 2 else END_NAMES
-            ends = next((ends for ends in pairs if all(lower.count(end) == 1 for end in ends)), None)
-            if ends is not None:
-                return [lower.index(end) for end in ends]
-            if len(names) != 2:
-                raise ConfigError(
-                    f"{path} has {len(names)} columns, {table.shown}; expected two, source and destination. Name these "
-                    "two (columns=, --columns), or the delimiter between them (delimiter=, --delimiter)."
-                )
-            return [0, 1]
-        source, destination = (find_column(table, column) for column in wanted)
-        if source == destination:
-            raise ConfigError(f"sources and destinations are both to come from column {names[source]!r} of {path}.")
-        return [source, destination]
+    roles = [_roles(name, types if types[0] != types[1] else ("", "")) for name in names]
+    if roles == [{"destination"}, {"source"}]:
+        return [1, 0]
+    first, second = ({role.split()[-1] for role in some} for some in roles)
+    is_unknown = not first | second
+    template = [re.sub(r"\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])", "", name) for name in names]
+    is_counted_down = template[0] == template[1] and (len(names[0]), names[0]) > (len(names[1]), names[1])
+    if "destination" in first or "source" in second or (is_unknown and is_counted_down):
+        raise ConfigError(
+            f"{path} has the columns {names[0]!r} and {names[1]!r}, which do not tell sources from destinations. Name "
+            f"them in this order: --columns '{names[0]}' '{names[1]}', or the other way round."
+        )
+    if is_unknown:
+        note(f"{path}: the first column, {names[0]!r}, was taken for sources (--columns).")
+    return [0, 1]
 
 
-def find_column(table: Table, wanted: str | int) -> int:
-    """The number of a column, from its name or number, also in digits; `ConfigError` if there is not one such."""
-    names = table.names
-    if isinstance(wanted, str) and names.count(wanted) == 1:
-        return names.index(wanted)
-    number = int(wanted) if isinstance(wanted, int) or wanted.isdecimal() else -1
-    if 0 <= number < len(names) and wanted not in names:
-        return number
-    raise ConfigError(f"{table.path} has no column {wanted!r}; expected one of the columns {', '.join(names)}.")
+def _roles(name: str, types: tuple[str, str]) -> set[str]:
+    """The roles that a name such as `FromNodeId` or `source_id` tells."""
+    words = [word.casefold() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+    found = {role for role, known in _ROLES for word in words if word in known.split()}
+    for (role, known), ntype in zip(_ROLES, types, strict=False):
+        prefixes = tuple(one for one in (*known.split(), ntype.casefold()) if len(one) > 2)
+        found |= {role} if any(word.startswith(prefixes) for word in words) else set()
+    return found

@@ -18,9 +18,9 @@ from sar.partition.graph_source import (
     index_dtype,
     parts_of_slice,
 )
-from sar.partition.ingest.columns import ColumnChoice, NotNumbersError
+from sar.partition.ingest.columns import NotNumbersError
 from sar.partition.ingest.files import ADVICE, InputFiles
-from sar.partition.ingest.tables import read_table
+from sar.partition.ingest.tables import ColumnChoice, read_table
 
 _ANY = int(np.iinfo(np.int64).max)
 
@@ -70,12 +70,12 @@ def open_edges(
     if source.format not in ("text", "parquet"):
         parts = binary_edges(source, ambiguous_are_pairs)
         return CheckedEdges(parts, limits, advice), [part.num_edges for _, part in parts]
-    dtype, counts, choice = index_dtype(max(limits) - 1), [], ColumnChoice("edges", source.columns)
+    dtype, counts, choice = index_dtype(max(limits) - 1), [], ColumnChoice("edges", source)
     with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
         for path in source.files:
             before = src.rows
             try:
-                for batch in read_table(path, source, choice, "integers"):
+                for batch in read_table(path, source, choice, "nodes"):
                     sources, destinations = (ids.astype(np.int64, copy=False) for ids in batch.columns)
                     if (found := find_outside(sources, destinations, limits)) is not None:
                         row, problem = found
@@ -88,17 +88,17 @@ def open_edges(
     return ArrayEdges(src.array(), dst.array()), counts
 
 
-def read_edge_ids(source: InputFiles) -> Iterator[Sequence[pyarrow.Array]]:
-    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each."""
-    choice = ColumnChoice("edges", source.columns)
+def read_edge_ids(source: InputFiles) -> Iterator[tuple[int, Sequence[pyarrow.Array]]]:
+    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each, with the number of the file."""
     if source.format in ("text", "parquet"):
-        for path in source.files:
-            yield from (batch.columns for batch in read_table(path, source, choice, "ids"))
+        choice = ColumnChoice("edges", source)
+        for number, path in enumerate(source.files):
+            yield from ((number, batch.columns) for batch in read_table(path, source, choice, "ids"))
         return
     unsigned = source.format == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in source.files)
-    for _, edges in binary_edges(source):
+    for number, (_, edges) in enumerate(binary_edges(source)):
         for ends in edges.chunks():
-            yield [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
+            yield number, [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,8 @@ def binary_edges(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[
     names. `PartitionError` if files are damaged, `ConfigError` if the format is another.
     """
     files = source.files
+    if source.columns is not None:
+        raise ConfigError(f"{files[0]} has no columns to choose from; expected text or Parquet (--columns).")
     if source.format == "npy":
         return _npy_edges(files, ambiguous_are_pairs)
     if source.format != "raw":

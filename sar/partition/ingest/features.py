@@ -2,9 +2,10 @@
 are copied once.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ import numpy as np
 import pyarrow
 import pyarrow.compute as compute
 
-from sar.common_tuples import SPLIT
-from sar.data.arrays import Array, ArrayFile, StoredArray, as_column, open_npy
+from sar.common_tuples import GIVEN_ID, SPLIT
+from sar.data.arrays import Array, ArrayFile, StoredArray, as_column
 from sar.data.tensor_files import open_tensors
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import Column, JoinedColumn
-from sar.partition.ingest.columns import ColumnChoice, Kind, NotNumbersError
-from sar.partition.ingest.files import ALL_COLUMNS, Files, InputFiles, Reading
-from sar.partition.ingest.tables import read_ids, read_table
+from sar.partition.ingest.columns import Kind, NotNumbersError
+from sar.partition.ingest.files import ALL_COLUMNS, Files, InputFiles, Reading, TextFormat, Wanted
+from sar.partition.ingest.tables import ArrayTable, ColumnChoice, checked, read_ids, read_table
 from sar.partition.ingest.text import is_number
 
 LABEL = "label"
@@ -67,40 +68,67 @@ def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Co
         if suspicious and (found := np.isnan(values).reshape(len(values), -1).any(1)).any():
             raise PartitionError(
                 f"{where}, row {first + int(np.argmax(found))} (from 0), has NaN; expected numbers. Fill the missing "
-                f"values in{' (labels with -1)' if name in _NEVER_NAN else ', or allow NaN (allow_nan=, --allow-nan)'}."
+                f"values in{' (labels with -1)' if name in _NEVER_NAN else ', or allow NaN (--allow-nan)'}."
             )
         return values
 
     return ColumnView(column, column.shape, checked)
 
 
-def open_features(
-    features: Mapping[str, Files], rows: Mapping[str, int | None], how: Reading
-) -> dict[str, dict[str, Column]]:
-    """The columns, by type and name, of features that were named by `type/name`, or by `name` if there is one type.
+def features_by_type(
+    features: Mapping[str, Files], types: Sequence[str], text: TextFormat
+) -> dict[str, dict[str, InputFiles]]:
+    """The files, by type and name, of features that were named by `type/name`, or by `name` if there is one type.
 
-    `rows` are nodes or edges by type; None: as many as the first of its features has. `ConfigError` if there is no such
-    type, `PartitionError` if files are missing, damaged, or have another number of rows.
+    Raises `ConfigError` if there is no such type or column, `PartitionError` if a file is not there.
     """
-    found: dict[str, dict[str, Column]] = {kind: {} for kind in rows}
-    known = dict(rows)
+    found: dict[str, dict[str, InputFiles]] = {kind: {} for kind in types}
     for key, files in features.items():
         kind, slash, name = key.rpartition("/")
-        if not slash and len(rows) == 1:
-            (kind,) = rows
-        if kind not in rows or not name:
+        if not slash and len(types) == 1:
+            (kind,) = types
+        if kind not in found or not name:
             raise ConfigError(
-                f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(rows)}"
-                f"{' (or NAME alone)' if len(rows) == 1 else ''}."
+                f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(types)}"
+                f"{' (or NAME alone)' if len(types) == 1 else ''}."
             )
-        column = open_column(InputFiles.named(files, how.text), f"{kind}/{name}", known[kind], how)
-        known[kind] = column.shape[0]
-        found[kind][name] = column
+        source = InputFiles.named(files, text)
+        found[kind][name] = checked(source, "ids" if name == GIVEN_ID else "feature")
+        if source.format == "dgl":
+            _open_tensor(source.files[0], source.columns, f"{kind}/{name}")
     return found
 
 
-def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) -> Column:
-    """Find the feature with the key `type/name`; text and Parquet are parsed now, into raw files.
+def open_features(
+    kind: str, sources: Mapping[str, InputFiles], rows: int | None, how: Reading, beside: InputFiles | None = None
+) -> dict[str, Column]:
+    """The features of one type, by name.
+
+    `rows` are its nodes or edges; None: as many as the first feature has. `beside` are the files to whose rows those of
+    features belong, by default the first of these. Raises the errors of `open_column` and `InputFiles.in_order_of`,
+    and `PartitionError` if files are divided otherwise.
+    """
+    found: dict[str, Column] = {}
+    for name, given in sources.items():
+        source = given if beside is None else given.in_order_of(beside)
+        column, counts = open_column(source, f"{kind}/{name}", rows, how)
+        source = replace(source, rows=counts)
+        if beside is None or len(beside.files) == 1:
+            beside = source
+        if len(counts) == len(beside.rows) and counts != beside.rows:
+            number = next(i for i, count in enumerate(counts) if count != beside.rows[i])
+            raise PartitionError(
+                f"{source.files[number]} has {counts[number]} rows; expected {beside.rows[number]}, as "
+                f"{beside.files[number]} has, to whose rows they belong. Divide both alike, or join the files."
+            )
+        found[name], rows = column, column.shape[0]
+    return found
+
+
+def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) -> tuple[Column, list[int]]:
+    """Find the feature with the key `type/name`, and how many rows each file has.
+
+    Text and Parquet are parsed now, into raw files.
 
     `rows` is the number expected; None: any. `PartitionError` if a file is missing or damaged, the files do not fit
     together or have another number of rows; `ConfigError` if one has nothing of the name asked for.
@@ -108,38 +136,52 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
     name = key.rpartition("/")[2]
     parts: list[Column] = []
     if source.format in ("text", "parquet"):
-        parts = [*_copied(source, name, how.scratch / quote(key, safe=""))]
+        try:
+            parts = [*_copied(source, name, how.scratch / quote(key, safe=""))]
+        except PartitionError as error:
+            if name == LABEL and re.search("has ''|has no value", str(error)):
+                raise PartitionError(f"{error} Write -1 for nodes without a label.") from error
+            raise
     elif source.format == "npy":
-        for file in source.files:
-            array, transposed = open_npy(file)
-            parts.append(np.load(file, mmap_mode="r", allow_pickle=False) if transposed else array)
-    elif source.format == "dgl":
-        parts = [_open_tensor(file, source.columns, key) for file in source.files]
+        choice = ColumnChoice("feature", source)
+        parts = [_array_columns(ArrayTable(file), choice, source.columns) for file in source.files]
     else:
-        raise ConfigError(f"'{key}' in the format {source.format!r} was asked for; expected npy, parquet, dgl or text.")
-    parts = [
-        without_nan(part, name, str(file), allow_nan=how.allow_nan)
+        parts = [_open_tensor(file, source.columns, key) for file in source.files]
+    counts = [part.shape[0] for part in parts]
+    kept = [
+        (file, without_nan(part, name, str(file), allow_nan=how.allow_nan))
         for file, part in zip(source.files, parts, strict=True)
+        if part.shape[0] or not any(counts)  # those without rows have no say in the type
     ]
-    dtype = _common_dtype([part.dtype for part in parts])
-    for file, part in zip(source.files, parts, strict=True):
-        if part.shape[1:] != parts[0].shape[1:] or (dtype is None and part.dtype != parts[0].dtype):
+    first_file, first = kept[0]
+    dtype = _common_dtype([part.dtype for _, part in kept])
+    for file, part in kept:
+        if part.shape[1:] != first.shape[1:] or (dtype is None and part.dtype != first.dtype):
             raise PartitionError(
-                f"{file} has rows of shape {part.shape[1:]} and {part.dtype}; expected {parts[0].shape[1:]} and "
-                f"{parts[0].dtype} as in {source.files[0]}, as both belong to '{key}'. Write them alike."
+                f"{file} has rows of shape {part.shape[1:]} and {part.dtype}; expected {first.shape[1:]} and "
+                f"{first.dtype} as in {first_file}, as both belong to '{key}'. Write them alike."
             )
-    found = sum(part.shape[0] for part in parts)
-    if rows is not None and found != rows:
+    if rows is not None and sum(counts) != rows:
         hint = ""
         if name in SPLIT:
             hint = f" A list of the IDs of nodes is named with --{name.partition('_')[0]}-nodes FILE."
-        elif source.format == "text" and abs(found - rows) == 1:
-            hint = " Whether its first line is a row, or names columns, is told with --header or --no-header (header=)."
+        elif source.format == "text" and abs(sum(counts) - rows) == 1:
+            hint = " Whether its first line is a row, or names columns, is told with --header or --no-header."
         raise PartitionError(
-            f"{source.shown} has {found} rows; expected {rows}, as many as there are nodes or edges of the type that "
-            f"'{key}' belongs to. Correct the file, or the number of nodes.{hint}"
+            f"{source.shown} has {sum(counts)} rows; expected {rows}, as many as there are nodes or edges of the type "
+            f"that '{key}' belongs to. Correct the file, or the number of nodes.{hint}"
         )
-    return parts[0] if len(parts) == 1 else JoinedColumn(parts)
+    return first if len(kept) == 1 else JoinedColumn([part for _, part in kept]), counts
+
+
+def _array_columns(table: ArrayTable, choice: ColumnChoice, wanted: Wanted) -> Column:
+    """The columns that are wanted of an `.npy` file: one as (N,), all as they are stored."""
+    array = table.array
+    if wanted is None or [*wanted] == [ALL_COLUMNS]:
+        return array
+    columns = choice.numbers(table)
+    shape = (array.shape[0], len(columns))[: 1 + (len(columns) > 1)]
+    return ColumnView(array, shape, lambda rows, _: rows.reshape(len(rows), -1)[:, columns].reshape(-1, *shape[1:]))
 
 
 def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
@@ -171,7 +213,7 @@ def _copied(source: InputFiles, name: str, copy: Path) -> list[StoredArray]:
 
 def _copies(source: InputFiles, kind: Kind, dtype: type[np.float32] | None, copy: Path) -> Iterator[StoredArray]:
     """A copy of each file, of a dtype; None: of that of its values. `NotNumbersError` if one is of another kind."""
-    choice = ColumnChoice("feature", source.columns)
+    choice = ColumnChoice("feature", source)
     for number, path in enumerate(source.files):
         chunks = (_as_rows(path, batch.columns) for batch in read_table(path, source, choice, kind))
         first = next(chunks, np.empty(0, np.float32))
@@ -220,10 +262,12 @@ def _class_columns(source: InputFiles, name: str, copy: Path) -> list[StoredArra
         return [file.array() for file in out]
 
 
-def _open_tensor(file: Path, inside: Sequence[str | int] | None, key: str) -> Column:
+def _open_tensor(file: Path, inside: Wanted, key: str) -> Column:
     """A tensor of one of DGL's files: the one asked for, else that with the feature's name, else the only one."""
     tensors = open_tensors(file)
-    wanted = [*inside] if inside is not None else [key, key.rpartition("/")[2]]
+    if inside is not None and len(inside) != 1:
+        raise ConfigError(f"{file}: {len(inside)} tensors were named; expected one tensor, FILE#NAME.")
+    wanted = [*map(str, inside)] if inside is not None else [key, key.rpartition("/")[2]]
     found = next((tensors[name] for name in wanted if name in tensors), None)
     if found is None and inside is None and len(tensors) == 1:
         (found,) = tensors.values()

@@ -1,19 +1,21 @@
 """Which files an input consists of, their format, and the options of reading them."""
 
+import gzip
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from glob import has_magic
 from os import PathLike, fspath
 from pathlib import Path
 
 from sar.common_tuples import StrPath
+from sar.data.arrays import unreadable
 from sar.data.graph_files import GRAPH_FILE_MARK
 from sar.data.tensor_files import TENSOR_FILE_MARK
 from sar.errors import ConfigError, PartitionError
 
 Files = StrPath | Sequence[StrPath]
-"""A file, a directory, a glob pattern, or a list of files in order."""
+"""A file, a directory, a glob pattern, files separated by commas, or a list of files in order."""
 Wanted = Sequence[str | int] | None
 """The columns of a table, by name or number from 0; None: found out."""
 
@@ -27,91 +29,113 @@ _SUFFIXES = {
     "chunked": (".json",),
 }
 FORMATS = tuple(_SUFFIXES)
-_DGL_STARTS = [mark.to_bytes(8, "little") for mark in (GRAPH_FILE_MARK, TENSOR_FILE_MARK)]
+LIST_FORMATS = "text", "parquet", "npy"
+FEATURE_FORMATS = *LIST_FORMATS, "dgl"
+_STARTS = {
+    b"PAR1": "parquet",
+    b"\x93NUMPY": "npy",
+    **{mark.to_bytes(8, "little"): "dgl" for mark in (GRAPH_FILE_MARK, TENSOR_FILE_MARK)},
+}
+"""First bytes of formats, for files whose names do not tell."""
+_SNIFFED_BYTES = 4096
 ALL_COLUMNS = "*"
-ADVICE = " IDs that are strings, or have gaps, are numbered with --ids map (ids='map')."
+ADVICE = " IDs that are strings, or have gaps, are numbered with --ids map."
 MATRIX_MARKET = (
     "is a MatrixMarket file, whose first row is a size and whose IDs begin at 1; expected a table of edges. "
     "Convert it: A = scipy.io.mmread(FILE), then numpy.save('edges.npy', numpy.stack([A.row, A.col], axis=1))."
 )
 _PACKED = (".bz2", ".xz", ".zst", ".zip", ".7z")
+_SHOWN = 3  # entries of a folder
 
 
-def find_files(files: Files) -> list[Path]:
-    """The files meant, or `PartitionError`: of a directory or pattern by name, with numbers in names by value."""
+def find_files(files: Files, note: Callable[[str], None] = lambda remark: None) -> tuple[list[Path], bool]:
+    """The files meant, and whether they are in an order that was given, or by name with numbers by value.
+
+    `note` takes a remark on entries of a directory or pattern that are left out: hidden files, names such as
+    `_SUCCESS`, which writers of many files leave there, and folders. `PartitionError` if a file is not there.
+    """
+    left_out: list[str] = []
     if not isinstance(files, str | PathLike):
-        found = [Path(file) for file in files]
+        found, in_order = [Path(file) for file in files], True
     else:
-        path = Path(files)
-        if path.is_dir():
-            found = sorted(filter(_visible, path.iterdir()), key=_by_number)
-        elif has_magic(str(path)) and not path.exists():
-            named = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-            found = sorted(filter(_visible, named), key=_by_number)
+        path, in_order = Path(files), False
+        is_pattern = has_magic(str(path)) and not path.exists()
+        if not fspath(files):
+            raise PartitionError("the name of a file is empty; expected one.")
+        if path.is_dir() or is_pattern:
+            named = Path(path.anchor).glob(str(path.relative_to(path.anchor))) if is_pattern else path.iterdir()
+            entries = sorted(named, key=_by_number)
+            found = [one for one in entries if one.is_file() and not one.name.startswith((".", "_"))]
+            others = sorted({*entries} - {*found}, key=lambda one: (one.name.startswith((".", "_SUCCESS")), one.name))
+            left_out = [f"{one.name}{'/' * one.is_dir()}" for one in others]
+        elif "," in str(path) and not path.exists():
+            found, in_order = [Path(one) for one in fspath(files).split(",")], True
         else:
             found = [path]
+    names = f"{', '.join(left_out[:_SHOWN])}{', ...' * (len(left_out) > _SHOWN)}"
     if not found:
-        raise PartitionError(f"'{files}' names no files; expected at least one.")
+        raise PartitionError(f"'{files}' names no files{f', only {names}' * bool(names)}; expected at least one.")
+    if left_out:
+        note(f"{files}: files read: {len(found)}; entries left out: {len(left_out)} ({names})")
     for file in found:
         if not file.is_file():
             raise PartitionError(f"there is no file '{file}'; check its name, and the directory it is relative to.")
-    return found
+    return found, in_order
 
 
-def with_format(files: Files, format: str | None) -> tuple[list[Path], str]:
-    """The files meant and their format: one of `FORMATS`, by their names or first bytes if none is given.
+def format_of(files: Sequence[Path], format: str | None, among: Sequence[str] = FORMATS) -> str:
+    """The format of files: the one that is given, else by their names or first bytes.
 
-    Raises `PartitionError` if there are no such files, `ConfigError` if the format is unknown, or they have several.
+    `ConfigError` if it is none of those expected, or they have several.
     """
-    found = find_files(files)
-    formats = {format} if format else {_format_of(file) for file in found}
+    formats = {format} if format else {_format_of(file, among) for file in files}
     if len(formats) > 1:
         raise ConfigError(
-            f"'{found[0]}' and the files beside it are of different formats ({', '.join(sorted(formats))}); expected "
+            f"'{files[0]}' and the files beside it are of different formats ({', '.join(sorted(formats))}); expected "
             "one format for all. Name the files by a pattern, for instance 'edges/*.csv'."
         )
-    return found, formats.pop()
+    return formats.pop()
 
 
-def _format_of(file: Path) -> str:
+def _format_of(file: Path, among: Sequence[str]) -> str:
     suffixes = [suffix for suffix in file.suffixes if suffix != ".gz"]
     suffix = suffixes[-1].lower() if suffixes else ""
-    found = next((name for name, endings in _SUFFIXES.items() if suffix in endings), None)
-    if found in (None, "raw"):
-        with file.open("rb") as opened:
-            start = opened.read(8)
-        if start in _DGL_STARTS:
-            return "dgl"
     if suffix in _PACKED:
         raise ConfigError(f"'{file}' is packed; expected a file that is not, or one packed by gzip (.gz). Unpack it.")
     if suffix == ".mtx":
         raise ConfigError(f"'{file}' {MATRIX_MARKET}")
+    found = next((name for name, endings in _SUFFIXES.items() if suffix in endings and name in among), None)
+    if found in (None, "raw"):
+        try:
+            with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+                start = opened.read(_SNIFFED_BYTES)
+        except (OSError, EOFError) as error:
+            raise unreadable(file, OSError(str(error))) from error
+        found = next((name for mark, name in _STARTS.items() if start.startswith(mark) and name in among), found)
+        if found is None and b"\0" not in start:
+            return "text"
     if found is None:
-        endings = ", ".join(ending for endings in _SUFFIXES.values() for ending in endings)
+        endings = ", ".join(ending for name in among for ending in _SUFFIXES[name])
+        hint = " Name the format: --format." if among is FORMATS else ""
         raise ConfigError(
-            f"cannot tell the format of '{file}' by its name; expected an ending among {endings}. Name the format: one "
-            f"of {', '.join(FORMATS)}."
+            f"cannot tell the format of '{file}' by its name or its first bytes; expected one of {', '.join(among)}, "
+            f"with an ending among {endings}.{hint}"
         )
     return found
 
 
-def _visible(file: Path) -> bool:
-    """Not hidden, and not one of the marks (`_SUCCESS`) that writers of many files leave beside them."""
-    return file.is_file() and not file.name.startswith((".", "_"))
-
-
 def _by_number(file: Path) -> list[tuple[int, str]]:
     """Sorts part-2 before part-10."""
-    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(file))]
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", str(file))]
 
 
 @dataclass(frozen=True)
 class TextFormat:
     """The layout of text files."""
 
-    delimiter: str | None = None  # the only one; None: found out from the first line, and blanks may come in runs
+    delimiter: str | None = None  # None: found out from the first row of each file
     header: bool | None = None  # whether the first line names the columns; None: if none of its fields is a number
-    comment: str | None = None  # begins lines to pass over, "" none; None: # and %, but only before the first row
+    comment: str | None = None  # begins lines before the first row to pass over, "" none; None: # and %
     numbers_are_rows: bool = False  # whether a first line of 0, 1, 2 is certainly no header
     notes: list[str] = field(default_factory=list, compare=False)  # collects remarks for the user
 
@@ -139,9 +163,12 @@ class InputFiles:
 
     files: Sequence[Path]
     format: str  # one of `FORMATS`
-    columns: Wanted = None  # of a table; or the names of a tensor
+    columns: Wanted = None  # of a table or an array; or the name of a tensor
     text: TextFormat = field(default_factory=TextFormat)
     dtype: str | None = None  # of raw files, `int32` or `int64`; `>i4` or `>i8` if the most significant byte is first
+    ends: tuple[str, str] = ("", "")  # of edges: the types of sources and destinations
+    in_order: bool = True  # whether the order of the files was given, else it is that of their names
+    rows: Sequence[int] = ()  # of each file, once they are read
 
     @classmethod
     def of(
@@ -152,6 +179,8 @@ class InputFiles:
         format: str | None = None,
         columns: Wanted = None,
         dtype: str | None = None,
+        ends: tuple[str, str] = ("", ""),
+        among: Sequence[str] = FORMATS,
     ) -> "InputFiles":
         """Find the files. The format is found out if it is None; files whose columns are named have a header.
 
@@ -159,16 +188,50 @@ class InputFiles:
         """
         if any(isinstance(one, str) and not re.fullmatch(r"[\d-]+|\*", one) for one in columns or ()):
             text = replace(text, header=True)
-        return cls(*with_format(files, format), columns, text, dtype)
+        found, in_order = find_files(files, text.note)
+        format = format_of(found, format, among)
+        if dtype is not None and format != "raw":
+            raise ConfigError(
+                f"{found[0]} has the format {format}; expected raw integers if a dtype is named (--dtype)."
+            )
+        return cls(found, format, columns, text, dtype, ends, in_order)
 
     @classmethod
-    def named(cls, files: Files, text: TextFormat) -> "InputFiles":
-        """As `of`; `#` after the files may precede the columns to take, separated by commas."""
-        columns = None
-        if isinstance(files, str | PathLike) and not Path(files).exists() and "#" in fspath(files):
-            files, _, names = fspath(files).rpartition("#")
-            columns = names.split(",")
-        return cls.of(files, text, columns=columns)
+    def named(cls, files: Files, text: TextFormat, among: Sequence[str] = FEATURE_FORMATS) -> "InputFiles":
+        """As `of`; `#` after the files, or after each one, may precede the columns to take, separated by commas."""
+        selectors = set()
+
+        def without_selector(one: StrPath) -> StrPath:
+            file, mark, names = fspath(one).rpartition("#")
+            is_named = bool(mark) and not Path(one).exists()
+            selectors.add(names if is_named else None)
+            return file if is_named else one
+
+        files = without_selector(files) if isinstance(files, str | PathLike) else [*map(without_selector, files)]
+        if len(selectors) > 1:
+            raise ConfigError(f"files of one feature name other columns, {selectors}; expected the same for all.")
+        names = next(iter(selectors), None)
+        return cls.of(files, text, columns=None if names is None else names.split(","), among=among)
+
+    def in_order_of(self, other: "InputFiles") -> "InputFiles":
+        """The files, whose rows belong to those of others, in the same order, as far as names tell it.
+
+        `ConfigError` if only one order was given, and it is not that of the names.
+        """
+        mine, wanted = ([file.name.partition(".")[0] for file in one.files] for one in (self, other))
+        if 1 in (len(mine), len(wanted)) or mine == wanted:
+            return self
+        have_same_names = len({*mine}) == len(mine) and sorted(mine) == sorted(wanted)
+        if have_same_names and not self.in_order:
+            return replace(self, files=[self.files[mine.index(name)] for name in wanted])
+        are_sorted = all(sorted(one.files, key=_by_number) == [*one.files] for one in (self, other))
+        if have_same_names or (self.in_order != other.in_order and not are_sorted):
+            raise ConfigError(
+                f"rows of the files {', '.join(one.name for one in self.files[:_SHOWN])} belong to those of "
+                f"{', '.join(one.name for one in other.files[:_SHOWN])}, which are in another order. Please name the "
+                "files of both in order: FILE,FILE,FILE."
+            )
+        return self
 
     @property
     def shown(self) -> str:

@@ -40,6 +40,7 @@ class MappedIds(NamedTuple):
     num_nodes: dict[str, int]
     edges: dict[CanonicalEtype, EdgeSource]
     ids: dict[str, Column]  # by node type, as `GIVEN_ID`
+    counts: dict[CanonicalEtype, list[int]]  # of edges in each file
 
 
 class _NotIntegersError(Exception):
@@ -73,8 +74,10 @@ def _mapped(
         ntype: _Numbering(ntype, kind, tables.get(ntype), folder / str(number), scratch / f"ids-{number}")
         for number, (ntype, kind) in enumerate(types.items())
     }
+    in_files = {etype: [0] * len(source.files) for etype, source in edges.items()}
     for etype, source in edges.items():
-        for chunks in read_edge_ids(source):
+        for file_number, chunks in read_edge_ids(source):
+            in_files[etype][file_number] += len(chunks[0])
             for chunk, ntype, end in zip(chunks, etype[::2], _ENDS, strict=True):
                 numberings[ntype].send(chunk, (etype, end))
     counts = {ntype: numbering.number() for ntype, numbering in numberings.items()}
@@ -90,7 +93,7 @@ def _mapped(
         mapped: dict[CanonicalEtype, EdgeSource] = {
             etype: ArrayEdges(*(out[etype, end].array() for end in _ENDS)) for etype in edges
         }
-    return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in numberings.items()})
+    return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in numberings.items()}, in_files)
 
 
 class _Numbering:

@@ -16,6 +16,14 @@ from sar.partition.ingest.features import LABEL, ColumnView, without_nan
 from sar.partition.ingest.files import InputFiles
 from sar.partition.ingest.tables import as_bytes, read_ids
 
+_SPLIT_OF = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("none", "unlabeled", "unlabelled"), ""),
+}
+"""Words by which a column says to which part of the split a node belongs."""
+
 
 def check_splits(graph: GraphSource, mask_column: int | None = None) -> GraphSource:
     """The graph with masks of one column, after a pass over masks and labels of nodes, and over masks of edges.
@@ -51,7 +59,7 @@ def _mask(kind: str, name: str, column: Column, mask_column: int | None) -> Colu
         if number is None or not 0 <= number < count:
             raise ConfigError(
                 f"'{kind}/{name}' has shape {column.shape}: {count} splits, of which column {mask_column} was asked "
-                f"for; expected 0 to {count - 1} (mask_column=, --mask-column), or masks of one column, mask[:, 0]."
+                f"for; expected 0 to {count - 1} (--mask-column), or masks of one column, mask[:, 0]."
             )
         column = ColumnView(column, column.shape[:1], lambda rows, _: np.ascontiguousarray(rows[:, number]))
     if len(column.shape) != 1 or column.dtype.kind not in "biuf":
@@ -62,19 +70,18 @@ def _mask(kind: str, name: str, column: Column, mask_column: int | None) -> Colu
             row, split = int(np.argmax(wrong)), name.removesuffix("_mask")
             raise PartitionError(
                 f"'{kind}/{name}' has {values[row]} in row {rows.start + row} (from 0); expected a mask of True and "
-                "False, or 1 and 0. A list of the IDs of nodes is named with "
-                f"--{split}-nodes FILE ({split}_nodes=)."
+                f"False, or 1 and 0. A list of the IDs of nodes is named with --{split}-nodes FILE."
             )
     return column
 
 
 def with_masks(
-    graph: GraphSource, lists: Iterable[tuple[str, Any]], mask_of: Callable[[Any, str], Array]
+    graph: GraphSource, lists: Iterable[tuple[str, Any]], mask_of: Callable[[str, Any, str], Array]
 ) -> GraphSource:
     """Add masks of nodes to a graph; `lists` has for each its name, and one list of nodes or one by node type.
 
-    `mask_of` makes a mask, (N,) bool, of a list and its node type. Raises `ConfigError` if lists are not by type, or
-    there is such a mask already.
+    `mask_of` makes a mask, (N,) bool, of its name, a list and its node type. Raises `ConfigError` if lists are not by
+    type, or there is such a mask already.
     """
     node_data = {ntype: dict(fields) for ntype, fields in graph.node_data.items()}
     for mask, nodes in lists:
@@ -84,15 +91,17 @@ def with_masks(
         for ntype, of_type in by_type.items():
             if mask in node_data.setdefault(ntype, {}):
                 raise ConfigError(f"'{ntype}' has {mask} already; leave it or the list of nodes out.")
-            node_data[ntype][mask] = mask_of(of_type, ntype)
+            node_data[ntype][mask] = mask_of(mask, of_type, ntype)
     return replace(graph, node_data=node_data)
 
 
-def mask_of_files(source: InputFiles, num_nodes: int, given: Column | None) -> Array:
-    """The mask, (N,) bool, of a list of nodes in files.
+def mask_of_files(
+    mask: str, source: InputFiles, num_nodes: int, given: Column | None, *, rows_are_nodes: bool = True
+) -> Array:
+    """A mask, (N,) bool, of a list of nodes in files, or of a column that says `train`, `val` or `test` of each node.
 
-    `given` has the IDs that nodes have in the input; None: 0 to N - 1. `PartitionError` if an ID is no node's, or is
-    there twice.
+    `given` has the IDs that nodes have in the input; None: 0 to N - 1. `rows_are_nodes` is whether rows of a table are
+    known to be in the order of the nodes. `PartitionError` if there is no ID, or one is no node's, or is there twice.
     """
     found, count = [pyarrow.array([], pyarrow.string())], 0
     for _, column in read_ids(source):
@@ -103,6 +112,10 @@ def mask_of_files(source: InputFiles, num_nodes: int, given: Column | None) -> A
                 f"{source.shown} has more than {count} rows for {num_nodes} nodes; expected each node once."
             )
     ids = pyarrow.concat_arrays(found)
+    if not count:
+        raise PartitionError(f"{source.shown} has no node for {mask}; expected IDs of nodes, or leave it out.")
+    if ids[0].as_py().casefold() in _SPLIT_OF and (given is None or count == num_nodes or len(ids.unique()) < count):
+        return _mask_of_words(mask, source, ids, num_nodes, rows_are_nodes)
     if twice := [one["values"].as_py() for one in ids.value_counts() if one["counts"].as_py() > 1][:1]:
         raise PartitionError(
             f"{source.shown} has the node {twice[0]!r} more than once; expected a list of the IDs of nodes, each once. "
@@ -117,28 +130,49 @@ def mask_of_files(source: InputFiles, num_nodes: int, given: Column | None) -> A
             raise PartitionError(
                 f"{source.shown} has other things than integers ({error}); expected IDs of nodes."
             ) from error
-    mask = np.zeros(num_nodes, np.bool_)
+    chosen = np.zeros(num_nodes, np.bool_)
     if given is None:
         unknown = first_outside(wanted, num_nodes)
         if unknown is None:
-            mask[wanted] = True
+            chosen[wanted] = True
     else:
         known = np.zeros(len(wanted), np.bool_)
         for rows in pieces(num_nodes, CHUNK_ROWS):
             some = given[rows]
             some = some if some.ndim == 1 else some.view(f"S{some.shape[1]}")[:, 0]
-            mask[rows] = np.isin(some, wanted)
+            chosen[rows] = np.isin(some, wanted)
             known |= np.isin(wanted, some)
         unknown = None if known.all() else int(np.argmin(known))
     if unknown is not None:
         raise PartitionError(f"{source.shown} has the ID {ids[unknown].as_py()!r}, which no node has.")
-    return mask
+    return chosen
+
+
+def _mask_of_words(mask: str, source: InputFiles, words: pyarrow.Array, num_nodes: int, rows_are_nodes: bool) -> Array:
+    """The mask of the nodes of which a column says that they are in its part of the split."""
+    for word in words.unique().to_pylist():
+        if word.casefold() not in _SPLIT_OF:
+            raise PartitionError(
+                f"{source.shown} has {word!r} in a column that says train, val or test; expected one of "
+                f"{', '.join(_SPLIT_OF)} for each node."
+            )
+    if len(words) != num_nodes:
+        raise PartitionError(
+            f"{source.shown} says of {len(words)} rows which split they belong to; expected {num_nodes}, one for each "
+            "node. Correct the file, or list the IDs of nodes."
+        )
+    if not rows_are_nodes:
+        raise PartitionError(
+            f"{source.shown} says train, val or test of its rows, and which nodes these are is not known. Name the "
+            "column of their IDs, too: --node-feature id=FILE#COLUMN."
+        )
+    return np.array([f"{_SPLIT_OF[word.casefold()]}_mask" == mask for word in words.to_pylist()], np.bool_)
 
 
 def with_split(graph: GraphSource, shares: Sequence[float] = (0.6, 0.2, 0.2), seed: int = 0) -> GraphSource:
     """Add masks that divide the labelled nodes of every type at random, in shares with a sum of at most 1.
 
-    A node is labelled if its `label` is a number from 0 on, or has several columns. In a graph without labels, and
+    A node is labelled if its `label` is a number from 0 on, or several numbers. In a graph without labels, and
     with one node type, all nodes are divided. `ConfigError` if shares are no such numbers, there are masks already,
     or there are several node types and no labels.
     """
@@ -156,8 +190,10 @@ def with_split(graph: GraphSource, shares: Sequence[float] = (0.6, 0.2, 0.2), se
         there = [name for name in SPLIT if name in fields]
         if there:
             raise ConfigError(f"'{ntype}' has {', '.join(there)} already; leave these or the split out.")
-        has_numbers = LABEL in fields and len(fields[LABEL].shape) == 1
-        chosen = fields[LABEL][:] >= 0 if has_numbers else np.ones(graph.num_nodes[ntype], np.bool_)
+        has_numbers = LABEL in fields and fields[LABEL].shape[1:] in ((), (1,))
+        chosen = np.ones(graph.num_nodes[ntype], np.bool_)
+        if has_numbers:
+            chosen = fields[LABEL][:].reshape(-1) >= 0
         nodes = np.random.default_rng(seed).permutation(np.flatnonzero(chosen))
         ends = [int(end * len(nodes) + 1e-6) for end in np.cumsum(shares)]
         masks = {name: np.zeros(len(chosen), np.bool_) for name in SPLIT}

@@ -3,11 +3,11 @@ numbers of nodes are put together.
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from sar.common_tuples import GIVEN_ID, SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array, StoredArray, as_column
@@ -17,11 +17,25 @@ from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import METADATA, open_chunked
 from sar.partition.ingest.edges import open_edges
-from sar.partition.ingest.features import open_features, without_nan
-from sar.partition.ingest.files import ADVICE, FORMATS, Files, InputFiles, Reading, TextFormat, with_format
+from sar.partition.ingest.features import features_by_type, open_features, without_nan
+from sar.partition.ingest.files import (
+    ADVICE,
+    FORMATS,
+    LIST_FORMATS,
+    Files,
+    InputFiles,
+    Reading,
+    TextFormat,
+    find_files,
+    format_of,
+)
 from sar.partition.ingest.ids import map_ids
 from sar.partition.ingest.masks import check_splits, mask_of_files, with_masks
+from sar.partition.ingest.tables import checked
+from sar.partition.ingest.text import TextTable
 from sar.partition.npz_files import read_npz
+
+T = TypeVar("T", str, CanonicalEtype)
 
 
 def open_graph(
@@ -50,30 +64,31 @@ def open_graph(
 
     Binary edges and features are streamed from their files, again in each pass; text and Parquet are parsed once,
     into raw files under `scratch`, which have to stay as long as the graph is used. A DGL graph file or an `.npz` file
-    is read into memory, because its format has no other way.
+    is read into memory. Errors name options as the command has them: `--no-header` is `header=False`.
 
     Args:
         path: the input:
             a DGL graph file (`dgl.save_graphs`) with one graph;
             an `.npz` file as `sar.partition.npz_files` describes it;
             DGL's chunked graph format: its directory or `metadata.json`;
-            edges as text (CSV, any delimiter), Parquet, `.npy` of (E, 2) or (2, E), or raw integers in pairs: a file, a
-            list of files in order, a directory or a glob pattern (`part-2` comes before `part-10`); `.npy` of (E,), and
-            raw files with `src` and `dst` in their names, hold sources and destinations apart;
+            edges as text, Parquet, `.npy` of (E, 2) or (2, E), or raw integers in pairs: a file, several in order (a
+            list, or separated by commas), a directory or a glob pattern (`part-2` comes before `part-10`); `.npy` of
+            (E,), and raw files with `src` and `dst` in their names, hold sources and destinations apart;
             or edges of several types: a mapping of `NTYPE:RELATION:NTYPE` to such files.
         scratch: directory for copies in binary; made if it is not there.
-        format: `dgl`, `npz`, `chunked`, `text`, `parquet`, `npy` or `raw`; None: by the names of the files.
+        format: of the graph or the edges: `dgl`, `npz`, `chunked`, `text`, `parquet`, `npy` or `raw`; None: by the
+            names of the files, or their first bytes.
         num_nodes: of edge lists: number of nodes, by type if there are several. None: as many as node features have
             rows, and without these one more than the greatest ID, which takes a pass over binary edges.
         node_features: more features: files (as above) by `name` or `ntype/name`: `.npy`, Parquet, DGL's tensor files,
-            or text; of a table with several columns (Parquet or text) `file.csv#a` takes column a, by name or number,
-            `file.csv#a,b` two together as (N, 2), `file.csv#0-99` a range, and `file.csv#*` all; `file.dgl#x` takes
-            the tensor x. A `label` may have names of classes, which are numbered in alphabetical order.
+            or text; `file.csv#a` takes column a of several, by name or number from 0, `file.csv#a,b` two together as
+            (N, 2), `file.csv#0-99` a range, and `file.csv#*` all; `file.dgl#x` takes the tensor x. Several files have
+            their rows in the order of the first feature's. A `label` may have names of classes, which are numbered.
         edge_features: likewise, by `name` or `NTYPE:RELATION:NTYPE/name`, in the order of the edges.
-        delimiter: of text: one character, and no other; None: found out in each file.
+        delimiter: of text: one character; None: found out from the first row of each file.
         header: whether text files begin with names of columns; None: found out. Files of which columns are named do.
-        columns: of sources and destinations in text and Parquet files, by name or number from 0; None: `src`
-            and `dst` or the like, else the only two.
+        columns: of sources and destinations in text and Parquet files, by name or number from 0; None: told by names
+            such as `src` and `dst`, else the only two.
         dtype: of raw edges: `int32` or `int64`.
         allow_nan: take NaN in features; never in labels and masks. Features are checked while they are read.
         allow_outside: whether a `metadata.json` may name files outside of its directory, also by links.
@@ -81,8 +96,9 @@ def open_graph(
             and their IDs kept as the node field `id`: (N,) int64, or strings in UTF-8, (N, L) uint8 with zeros at the
             end. A node feature `id` (or `ntype/id`) names the IDs of a table: then node i is that of row i, there may
             be nodes without edges, and the other features' rows are in the same order. None: IDs are 0 to N - 1.
-        comment: begins lines of text to pass over, `""` none; None: `#` and `%`, but only before the first row.
-        train_nodes: files with the IDs of the nodes to train on, by node type if there are several: `train_mask`.
+        comment: begins lines before the first row to pass over, `""` none; None: `#` and `%`.
+        train_nodes: files with the IDs of the nodes to train on, or with a word such as `train` or `test` for each
+            node; by node type if there are several.
         val_nodes, test_nodes: likewise.
         mask_column: the column to take of masks with several, (N, k).
         allow_empty: whether there may be no edge in the files of an edge type.
@@ -102,59 +118,80 @@ def open_graph(
         Path(tempfile.mkdtemp(prefix="input-", dir=scratch)), TextFormat(delimiter, header, comment), allow_nan
     )
     node_features, edge_features = node_features or {}, edge_features or {}
-    lists = [(mask, files) for mask, files in zip(SPLIT, (train_nodes, val_nodes, test_nodes), strict=True)
-             if files is not None]  # fmt: skip
-    whole = None if isinstance(path, Mapping) else _whole_graph(path, format, how, allow_outside, mask_column)
-    if whole is not None:
+    lists: list[tuple[str, InputFiles | dict[str, InputFiles]]] = [
+        (mask, {ntype: _listed(one, how) for ntype, one in of.items()} if isinstance(of, Mapping) else _listed(of, how))
+        for mask, of in zip(SPLIT, (train_nodes, val_nodes, test_nodes), strict=True) if of is not None
+    ]  # fmt: skip
+    is_npz, files_of = False, dict[CanonicalEtype, InputFiles]()
+    if not isinstance(path, Mapping) and (whole := _whole_file(path, format)) is not None:
         tables = [*node_features, *edge_features, *lists]
         unused = [num_nodes, ids, columns, dtype, *(() if tables else (delimiter, header, comment))]
         if any(option is not None for option in unused):
             raise ConfigError(
-                f"'{path}' says itself what is in it; expected no num_nodes, ids, columns or dtype, and "
-                "delimiter, header or comment only for features beside it."
+                f"'{path}' says itself what is in it; expected no number of nodes, --ids, --columns or --dtype, and "
+                "--delimiter, --header or --comment only for features beside it."
             )
-        graph = _with_features(whole, how, node_features, edge_features)
+        graph, is_npz = _open_whole(*whole, how, allow_outside, mask_column), whole[1] == "npz"
+        of_nodes = features_by_type(node_features, [*graph.num_nodes], how.text)
+        of_edges = features_by_type(edge_features, [":".join(etype) for etype in graph.edges], how.text)
+        fields = {ntype: open_features(ntype, of_nodes[ntype], count, how) for ntype, count in graph.num_nodes.items()}
+        graph = replace(graph, node_data=_joined(graph.node_data, fields))
     else:
-        by_type = path.items() if isinstance(path, Mapping) else [(":".join(ONLY_TYPE), path)]
-        edges = {
-            _edge_type(name): InputFiles.of(files, how.text, format=format, columns=columns, dtype=dtype)
-            for name, files in by_type
-        }
+        edges = {}
+        for name, files in (path if isinstance(path, Mapping) else {":".join(ONLY_TYPE): path}).items():
+            etype = _edge_type(name)
+            source = InputFiles.of(files, how.text, format=format, columns=columns, dtype=dtype, ends=etype[::2])
+            edges[etype] = checked(source, "edges")
+        types = dict.fromkeys(end for etype in edges for end in etype[::2])
+        of_nodes = features_by_type(node_features, [*types], how.text)
+        of_edges = features_by_type(edge_features, [":".join(etype) for etype in edges], how.text)
         if ids is None:
-            graph = _open_edge_lists(edges, num_nodes, node_features, how)
+            graph, files_of = _open_edge_lists(edges, num_nodes, of_nodes, how)
         elif num_nodes is None:
-            graph = _open_mapped(edges, node_features, how)
+            graph, files_of = _open_mapped(edges, of_nodes, how)
         else:
-            raise ConfigError(f"num_nodes={num_nodes} (--num-nodes) and ids={ids!r} (--ids) exclude each other.")
+            raise ConfigError(f"the number of nodes (--num-nodes {num_nodes}) and --ids {ids} exclude each other.")
         for etype, some in graph.edges.items() if not allow_empty else ():
             if not some.num_edges:
                 raise PartitionError(
                     f"there are no edges of {':'.join(etype)} in '{edges[etype].shown}'; expected at least one "
-                    f"(or allow_empty=True, --allow-empty). {' '.join(how.text.notes)}"
+                    f"(or --allow-empty). {' '.join(how.text.notes)}"
                 )
-        graph = _with_features(graph, how, {}, edge_features)
+    edge_fields = {
+        etype: open_features(name, of_edges[name], some.num_edges, how, files_of.get(etype))
+        for etype, some in graph.edges.items() if (name := ":".join(etype)) in of_edges
+    }  # fmt: skip
+    graph = replace(graph, edge_data=_joined(graph.edge_data, edge_fields))
 
-    def mask_of(files: Files, ntype: str) -> Array:
+    def mask_of(mask: str, source: InputFiles, ntype: str) -> Array:
         given = graph.node_data.get(ntype, {}).get(GIVEN_ID) if ids == "map" else None
-        return mask_of_files(InputFiles.named(files, how.text), graph.num_nodes[ntype], given)
+        is_ordered = given is None or GIVEN_ID in of_nodes[ntype]
+        return mask_of_files(mask, source, graph.num_nodes[ntype], given, rows_are_nodes=is_ordered)
 
     graph = with_masks(graph, lists, mask_of)
-    is_npz = whole is not None and (format == "npz" or str(path).endswith(".npz"))  # whose masks are (k, N)
-    return replace(check_splits(graph, None if is_npz else mask_column), notes=(*graph.notes, *how.text.notes))
+    mask_column = None if is_npz else mask_column  # whose masks are (k, N)
+    return replace(check_splits(graph, mask_column), notes=(*graph.notes, *how.text.notes))
 
 
-def _whole_graph(
-    path: Files, format: str | None, how: Reading, allow_outside: bool, split: int | None
-) -> GraphSource | None:
-    """The graph if the format tells types and counts; None if there are edges only."""
+def _listed(files: Files, how: Reading) -> InputFiles:
+    return checked(InputFiles.named(files, how.text, LIST_FORMATS), "ids")
+
+
+def _whole_file(path: Files, format: str | None) -> tuple[Path, str] | None:
+    """The file and its format if that tells types and counts; None if there are edges only."""
     if isinstance(path, str | PathLike) and (Path(path) / METADATA).is_file():
         path = Path(path) / METADATA
-    files, format = with_format(path, format)
+    files, _ = find_files(path)
+    format = format_of(files, format)
     if format not in ("dgl", "npz", "chunked"):
         return None
     if len(files) != 1:
         raise ConfigError(f"'{path}' names {len(files)} files of the format {format!r}; expected one.")
-    (file,) = files
+    return files[0], format
+
+
+def _open_whole(file: Path, format: str, how: Reading, allow_outside: bool, split: int | None) -> GraphSource:
+    """The graph of a file in a format that tells types and counts."""
     if format == "chunked":
         return open_chunked(file, how, allow_outside=allow_outside)
     if format == "npz":
@@ -164,7 +201,7 @@ def _whole_graph(
         edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
         graph = GraphSource(stored.num_nodes, edges, stored.fields, {of.etype: of.fields for of in stored.relations})
 
-    def checked(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
+    def without(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
         columns = {name: as_column(one, name) if isinstance(one, StoredArray) else one for name, one in fields.items()}
         return {
             name: without_nan(column, name, f"{file}, field '{kind}/{name}'", allow_nan=how.allow_nan)
@@ -173,101 +210,119 @@ def _whole_graph(
 
     return replace(
         graph,
-        node_data={ntype: checked(ntype, fields) for ntype, fields in graph.node_data.items()},
-        edge_data={etype: checked(":".join(etype), fields) for etype, fields in graph.edge_data.items()},
+        node_data={ntype: without(ntype, fields) for ntype, fields in graph.node_data.items()},
+        edge_data={etype: without(":".join(etype), fields) for etype, fields in graph.edge_data.items()},
     )
-
-
-def _with_features(
-    graph: GraphSource, how: Reading, node_features: Mapping[str, Files], edge_features: Mapping[str, Files]
-) -> GraphSource:
-    """The graph with more fields, from files beside it."""
-    names = {":".join(etype): etype for etype in graph.edges}
-    num_edges = {name: graph.edges[etype].num_edges for name, etype in names.items()}
-    node_data, edge_data = {**graph.node_data}, {**graph.edge_data}
-    for ntype, fields in open_features(node_features, graph.num_nodes, how).items():
-        node_data[ntype] = _joined(ntype, graph.node_data.get(ntype, {}), fields)
-    for name, fields in open_features(edge_features, num_edges, how).items():
-        edge_data[names[name]] = _joined(name, graph.edge_data.get(names[name], {}), fields)
-    return replace(graph, node_data=node_data, edge_data=edge_data)
 
 
 def _open_edge_lists(
     edges: Mapping[CanonicalEtype, InputFiles],
     num_nodes: int | Mapping[str, int] | None,
-    node_features: Mapping[str, Files],
+    node_features: Mapping[str, Mapping[str, InputFiles]],
     how: Reading,
-) -> GraphSource:
-    """A graph of edge lists and node features.
+) -> tuple[GraphSource, dict[CanonicalEtype, InputFiles]]:
+    """A graph of edge lists and node features, and the files of its edges.
 
     If a number of nodes is not given, a type has as many as its features have rows, and without features one more
     than the greatest ID, which is found in a first pass over the edges.
     """
-    given = num_nodes if isinstance(num_nodes, Mapping) else {}
-    types = list(dict.fromkeys([*given, *(end for source, _, destination in edges for end in (source, destination))]))
-    counts: dict[str, int | None] = {ntype: given.get(ntype) for ntype in types}
+    types, given = [*node_features], num_nodes if isinstance(num_nodes, Mapping) else {}
     if isinstance(num_nodes, int):
         if len(types) != 1:
             raise ConfigError(f"{num_nodes} nodes were named for the types {', '.join(types)}; name a number for each.")
-        counts[types[0]] = num_nodes
-    if any(count is not None and count < 0 for count in counts.values()):
-        raise ConfigError(f"numbers of nodes are {counts}; expected none below 0.")
-
-    columns, advice = open_features(node_features, counts, how), ADVICE
-    for ntype, fields in columns.items():
-        for name, column in fields.items():
-            if counts[ntype] is None:
-                files = node_features.get(name, node_features.get(f"{ntype}/{name}"))
-                advice = (
-                    f" That there are {column.shape[0]} nodes follows from the rows of {files}, whose first line is a "
-                    f"row or names columns: --header, --no-header (header=).{advice}"
-                )
-            counts[ntype] = column.shape[0]
-    opened = {}
+        given = {types[0]: num_nodes}
+    if unknown := [ntype for ntype in given if ntype not in types]:
+        raise ConfigError(
+            f"--num-nodes names {', '.join(unknown)}, and edges have no such node type; expected {', '.join(types)}."
+        )
+    if any(count < 0 for count in given.values()):
+        raise ConfigError(f"numbers of nodes are {given}; expected none below 0.")
+    counts: dict[str, int | None] = {ntype: given.get(ntype) for ntype in types}
+    fields = {ntype: open_features(ntype, node_features[ntype], counts[ntype], how) for ntype in types}
+    advice = ADVICE
+    uncertain: dict[str, InputFiles] = {}  # files of which a first line that may be a header makes a node
+    for ntype, columns in fields.items():
+        if counts[ntype] is None and columns:
+            sources = [*node_features[ntype].values()]
+            counts[ntype] = next(iter(columns.values())).shape[0]
+            advice = (
+                f" That there are {counts[ntype]} nodes follows from the rows of {sources[0].shown}, whose first line "
+                f"is a row or names columns: --header, --no-header.{advice}"
+            )
+            uncertain.update((ntype, source) for source in sources if _may_have_a_header(source))
+    opened, files_of = {}, {}
     for number, (etype, source) in enumerate(edges.items()):
         limits = counts[etype[0]], counts[etype[2]]
-        opened[etype], _ = open_edges(source, limits, how.scratch, f"edges-{number}", advice=advice)
+        opened[etype], in_files = open_edges(source, limits, how.scratch, f"edges-{number}", advice=advice)
+        files_of[etype] = _with_rows(source, in_files)
     least = dict.fromkeys(types, 0)
     for etype, some in opened.items():
-        for ends in some.chunks() if None in (counts[etype[0]], counts[etype[2]]) else ():
+        to_find = {ntype for ntype in etype[::2] if counts[ntype] is None or ntype in uncertain}
+        for ends in some.chunks() if to_find else ():
             for ntype, ids in zip(etype[::2], ends, strict=True):
                 least[ntype] = max(least[ntype], int(ids.max(initial=-1)) + 1)
+    for ntype, source in uncertain.items():
+        if counts[ntype] == least[ntype] + len(source.files):
+            how.text.note(
+                f"{source.shown} has {counts[ntype]} rows, so there are {counts[ntype]} nodes, but edges name only "
+                f"{least[ntype]}. If its first line names the column, as pandas writes it: --header."
+            )
     known = {ntype: least[ntype] if count is None else count for ntype, count in counts.items()}
-    return GraphSource(known, opened, columns, {})
+    return GraphSource(known, opened, fields, {}), files_of
+
+
+def _with_rows(edges: InputFiles, rows: Sequence[int]) -> InputFiles:
+    """The files of edges, and the rows of each; two with sources and destinations count as one."""
+    is_one = edges.format in ("npy", "raw") and not any(rows[1:])
+    return replace(edges, files=edges.files[:1] if is_one else edges.files, rows=rows)
+
+
+def _may_have_a_header(source: InputFiles) -> bool:
+    """Whether the first line of text was taken for a row, and nobody said so."""
+    if source.format != "text" or source.text.header is not None:
+        return False
+    return not TextTable(source.files[0], source.text).has_names
 
 
 def _open_mapped(
-    edges: Mapping[CanonicalEtype, InputFiles], node_features: Mapping[str, Files], how: Reading
-) -> GraphSource:
-    """A graph of edge lists whose nodes are numbered, and node features in the order of these numbers."""
-    types = dict.fromkeys(end for source, _, destination in edges for end in (source, destination))
-    prefix = f"{next(iter(types))}/" if len(types) == 1 else ""
-    features = {key if "/" in key else f"{prefix}{key}": files for key, files in node_features.items()}
-    tables = {}
-    for ntype in types:
-        if f"{ntype}/{GIVEN_ID}" in features:
-            tables[ntype] = InputFiles.named(features.pop(f"{ntype}/{GIVEN_ID}"), how.text)
-        elif unknown := [key for key in features if key.startswith(f"{ntype}/")]:
+    edges: Mapping[CanonicalEtype, InputFiles],
+    node_features: Mapping[str, Mapping[str, InputFiles]],
+    how: Reading,
+) -> tuple[GraphSource, dict[CanonicalEtype, InputFiles]]:
+    """A graph of edge lists whose nodes are numbered, with features in this order, and the files of its edges."""
+    tables = {ntype: sources[GIVEN_ID] for ntype, sources in node_features.items() if GIVEN_ID in sources}
+    for ntype, sources in node_features.items():
+        if sources and ntype not in tables:
             raise ConfigError(
-                f"whose rows '{unknown[0]}' has is not known where nodes are numbered (ids='map', --ids map); name the "
-                f"IDs of its rows, too: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
+                f"the rows of '{ntype}/{next(iter(sources))}' belong to nodes that are numbered (--ids map), and which "
+                f"these are is not known. Name the IDs of its rows, too: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
             )
     mapped = map_ids(edges, tables, how.scratch)
-    columns = open_features(features, mapped.num_nodes, how)
-    node_data = {ntype: {GIVEN_ID: ids, **columns[ntype]} for ntype, ids in mapped.ids.items()}
-    return GraphSource(mapped.num_nodes, mapped.edges, node_data, {})
+    node_data = {}
+    for ntype, ids in mapped.ids.items():
+        others = {name: source for name, source in node_features[ntype].items() if name != GIVEN_ID}
+        fields = open_features(ntype, others, mapped.num_nodes[ntype], how, tables.get(ntype))
+        node_data[ntype] = {GIVEN_ID: ids, **fields}
+    files_of = {etype: _with_rows(edges[etype], mapped.counts[etype]) for etype in edges}
+    return GraphSource(mapped.num_nodes, mapped.edges, node_data, {}), files_of
 
 
 def _edge_type(name: str) -> CanonicalEtype:
     etype = parse_edge_type(name)
-    if etype is None or not all(etype) or "/" in name:
+    if etype is None or not all(etype):
         raise ConfigError(f"the edge type '{name}' was named; expected NTYPE:RELATION:NTYPE.")
+    if "/" in name:
+        raise ConfigError(
+            f"the edge type '{name}' has slashes, which end the type in names of features; expected none. Name it "
+            f"'{name.replace('/', '.')}', for instance."
+        )
     return etype
 
 
-def _joined(kind: str, there: Mapping[str, Column], more: Mapping[str, Column]) -> dict[str, Column]:
-    """The fields of a type, of the graph itself and named beside it."""
-    both = sorted(there.keys() & more.keys())
-    if both:
-        raise ConfigError(f"'{kind}' has the fields {', '.join(both)} already; name the new ones otherwise.")
-    return {**there, **more}
+def _joined(there: Mapping[T, Mapping[str, Column]], more: Mapping[T, Mapping[str, Column]]) -> dict[T, Any]:
+    """The fields by type, of the graph itself and named beside it."""
+    for kind in more:
+        if both := sorted(there.get(kind, {}).keys() & more[kind].keys()):
+            name = kind if isinstance(kind, str) else ":".join(kind)
+            raise ConfigError(f"'{name}' has the fields {', '.join(both)} already; name the new ones otherwise.")
+    return {kind: {**there.get(kind, {}), **more.get(kind, {})} for kind in {**there, **more}}

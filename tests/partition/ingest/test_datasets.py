@@ -57,7 +57,7 @@ def test_one_of_several_splits_is_taken(tmp_path: Path) -> None:
     assert graph.node_data["_N"]["train_mask"].tolist() == [False, False, True, False]
     assert not graph.notes
     assert open_graph(tmp_path / "graph.npz", tmp_path).notes == (
-        "the first of 3 splits was taken; mask_column= (--mask-column) chooses another.",
+        "the first of 3 splits was taken; --mask-column chooses another.",
     )
     with pytest.raises(ConfigError, match=r"split 3 .* splits 0 to 2"):
         read_npz(tmp_path / "graph.npz", split=3)

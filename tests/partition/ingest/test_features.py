@@ -191,9 +191,9 @@ def test_integers_as_text_that_do_not_fit(edges, tmp_path):
 def test_a_bad_line_of_text_is_named(edges, tmp_path, monkeypatch, bad, problem):
     monkeypatch.setattr("sar.partition.ingest.text._BLOCK_BYTES", 10)
     path = tmp_path / "feat.csv"
-    path.write_text("a,b,c\n" + "1,2,3\n" * 7 + f"# comment\n{bad}\n1,2,3\n")
+    path.write_text("a,b,c\n" + "1,2,3\n" * 8 + f"{bad}\n1,2,3\n")
     with pytest.raises(PartitionError, match=f"feat.csv, line 10, '{bad}': {problem}"):
-        opened(edges, node_features={"feat": f"{path}#*"}, comment="#")
+        opened(edges, node_features={"feat": f"{path}#*"})
 
 
 def test_nan_is_named_when_it_is_read(edges, tmp_path):

@@ -155,8 +155,9 @@ def test_errors_name_the_id(tmp_path):
     raises(PartitionError, unnamed, **with_table("bo,1\nann,2\n"))
     raises(PartitionError, "name 3 nodes of type '_N' that are in no row of .*nodes.csv", **with_table(""))
     raises(PartitionError, "ID 'bo' in row 0 .from 0. and in row 2", **with_table("bo,1\nann,2\nbo,3\ncy,1\n"))
-    raises(ConfigError, "whose rows '_N/x' has is not known .* _N/id=FILE", node_features={"x": tmp_path / "x.npy"})
-    raises(ConfigError, "num_nodes=3 .* exclude each other", num_nodes=3)
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    raises(ConfigError, "rows of '_N/x' belong to .* not known.* _N/id=FILE", node_features={"x": tmp_path / "x.npy"})
+    raises(ConfigError, "--num-nodes 3.* exclude each other", num_nodes=3)
     raises(
         ConfigError,
         "2 columns were named for the IDs of nodes; expected one",
