@@ -21,7 +21,7 @@ WRONG = [
     ("pipeline_depth", True, "an integer of at least 0"),
     ("max_collective_size", -1, "an integer of at least 0"),
     ("disable_sr", "no", "True or False"),
-    ("wire_dtype_gradients", torch.float32, "None, torch.bfloat16 or torch.float16"),
+    ("wire_dtype_gradients", torch.float32, "None or torch.bfloat16"),
     ("allocator", "most", "'least', 'kept' or 'system'"),
 ]
 

@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant(
         "gradients that are not added",
         "sar/comm/exchange.py",
-        "self.returns.add(index.to(total.device), place.read(total.device, total.dtype), total)",
+        "self.returns.add(index.to(total.device), to_device(place, total.device).to(total.dtype), total)",
         "pass",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
@@ -170,8 +170,8 @@ MUTANTS = [
     Mutant(
         "degrees without clamp",
         "sar/core/relation.py",
-        "degrees = self.in_degrees.clamp(min=1).to(dtype)",
-        "degrees = self.in_degrees.to(dtype)",
+        "self.in_degrees.clamp(min=1).to(dtype)",
+        "self.in_degrees.to(dtype)",
         "tests/parity/test_values.py::test_nothing_reduces_to_zero",
     ),
     Mutant(

@@ -109,6 +109,6 @@ def test_nan_in_a_field_is_refused_unless_it_is_allowed(tmp_path, of_edges):
     values = torch.ones(200 if of_edges else 40)
     values[7] = torch.nan
     (graph.edata if of_edges else graph.ndata)["v"] = values
-    with pytest.raises(PartitionError, match=r"/v', row 7 .* has NaN; .*allow_nan="):
+    with pytest.raises(PartitionError, match=r"/v', row 7 .* has NaN; .*--allow-nan, allow_nan="):
         sar.partition_graph(graph, "graph", 2, tmp_path / "a", part_method="random")
     sar.partition_graph(graph, "graph", 2, tmp_path / "a", part_method="random", allow_nan=True)

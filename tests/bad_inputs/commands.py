@@ -40,7 +40,7 @@ CASES = {
     ),
     "a seed below 0": case(
         command("partition edges.csv --parts 2 --out parts --seed -1"),
-        "sar partition: seed is -1; expected a number from 0 on.",
+        "sar partition: seed is -1; expected 0 to 2**63 - 1.",
     ),
     "a method that is not there": case(
         command("partition edges.csv --parts 2 --out parts --method nix"),

@@ -72,7 +72,7 @@ CASES = {
     "a switch that is a word": case(setting("disable_sr", "no"), "Config.disable_sr is 'no'; expected True or False."),
     "another dtype on the wire": case(
         setting("wire_dtype_features", "float16"),
-        "Config.wire_dtype_features is 'float16'; expected None, torch.bfloat16 or torch.float16.",
+        "Config.wire_dtype_features is 'float16'; expected None or torch.bfloat16.",
     ),
     "another allocator": case(
         setting("allocator", "most"), "Config.allocator is 'most'; expected 'auto', 'least', 'kept' or 'system'."

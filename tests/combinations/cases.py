@@ -62,7 +62,7 @@ AXES: dict[str, tuple[str, ...]] = {
 
 TRAINING = ("optimizer's step", "EMA copy", "state_dict")
 CHANGED = ("weights changed", "inputs changed")
-HALVES = ("bfloat16 on the wire", "float16 gradients on the wire")
+HALVES = ("bfloat16 on the wire", "bfloat16 gradients on the wire")
 QUICK, ALL = 48, 600
 """Cases of `make test`, and of `make test-all`."""
 DRAWN = 15

@@ -145,7 +145,7 @@ def over_the_wire(mine, name, mode, features, gradients):
 HALVES = [
     (torch.bfloat16, None),
     (None, torch.bfloat16),
-    (torch.float16, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16),
 ]
 
 

@@ -31,13 +31,14 @@ MEANT = {
     "the script: _local_scalar_dense": 1,  # loss.item()
     "comm/replicas.py take_checksum: to the CPU": 1,  # once a step, for all parameters
     "nn/embedding.py _summed: _unique2": 1,  # how many rows of an embedding were used, once a step
-    "core/passing/own_rows.py _is_close: _local_scalar_dense": 2,  # whether functions look at their own rows only
+    "core/passing/own_rows.py is_close: _local_scalar_dense": 2,  # whether functions look at their own rows only
+    "core/passing/captured.py <dictcomp>: _local_scalar_dense": 2,  # fingerprints of messages, of both runs
     "core/passing/captured.py equals: _local_scalar_dense": 1,  # whether a Python function made the same messages again
 }
 THROUGH_THE_CPU = {
     "comm/exchange.py _post: synchronize": 11,  # tiles, before they are sent
     "nn/statistics.py from_all: to the CPU": 7,  # statistics and readout, forward and backward
-    "comm/collectives.py _combine: to the CPU": 2,  # the maxima of the readout
+    "comm/collectives.py _combine: to the CPU": 1,  # the maxima of the readout
     "comm/collectives.py gather_grads: to the CPU": 1,  # all gradients in one piece
     "tensor_views.py to_device: to the CPU": 2,  # gradients of rows of `fetch_rows`, and of the embedding
     "comm/transport.py _swap: to the CPU": 2,  # these rows

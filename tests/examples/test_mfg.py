@@ -1,18 +1,47 @@
 """Message flow graphs: training on those of the training nodes is training on the whole graph, in plain DGL too."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import dgl
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import sar
+from sar.cli.demo import community_graph
 from sar.partition.graph_source import GraphSource
-from sar.partition.in_memory import divide
-from tests.examples.scripts import example
-from tests.examples.test_models import Whole, communities, double  # noqa: F401 (fixtures)
+from sar.partition.in_memory import divide, training_graph
+from tests.examples.scripts import example, in_double
+from tests.examples.test_models import double, train_alone  # noqa: F401 (a fixture)
 from tests.parity.harness import assert_close
 from tests.workers import WorkerPool
+
+
+@dataclass
+class Whole:
+    """A whole homogeneous graph, with self-loops and both directions of each edge."""
+
+    graph: Any
+    x: Tensor  # (N, F)
+    labels: Tensor  # (N,)
+    train: Tensor  # (N,) bool
+    num_classes: int
+
+    @classmethod
+    def of(cls, data: GraphSource) -> "Whole":
+        graph = dgl.graph(tuple(map(torch.from_numpy, data.ends())), num_nodes=data.total_nodes)
+        x, labels, train = (torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label", "train_mask"))
+        return cls(graph, x, labels, train, int(labels.max()) + 1)
+
+    def learn(self, model: nn.Module, inputs: tuple[Any, ...], arguments: Any) -> tuple[list[float], Tensor]:
+        return train_alone(model, inputs, self.labels, self.train, arguments)
+
+
+@pytest.fixture(scope="module")
+def communities() -> GraphSource:
+    return in_double(training_graph(community_graph(300, 2400, 12, 4)))
 
 
 def run_on_worker(argv: list[str]) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,7 +58,7 @@ def run_on_worker(argv: list[str]) -> tuple[Tensor, Tensor, Tensor]:
 def test_logits_of_the_seeds_are_those_on_the_whole_graph(
     pool: WorkerPool,
     tmp_path: Path,
-    communities: GraphSource,  # noqa: F811
+    communities: GraphSource,
     world_size: int,
 ) -> None:
     json_file = divide(communities, tmp_path, "graph", world_size).json_file

@@ -1,10 +1,12 @@
 """The kernels in plain torch on a GPU, against the oracles of the other backends."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
-from tests.python_process import run
+from tests.workers import REPOSITORY
 
 CASES = ("test_aggregate.py", "test_gradients.py", "test_softmax.py", "test_attention.py")
 
@@ -12,7 +14,10 @@ CASES = ("test_aggregate.py", "test_gradients.py", "test_softmax.py", "test_atte
 def run_carried(file: str, device: str, names: str) -> None:
     options = "-q", "-x", "-p", "no:cacheprovider", "-p", "tests.gpu.carried", "--hypothesis-profile", "fast"
     environment = {**os.environ, "CARRIED_TO": device}
-    done = run("-m", "pytest", *options, "-k", names, f"tests/kernels/{file}", timeout=280, env=environment)
+    command = [sys.executable, "-m", "pytest", *options, "-k", names, f"tests/kernels/{file}"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 

@@ -385,7 +385,7 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     np.save("nodes.npy", np.array(["ann", "eve"]))
-    fails("1 of the nodes, such as b'eve', are not in p")
+    fails("1 of the nodes, such as eve, are not in p")
     np.save("nodes.npy", np.array([1, 2]))
     fails("the nodes are int64 (2,); expected (S,) IDs like those there, |S3")
     np.save("nodes.npy", np.array(["ann"], object))

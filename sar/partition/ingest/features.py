@@ -68,7 +68,8 @@ def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Co
         if suspicious and (found := np.isnan(values).reshape(len(values), -1).any(1)).any():
             raise PartitionError(
                 f"{where}, row {first + int(np.argmax(found))} (from 0), has NaN; expected numbers. Fill the missing "
-                f"values in{' (labels with -1)' if name in _NEVER_NAN else ', or allow NaN (--allow-nan)'}."
+                "values in"
+                + (" (labels with -1)." if name in _NEVER_NAN else ", or allow NaN (--allow-nan, allow_nan=True).")
             )
         return values
 
