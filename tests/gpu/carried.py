@@ -43,7 +43,7 @@ def carried(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 for name in (name for name in vars(Backend) if not name.startswith("_")):
