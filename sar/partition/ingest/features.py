@@ -172,7 +172,9 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
             f"{source.shown} has {sum(counts)} rows; expected {rows}, as many as there are nodes or edges of the type "
             f"that '{key}' belongs to. Correct the file, or the number of nodes.{hint}"
         )
-    return first if len(kept) == 1 else JoinedColumn([part for _, part in kept]), counts
+    if len(kept) == 1:
+        return first, counts
+    return JoinedColumn([_unchanged_column(part, dtype or part.dtype, str(file)) for file, part in kept]), counts
 
 
 def _array_columns(table: ArrayTable, choice: ColumnChoice, wanted: Wanted) -> Column:
@@ -233,10 +235,29 @@ def _copies(source: InputFiles, kind: Kind, dtype: type[np.float32] | None, copy
 
 def _as_rows(path: Path, columns: Sequence[Array]) -> Array:
     """One column as it is, several as (n, C)."""
-    if _common_dtype([column.dtype for column in columns]) is None:
+    dtype = _common_dtype([column.dtype for column in columns])
+    if dtype is None:
         types = ", ".join(str(column.dtype) for column in columns)
         raise PartitionError(f"{path} has columns of the types {types}, which no type holds all; write them alike.")
-    return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+    if len(columns) == 1:
+        return columns[0]
+    return np.stack([_unchanged(column, dtype, str(path)) for column in columns], axis=1)
+
+
+def _unchanged(values: Array, dtype: np.dtype[Any], where: str) -> Array:
+    """Values in another dtype; `PartitionError`, which says `where`, for integers that it would change."""
+    if dtype.kind == "f" and values.dtype.kind in "iu" and ((values > 2**53) | (values < -(2**53))).any():
+        raise PartitionError(
+            f"{where} has integers beyond 2**53, and belongs together with fractions, among which they would change. "
+            "Make them a feature of their own."
+        )
+    return values.astype(dtype, copy=False)
+
+
+def _unchanged_column(column: Column, dtype: np.dtype[Any], where: str) -> Column:
+    if column.dtype.kind not in "iu" or dtype.kind != "f":
+        return column
+    return ColumnView(column, column.shape, lambda values, _: _unchanged(values, dtype, where))
 
 
 def _class_columns(source: InputFiles, name: str, copy: Path) -> list[StoredArray]:

@@ -48,6 +48,20 @@ def test_no_rows_at_all_keep_the_type_of_the_schema(tmp_path: Path) -> None:
     assert (graph.edge_data[ONE]["w"].shape, graph.edge_data[ONE]["w"].dtype) == ((0,), np.int16)
 
 
+@pytest.mark.parametrize("large", [2**53 + 1, -(2**53) - 1])
+def test_large_integers_do_not_become_fractions(tmp_path: Path, large: int) -> None:
+    """Beside a column of fractions, or in another file of the feature."""
+    integers, fractions = pyarrow.array([1, large, 3]), pyarrow.array([0.5, 1.5, 2.5])
+    pyarrow.parquet.write_table(pyarrow.table({"i": integers, "f": fractions}), tmp_path / "both.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"x": integers[:2]}), tmp_path / "x-0.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"x": fractions[:1]}), tmp_path / "x-1.parquet")
+    with pytest.raises(PartitionError, match=r"both.parquet has integers beyond 2\*\*53"):
+        read(edges_of(tmp_path), node_features={"x": f"{tmp_path}/both.parquet#i,f"})
+    with pytest.raises(PartitionError, match=r"x-0.parquet has integers beyond 2\*\*53"):
+        values(read(edges_of(tmp_path), node_features={"x": f"{tmp_path}/x-*.parquet#x"}), "x")
+    assert values(read(edges_of(tmp_path), node_features={"x": f"{tmp_path}/both.parquet#i"}), "x") == [1, large, 3]
+
+
 # Files of one order, and of another
 
 
