@@ -64,8 +64,9 @@ def run_partition(
     not fit each other or the graph, or the directory is taken, `PartitionError` if the input is damaged, or the disk
     is full.
     """
-    if isinstance(assigning.parts, int) and assigning.parts < 1:
-        raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
+    if isinstance(assigning.parts, int) and not 1 <= assigning.parts < 2**31:
+        least = "at least 1" if assigning.parts < 1 else "at most 2**31 - 1"
+        raise ConfigError(f"{assigning.parts} parts were asked for; expected {least}.")
     check_hops(output.num_hops)
     if assigning.write_assignment is not None:
         check_replaceable(assigning.write_assignment)

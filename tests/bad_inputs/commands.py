@@ -38,6 +38,14 @@ CASES = {
         command("partition edges.csv --parts 0 --out parts"),
         "sar partition: 0 parts were asked for; expected at least 1.",
     ),
+    "parts beyond any number": case(
+        command("partition edges.csv --parts 99999999999999999999 --out parts"),
+        "sar partition: 99999999999999999999 parts were asked for; expected at most 2**31 - 1.",
+    ),
+    "hops beyond any number": case(
+        command("partition edges.csv --parts 2 --out parts --num-hops 99999999999999999999"),
+        "sar partition: num_hops is 99999999999999999999; expected at most 2**31 - 1.",
+    ),
     "a seed below 0": case(
         command("partition edges.csv --parts 2 --out parts --seed -1"),
         "sar partition: seed is -1; expected 0 to 2**63 - 1.",

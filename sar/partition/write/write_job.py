@@ -132,7 +132,9 @@ def check_writable(graph: GraphSource, name: str, memory: int | None) -> None:
 
 
 def check_hops(num_hops: int | None) -> None:
-    """Raise `ConfigError` for a halo without hops."""
+    """Raise `ConfigError` for a halo without hops, or with more than there can be."""
+    if num_hops is not None and num_hops >= 2**31:
+        raise ConfigError(f"num_hops is {num_hops}; expected at most 2**31 - 1.")
     if num_hops is not None and num_hops < 1:
         raise ConfigError(
             f"num_hops is {num_hops}, which would drop the edges between parts; expected 1 or more, or none."
