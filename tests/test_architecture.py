@@ -58,7 +58,7 @@ CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim", "ask_for_huge_pages"]}
 
 
 ENGINE = ("comm", "core", "kernels", "outofcore", "nn", "host")
-MOST_LINES, MOST_OF_ENGINE, MOST_ENGINE_FUNCTIONS = 35_115, 14_430, 977
+MOST_LINES, MOST_OF_ENGINE, MOST_ENGINE_FUNCTIONS = 35_125, 14_440, 978
 """Lines of sar/ and of the folders of the engine, and functions in these."""
 
 

@@ -239,7 +239,8 @@ class Group:
         Workers compare `call`, which errors also show. Flags are up to 63 bits that may differ between workers.
         """
         self.follow(call)
-        refuse_transforms()
+        if is_transforming():
+            refuse_transforms()
         if self.world_size == 1:
             return [flags]
         if self.paused is not None:
@@ -418,10 +419,15 @@ class Guard:
             group._owner = self._owner
 
 
+def is_transforming() -> bool:
+    """Whether a transform of torch.func, or forward mode, is on."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def refuse_transforms(*inputs: Tensor | None) -> None:
     """Raise `ConfigError` inside a transform of torch.func, or for inputs with tangents of forward mode."""
-    tangents = forward_ad._current_level >= 0 and [forward_ad.unpack_dual(x).tangent for x in inputs if x is not None]
-    if torch._C._are_functorch_transforms_active() or any(tangent is not None for tangent in tangents or ()):
+    duals = [forward_ad.unpack_dual(x) for x in inputs if x is not None] if forward_ad._current_level >= 0 else []
+    if torch._C._are_functorch_transforms_active() or any(dual.tangent is not None for dual in duals):
         raise ConfigError(
             "sar's distributed calls have no rules for torch.func's grad, vmap, jvp and the like, nor for forward "
             "mode. Use loss.backward() or torch.autograd.grad; torch.func.functional_call works."

@@ -97,8 +97,10 @@ class RowFormat:
 
     def rows(self, message: Tensor, rows: int) -> list[Tensor]:
         """The fields inside a message (uint8) of that many rows, as views, (rows, ...) each."""
-        begins = self.layout(rows).begins
-        return [form.view(message, begin, rows) for form, begin in zip(self.fields, begins, strict=True)]
+        fields = []
+        for form, begin in zip(self.fields, self.layout(rows).begins, strict=True):
+            fields.append(form.view(message, begin, rows))
+        return fields
 
     def round(self, values: Sequence[Tensor]) -> None:
         """Round rows of the fields, (rows, ...) each, in place, as if they had travelled in this format."""

@@ -34,7 +34,7 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.exchange import Exchange, Layout
 from sar.comm.gradients import refuse_average
-from sar.comm.group import Group, refuse_transforms
+from sar.comm.group import Group, is_transforming, refuse_transforms
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.settings import SMALL_TILE, Settings
@@ -126,8 +126,9 @@ class Collective(ABC):
 
     def anchor(self, *inputs: Tensor | None) -> Tensor:
         """An input that ties the node to autograd on all workers: see [Note: one worker's gradient is everybody's]."""
-        with self.guard():
-            refuse_transforms(*inputs)  # torch would ask for rules that no call has
+        if is_transforming():
+            with self.guard():
+                refuse_transforms(*inputs)  # torch would ask for rules that no call has
         grad = torch.is_grad_enabled()
         if grad:
             self.input_ties = [(x[:0] if x.dim() else x).clone() for x in inputs if x is not None and x.requires_grad]

@@ -11,7 +11,7 @@ import sar
 from tests.parity.harness import build, random_shares
 
 PACKAGE = str(Path(sar.__file__).parent) + "/"
-MOST = {1: 90, 2: 160}
+MOST = {1: 90, 2: 152}
 """Calls of a forward, by number of workers."""
 STOPS = [
     "GraphShardManager.update_all",

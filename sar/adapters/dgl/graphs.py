@@ -142,8 +142,8 @@ def make_local_graph(
 ) -> GraphShardManager:
     """As `make_block`, on a device: a graph of this worker alone, because most builds of DGL are for the CPU only.
 
-    Without `num_dst` all nodes are sources and destinations. `order` has the position of each
-    edge in the graph's order and in fields, (E,) int64, by type; None if it is the same there.
+    Without `num_dst` all nodes are sources and destinations. `order` has the position of each edge in the graph's order
+    and in fields, (E,) int64, by type; None if it is the same there.
     """
     src = _local_nodes({ntype: ids.to(device) for ntype, ids in nodes.items()})
     dst = src if num_dst is None else _local_nodes({t: ids[: num_dst[t]] for t, ids in src.ids.items()})
