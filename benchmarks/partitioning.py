@@ -25,7 +25,7 @@ from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
-from sar.partition.assign.assigning import IN_EDGES, balance_weights, method_named, method_names
+from sar.partition.assign.assigning import IN_EDGES, METHODS, balance_weights, method_named
 from sar.partition.assign.task import AssignmentTask, Method
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> None:
 
 def all_methods() -> list[str]:
     """What can be measured."""
-    return [READING, DGL, *(name for name in method_names() if name != "metis")]  # another name of multilevel
+    return [READING, DGL, *(name for name in METHODS if name != "metis")]  # another name of multilevel
 
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
