@@ -10,7 +10,7 @@ import numpy as np
 
 from sar.common_tuples import SPLIT, StrPath
 from sar.data.arrays import Array
-from sar.data.part_files import parse_edge_type
+from sar.data.partition_json import parse_edge_type
 from sar.errors import ConfigError
 from sar.partition.graph_source import ArrayEdges, GraphSource, find_outside, first_outside
 
