@@ -9,7 +9,7 @@ import torch
 from sar.data.graph_files import graph_file_layout
 from sar.data.tensor_files import ArraySpec, stored_dtype, tensor_file_layout
 from sar.errors import ConfigError
-from tests.adapters.dgl.directories import dgl, load_tensors, save_graphs, save_tensors
+from tests.adapters.dgl.directories import dgl, save_graphs, save_tensors
 
 _HEADER = slice(32, 4096)
 """Of a graph file: DGL leaves there what was in memory."""
@@ -48,20 +48,6 @@ def test_a_tensor_file_has_the_bytes_of_dgl(tmp_path: Path, dtype: str, shape: t
     native = values.astype(values.dtype.newbyteorder("="))
     save_tensors(str(tmp_path / "theirs"), {"ntype/naïve": torch.from_numpy(native)})
     assert (tmp_path / "mine").read_bytes() == (tmp_path / "theirs").read_bytes()
-
-
-def test_several_tensors_are_read_back(tmp_path: Path) -> None:
-    values = {"a": np.arange(4.0), "b": np.arange(6).reshape(2, 3)}
-    layout = tensor_file_layout({name: ArraySpec(rows.dtype, rows.shape) for name, rows in values.items()})
-    layout.create(tmp_path / "mine")
-    with (tmp_path / "mine").open("r+b") as file:
-        writers = {name: layout.writer(file, name) for name in values}
-        for row in range(2):
-            for name, writer in writers.items():
-                half = len(values[name]) // 2
-                writer.append(values[name][row * half : (row + 1) * half])
-    found = load_tensors(str(tmp_path / "mine"))
-    assert {name: rows.tolist() for name, rows in found.items()} == {n: rows.tolist() for n, rows in values.items()}
 
 
 @pytest.mark.parametrize("dtype", ["U3", "O", "u4", "u8", "M8[s]", "f16"])

@@ -1,13 +1,12 @@
 """The reader of files of graphs, against DGL's own."""
 
 from pathlib import Path
-from struct import pack
 from typing import Any
 
 import pytest
 import torch
 
-from sar.data.graph_files import RELATION_MARK, open_graph_file
+from sar.data.graph_files import open_graph_file
 from sar.errors import PartitionError
 from tests.adapters.dgl.directories import dgl, heterogeneous_graph, homogeneous_graph
 
@@ -85,16 +84,6 @@ def test_graphs_that_are_restricted_to_one_format(tmp_path, only):
     [relation] = open_graph_file(path).relations
     for mine, theirs in zip(relation.edges.ends(), graph.edges(order="eid"), strict=True):
         assert torch.equal(mine, theirs)
-
-
-@pytest.mark.parametrize("number, format", [(1, "coo"), (2, "csr"), (3, "csc")])
-def test_older_codes_of_sparse_formats(tmp_path, number, format):
-    path = tmp_path / "graph.dgl"
-    dgl.save_graphs(str(path), [homogeneous_graph()], formats=format)
-    content = path.read_bytes()
-    place = content.index(pack("<Q", RELATION_MARK)) + 8
-    path.write_bytes(content[:place] + pack("<4i", number, 0, 7, 1) + content[place + 16 :])
-    assert_same(path, dgl.load_graphs(str(path))[0][0])
 
 
 def test_labels_are_passed_by(tmp_path):

@@ -47,40 +47,7 @@ def json_with(change: Callable[[dict[str, Any]], Any]) -> Harm:
 # -- the JSON file
 
 
-@pytest.mark.parametrize("content", ["null", None])
-def test_invalid_json(directory, content):
-    directory.path.unlink() if content is None else directory.path.write_text(content)
-    message = refusal(directory)
-    assert str(directory.path) in message
-    assert ("No such file" if content is None else "JSON") in message
-
-
-@pytest.mark.parametrize(
-    "change, expected",
-    [
-        (lambda content: content.update(num_parts=0), "num_parts is 0; expected a positive integer"),
-        (lambda content: content.update({"part-2": content["part-1"]}), "there are files for 3 partitions"),
-        (lambda content: content.update({"part-1": "part1"}), r"there are files for 1 partitions \(part-0\)"),
-        (lambda content: content.update(ntypes={"_N": 1}), "expected type names with the IDs 0, 1"),
-        (lambda content: content.update(etypes=[]), "etypes is"),
-        (lambda content: content["node_map"]["_N"][0].append(3), "node_map of _N in partition 0 is"),
-        (lambda content: content.update(num_edges=301), "num_edges is 301, but the ID ranges cover 300 edges"),
-    ],
-)
-def test_json_that_contradicts_itself(directory, change, expected):
-    directory.edit(change)
-    message = refusal(directory)
-    assert re.search(expected, message)
-    assert str(directory.path) in message
-    assert "Write the directory again" in message
-
-
 # -- the run
-
-
-@pytest.mark.parametrize("part", [-1, 1.0, True])
-def test_partition_index_out_of_range(directory, part):
-    assert f"own_partition_idx is {part!r}; expected a number from 0 to 1" in refusal(directory, part)
 
 
 def load_and_construct(path: Path) -> None:
@@ -167,9 +134,6 @@ def features_of_some_partitions(directory: Directory) -> Directory:
 
 
 ONE_TYPE: dict[str, tuple[Harm, list[str]]] = {
-    "no num_parts": (json_with(lambda c: c.pop("num_parts")), ["has no num_parts"]),
-    "no node_map": (json_with(lambda c: c.pop("node_map")), ["has no node_map"]),
-    "no edge_map": (json_with(lambda c: c.pop("edge_map")), ["has no edge_map"]),
     "no types": (json_with(lambda c: c.pop("ntypes")), ["has no ntypes", "DGL 0.5 to 0.9"]),
     "ends of ranges": (json_with(lambda c: c.update(node_map=[30, 60])), ["node_map is", "DGL 0.5 to 0.9"]),
     "not reshuffled, by type": (
@@ -261,11 +225,3 @@ def test_files_that_cannot_be_read_or_are_something_else(directory, kind):
     message = refusal(directory)
     assert str(path) in message
     assert os.strerror(21) in message  # Is a directory
-
-
-def test_edge_feature_with_a_wrong_number_of_rows(directory):
-    directory.edit_features(0, "edge_feats", lambda old: old | {"_N:_E:_N/w": old["_N:_E:_N/w"][:-1].clone()})
-    start, end = directory.json()["edge_map"]["_N:_E:_N"][0]
-    message = refusal(directory)
-    assert f"'_N:_E:_N/w' in {directory.file(0, 'edge_feats')} has shape ({end - start - 1}," in message
-    assert f"expected {end - start} rows, as many as the partition has edges" in message

@@ -242,14 +242,6 @@ def test_partition_book_is_the_one_that_dgl_loads(tmp_path, kind):
         assert torch.equal(book.partid2nids(1, ntype), expected.partid2nids(1, ntype))
 
 
-def test_partition_books_of_empty_partitions(tmp_path):
-    directory = insert_empty_partition(write_directory(tmp_path, heterogeneous_graph(), 2), 1)
-    for data in load_all(directory):
-        for part, (start, end) in enumerate(data.node_ranges):
-            assert data.partition_book.partid2nids(part).tolist() == list(range(start, end))
-            assert (data.partition_book.nid2partid(torch.arange(start, end)) == part).all()
-
-
 def test_user_field_called_like_an_id_field_wins(tmp_path):
     graph = homogeneous_graph()
     graph.edata["orig_id"] = torch.arange(1000, 1000 + graph.num_edges())

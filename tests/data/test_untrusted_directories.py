@@ -127,30 +127,19 @@ def changed(draw: st.DrawFn, content: bytes) -> bytes:
     while at >= 0:
         marks += [at - 32, at, at + 32]
         at = content.find(ARRAY_MARK.to_bytes(8, "little"), at + 1)
-    place = (
-        draw(st.sampled_from(marks)) + draw(st.integers(0, 48))
-        if draw(st.booleans())
-        else draw(st.integers(0, len(content)))
-    )
-    place = min(max(place, 0), len(content))
-    match draw(st.sampled_from(["byte", "number", "number", "small number", "cut", "zeros", "swap", "twice"])):
+    near = draw(st.sampled_from(marks)) + draw(st.integers(0, 48))
+    place = min(max(near if draw(st.booleans()) else draw(st.integers(0, len(content))), 0), len(content))
+    match draw(st.sampled_from(["byte", "number", "number", "small number", "cut", "zeros", "twice"])):
         case "byte":
             new = bytes([draw(st.integers(0, 255))])
         case "number":
             new = draw(st.sampled_from(NUMBERS)).to_bytes(8, "little")
         case "small number":
             new = draw(st.integers(0, 2**16)).to_bytes(4, "little")
-        case "cut":
-            return content[:place]
         case "zeros":
             new = bytes(draw(st.sampled_from([8, 512, 4096])))
-        case "swap":
-            length = draw(st.sampled_from([8, 64, 512]))
-            other = draw(st.integers(0, len(content)))
-            first, second = sorted((place, other))
-            one, two = content[first : first + length], content[second : second + length]
-            content = content[:second] + one + content[second + length :]
-            return content[:first] + two + content[first + length :]
+        case "cut":
+            return content[:place]
         case _:
             return content[:place] + content[place : place + 64] + content[place:]
     return content[:place] + new + content[place + len(new) :]
@@ -185,10 +174,8 @@ def attack_json(data: st.DataObject, directories: list[Directory], folder: Path)
     for _ in range(data.draw(st.integers(1, 2))):
         parent, key, value = None, None, content
         while isinstance(value, list | dict) and value and (parent is None or data.draw(st.integers(0, 3))):
-            parent, key = (
-                value,
-                data.draw(st.sampled_from(list(value) if isinstance(value, dict) else range(len(value)))),
-            )
+            keys = list(value) if isinstance(value, dict) else range(len(value))
+            parent, key = value, data.draw(st.sampled_from(keys))
             value = parent[key]
         match data.draw(st.sampled_from(["replace", "replace", "replace", "remove", "rename"])):
             case "replace":

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.errors import ConfigError, PartitionError
+from sar.errors import ConfigError
 from sar.partition.assign.external_csr import ExternalCsr, made_ahead
 from tests.partition.tasks import odd_graphs, source
 
@@ -83,14 +83,6 @@ def test_windows_buckets_and_chunks_make_no_difference(tmp_path_factory, data):
     assert as_counters(twice) == expected(graph, again[cluster], 2)
 
 
-def test_lists_are_contracted_in_one_pass(tmp_path, monkeypatch):
-    csr = ExternalCsr.of_graph(odd_graphs()["isolated nodes"], tmp_path / "lists")
-    passes, windows = [], ExternalCsr.windows
-    monkeypatch.setattr(ExternalCsr, "windows", lambda *given: passes.append(1) or windows(*given))
-    csr.contracted(np.arange(100, dtype=np.int32) // 2, 50, tmp_path / "coarse")
-    assert len(passes) == 1
-
-
 def test_windows_hold_whole_lists_in_the_order_of_nodes(tmp_path):
     graph = odd_graphs()["star"]
     csr = ExternalCsr.of_graph(graph, tmp_path / "lists")
@@ -99,25 +91,6 @@ def test_windows_hold_whole_lists_in_the_order_of_nodes(tmp_path):
     assert [first for first, _, _ in windows] == [0, *(last for _, last, _ in windows[:-1])]
     assert windows[-1][1] == 200
     assert all(count <= 50 for _, _, count in windows[1:])
-
-
-def test_only_the_lists_stay_on_disk(tmp_path):
-    ExternalCsr.of_graph(odd_graphs()["two types"], tmp_path / "lists")
-    assert sorted(file.name for file in (tmp_path / "lists").iterdir()) == ["neighbours", "weights"]
-
-
-def test_progress_ends_at_one(tmp_path):
-    shares = []
-    ExternalCsr.of_graph(odd_graphs()["star"], tmp_path / "lists", progress=shares.append)
-    assert shares == sorted(shares)
-    assert shares[-1] == 1
-
-
-@pytest.mark.parametrize("src, dst", [([0, 5], [1, 1]), ([0, 1], [1, -1]), ([0, 2**40], [1, 1])])
-def test_edges_that_end_outside_the_graph_are_named(tmp_path, src, dst):
-    end, node = ("source", src[1]) if src[1] > 4 else ("destination", dst[1])
-    with pytest.raises(PartitionError, match=rf"row 1 \(from 0\): the {end} is node {node}; expected 0 to 4"):
-        ExternalCsr.of_graph(source(src, dst, 5), tmp_path / "lists")
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
@@ -131,11 +104,6 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
 
 
 # ---- a thread that makes the next item while another uses the last one
-
-
-def test_items_are_the_same_and_come_in_order():
-    assert list(made_ahead(iter(range(5)))) == [0, 1, 2, 3, 4]
-    assert list(made_ahead(iter([]))) == []
 
 
 def test_the_next_item_is_made_while_one_is_in_use():

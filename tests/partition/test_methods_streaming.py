@@ -87,21 +87,6 @@ def test_random_parts_are_even_in_all_respects(communities: GraphSource) -> None
     assert load.max() < 1.02 * load.mean()
 
 
-def test_random_parts_ignore_the_order_of_nodes() -> None:
-    parts = method_named("random")(edge_task(1000, [], 4))
-    assert np.bincount(parts).tolist() == [250] * 4
-    assert 150 < (parts[1:] == parts[:-1]).sum() < 350
-
-
-def test_spring_finds_communities(communities: GraphSource) -> None:
-    def cut(name: str) -> float:
-        parts = method_named(name)(task_on(communities, 4))
-        src, dst = communities.ends()
-        return float(np.mean(parts[src] != parts[dst]))
-
-    assert cut("spring") < 0.7 * cut("random")
-
-
 @pytest.mark.parametrize("name", STREAMING)
 def test_types_are_counted_through_and_progress_is_told(name: str) -> None:
     cites, writes = ("paper", "cites", "paper"), ("author", "writes", "paper")

@@ -14,7 +14,7 @@ from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
 from sar.partition.ingest.open import open_graph
 from sar.partition.npz_files import write_npz
-from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
+from sar.partition.pipeline import OutputOptions, run_partition
 from sar.train.counted_graph import CountingGroup, counted_graph
 from sar.train.graph_counts import count_graph
 from tests.partition.tasks import odd_graphs
@@ -50,14 +50,6 @@ def test_the_number_of_parts_by_a_reserve(tmp_path: Path, graph: GraphSource) ->
         divide(graph, PartsByMemory(2, 10**7, 10**7), tmp_path)
 
 
-def test_what_the_number_means(tmp_path: Path, graph: GraphSource) -> None:
-    many = divide(graph, PartsByMemory(2, 10**7, 10**7 - 200_000), tmp_path).why
-    assert many.startswith("5 parts: a worker has memory for one at a time, so 2 workers take up to 3 each")
-    assert "it takes 5 workers" in many
-    one_each = divide(graph, PartsByMemory(3, 2**30, 0), tmp_path).why
-    assert "3 parts: 3 workers hold one each, with all parts in memory at once" in one_each
-
-
 def test_graph_and_features_are_those_that_a_worker_holds(graph: GraphSource, tmp_path: Path) -> None:
     write_npz(graph, tmp_path / "small.npz")
     found = run_partition(
@@ -79,18 +71,3 @@ def test_a_given_assignment_has_its_number(tmp_path: Path, graph: GraphSource) -
     options = AssigningOptions(PartsByMemory(2, 2**30, 0), assignment=tmp_path)
     with pytest.raises(ConfigError, match="has a number of parts of its own"):
         assign(options, graph, tmp_path / "method", None, lambda doing, share: None)
-
-
-def test_the_directory_has_the_parts_chosen(tmp_path: Path) -> None:
-    data = with_split(community_graph(300, 3000, num_features=16, num_classes=4))
-    write_npz(data, tmp_path / "small.npz")
-    source = partial(open_graph, tmp_path / "small.npz")
-    assigning = AssigningOptions(PartsByMemory(2, 10**6, 970_000), "random", write_assignment=tmp_path / "written")
-    outcome = run_partition(source, assigning, OutputOptions(tmp_path / "parts"))
-    parts = len(outcome.report.parts)
-    assert parts > 2
-    assert outcome.assigned.why.startswith(f"{parts} parts: a worker has memory for one at a time")
-    again = AssigningOptions(assigning.parts, "random", write_assignment=tmp_path / "alone")
-    assert run_assignment(source, again)[0][1:] == outcome.assigned[1:]
-    for name in ("_N.txt", "partition_meta.json"):
-        assert (tmp_path / "alone" / name).read_text() == (tmp_path / "written" / name).read_text()

@@ -24,7 +24,7 @@ import numpy as np
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.task import AssignmentTask, compiled, draw
-from sar.partition.graph_source import GraphSource
+from sar.partition.graph_source import GraphSource, index_dtype
 
 BUCKET = 1 << 21
 """Neighbours that are brought into order at a time: 8 MB of them."""
@@ -81,7 +81,7 @@ class ExternalCsr:
 
         Raises `PartitionError` if an edge ends outside the graph, `ConfigError` if the disk is full.
         """
-        node = _node_dtype(graph.total_nodes)
+        node = index_dtype(graph.total_nodes)
         edges_read = 0
 
         def edges() -> Iterator[tuple[Array, Array]]:
@@ -112,7 +112,7 @@ class ExternalCsr:
 
     @property
     def node_dtype(self) -> Any:
-        return _node_dtype(self.num_nodes)
+        return index_dtype(self.num_nodes)
 
     @property
     def num_entries(self) -> int:
@@ -144,7 +144,7 @@ class ExternalCsr:
 
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
             for window in self.windows(2 * PIECE):
-                own, others = np.empty((2, len(window.neighbours)), _node_dtype(num_clusters))
+                own, others = np.empty((2, len(window.neighbours)), index_dtype(num_clusters))
                 weights = np.empty(len(own), np.float32)
                 count = _between_clusters(window, cluster, own, others, weights)
                 yield own[:count], others[:count], weights[:count]
@@ -185,10 +185,6 @@ def add_up(window: Window, v: int, label: Array, ours: Array, first: int, last: 
     return count
 
 
-def _node_dtype(num_nodes: int) -> Any:
-    return np.int32 if num_nodes < 2**31 else np.int64
-
-
 def _bounds(indptr: Array, entries: int) -> list[int]:
     """Cuts between nodes, so that each range has at most `entries` entries, or is one node."""
     bounds, last = [0], len(indptr) - 1
@@ -224,7 +220,7 @@ def _build(folder: Path, indptr: Array, pieces: Pieces, bucket: int, weighted: b
 
 
 def _record(num_nodes: int, weighted: bool) -> np.dtype[Any]:
-    node = _node_dtype(num_nodes)
+    node = index_dtype(num_nodes)
     return np.dtype([("own", node), ("other", node), *([("weight", np.float32)] if weighted else [])])
 
 
@@ -259,7 +255,7 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], end
     num_nodes = len(indptr) - 1
     record = _record(num_nodes, weighted)
     size = _largest(indptr, bounds)
-    neighbours = np.empty(size, _node_dtype(num_nodes))
+    neighbours = np.empty(size, index_dtype(num_nodes))
     weights = np.empty(size, np.float32) if weighted else None
     merged = np.zeros(num_nodes + 1, np.int64) if weighted else indptr
     last_seen = np.full(num_nodes * weighted, -1, np.int64)

@@ -8,6 +8,7 @@ from front to back.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,15 +113,17 @@ def write_edge_fields(job: WriteJob, buckets: EdgeBuckets) -> None:
     """Write the parts' files of edge fields."""
     fields = []
     for type_id, etype in enumerate(job.etypes):
-        edges, part_of_node = job.graph.edges[etype], job.numbering.part_of[job.graph.nodes_of(etype[2])]
-
-        def part_of(rows: slice, edges: EdgeSource = edges, part_of_node: Array = part_of_node) -> Array:
-            parts: Array = part_of_node[edges.read(rows.start, rows.stop)[1]]
-            return parts
-
+        part_of_node = job.numbering.part_of[job.graph.nodes_of(etype[2])]
+        part_of = partial(_part_of_destinations, job.graph.edges[etype], part_of_node)
         for key, column in job.graph.edge_data.get(etype, {}).items():
             fields.append(_Field(f"{':'.join(etype)}/{key}", type_id, column, part_of))
     _write_fields(job, EDGE_FEATURES, fields, buckets.counts, _EDGE_BYTES)
+
+
+def _part_of_destinations(edges: EdgeSource, part_of_node: Array, rows: slice) -> Array:
+    _, dst = edges.read(rows.start, rows.stop)
+    parts: Array = part_of_node[dst]
+    return parts
 
 
 def _write_fields(job: WriteJob, name: str, fields: Sequence[_Field], counts: Array, work_bytes: int) -> None:
