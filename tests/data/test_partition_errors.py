@@ -44,9 +44,6 @@ def json_with(change: Callable[[dict[str, Any]], Any]) -> Harm:
     return lambda directory: directory.edit(change)
 
 
-# -- the JSON file
-
-
 # -- the run
 
 

@@ -113,16 +113,14 @@ def test_a_feature_that_a_partition_lacks_is_refused() -> None:
 
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=12), data=st.data())
 def test_shares_are_consecutive_and_none_is_empty(sizes: list[int], data: st.DataObject) -> None:
-    workers = data.draw(st.integers(1, len(sizes)))
-    runs = deal_parts(sizes, workers)
-    assert [part for run in runs for part in run] == list(range(len(sizes)))
-    assert len(runs) == workers
-    assert all(len(run) for run in runs)
-    more = data.draw(st.integers(len(sizes), 20))
-    dealt = deal_workers(sizes, more)
-    assert [worker for run in dealt for worker in run] == list(range(more))
-    assert len(dealt) == len(sizes)
-    assert all(len(run) for run in dealt)
+    fewer, more = data.draw(st.integers(1, len(sizes))), data.draw(st.integers(len(sizes), 20))
+    for runs, owners, owned in (
+        (deal_parts(sizes, fewer), fewer, len(sizes)),
+        (deal_workers(sizes, more), len(sizes), more),
+    ):
+        assert [one for run in runs for one in run] == list(range(owned))
+        assert len(runs) == owners
+        assert all(len(run) for run in runs)
 
 
 def test_shares_are_about_equal() -> None:

@@ -10,19 +10,9 @@ from tests.adapters.dgl.directories import load_tensors, save_tensors
 
 CPU = torch.device("cpu")
 DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-)
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip
 UNREADABLE_FOR_DGL = (torch.bfloat16, torch.complex64, torch.complex128)
 """DGL 1.1 writes these, but does not read them back where they are empty."""
 
