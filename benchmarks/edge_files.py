@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import draw_rmat_edges
+from benchmarks.npz import load_graph
 from sar.data.arrays import Array, open_raw
 from sar.errors import ConfigError
 from sar.partition.graph_source import GraphSource
-from sar.partition.ingest.datasets import load_dataset
 from sar.partition.ingest.edges import PairEdges
 
 PIECE = 1 << 20
@@ -46,7 +46,7 @@ def prepare(name: str, size: GeneratedEdges, data: Path, work: Path, seed: int) 
         ConfigError: the graph cannot be generated or loaded.
     """
     if name not in ("rmat", "sbm"):
-        graph = load_dataset(name, data)
+        graph = load_graph(name, data)
         if not graph.is_homogeneous:
             raise ConfigError(f"'{name}' is heterogeneous; this benchmark takes graphs of one type.")
         file = work / f"{Path(name).stem}.edges"

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.npz import load_graph, read_npz, write_npz
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.graph_source import GraphSource
 from sar.partition.in_memory import divide, training_graph
-from sar.partition.ingest.datasets import load_dataset
-from sar.partition.npz_files import read_npz, write_npz
 
 QUADRANTS = 0.57, 0.19, 0.19
 """Probabilities a, b, c of R-MAT, those of Graph500."""
@@ -148,7 +147,7 @@ def featured_graph(name: str, data: Path) -> GraphSource:
 
 
 def _real_graph(name: str, data: Path) -> GraphSource:
-    graph = load_dataset(name, data)
+    graph = load_graph(name, data)
     if not graph.is_homogeneous:
         raise ConfigError(f"'{name}' is heterogeneous; the models measured need one node type and one edge type.")
     return graph

@@ -17,11 +17,11 @@ from benchmarks.bounds import bytes_needed
 from benchmarks.clock import Time
 from benchmarks.floors import aggregation_time, dense_time
 from benchmarks.models import Model
+from benchmarks.npz import read_npz
 from sar.adapters.dgl.models import dgl_graph
 from sar.comm.allocator import set_allocator
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
-from sar.partition.npz_files import read_npz
 
 FIELDS = ("feat", "label", "train_mask")
 

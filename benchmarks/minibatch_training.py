@@ -23,11 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sar
 from benchmarks.models import Model
+from benchmarks.npz import read_npz
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.allocator import set_allocator
 from sar.host.memory import PeakMemory
-from sar.partition.npz_files import read_npz
 
 GRAPH_NAME = "graph"
 

@@ -24,6 +24,7 @@ import sar
 from benchmarks import command
 from benchmarks.graphs import prepare
 from benchmarks.models import HEAD_WIDTH, HEADS, HIDDEN
+from benchmarks.npz import read_npz
 from benchmarks.report import describe_setting, write_section
 from benchmarks.runs import LOSS_TOLERANCE, threads_each
 from benchmarks.summary import Spread
@@ -32,7 +33,6 @@ from sar.errors import SarError
 from sar.host.cuda import peak_memory
 from sar.host.processes import run_workers
 from sar.partition.inspect.text_tables import as_markdown, as_text
-from sar.partition.npz_files import read_npz
 
 HEADER = "model", "trained by", "s / epoch", "time / PyG", "peak memory of a worker (MB)", "memory x W / PyG"
 INDEX, CSR = "PyG, edge_index", "PyG, sparse CSR"

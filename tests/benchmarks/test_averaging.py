@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.npz import write_npz
 from benchmarks.studies import averaging
 from benchmarks.studies.averaging import AVERAGED, EXACT, METHODS, Curve, Part
 from sar.cli.demo import community_graph
-from sar.partition.npz_files import write_npz
 from tests.benchmarks.test_benchmarks import benchmark
 
 

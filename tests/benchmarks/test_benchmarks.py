@@ -19,6 +19,7 @@ from benchmarks import growth, network, runs
 from benchmarks.command import shown
 from benchmarks.graphs import GeneratedSize, prepare
 from benchmarks.measure import Construction, Job, Measurement, Traffic
+from benchmarks.npz import write_npz
 from benchmarks.report import cost_table, write_section
 from benchmarks.results import SINGLE, Results, Run, load, save
 from benchmarks.runs import Plan
@@ -26,7 +27,6 @@ from benchmarks.studies import wire
 from benchmarks.summary import Spread, summarise
 from sar.cli.demo import community_graph
 from sar.errors import ConfigError, SarError
-from sar.partition.npz_files import write_npz
 from tests.workers import REPOSITORY
 
 SIZES = {"nodes": 300, "edges": 2000, "features": 8, "workers": 2, "repeats": 1, "epochs": 1, "warm-up": 1}

@@ -9,11 +9,11 @@ from matplotlib.image import imread
 
 from benchmarks import partitioning
 from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
+from benchmarks.npz import write_npz
 from benchmarks.partitioning import DGL, READING, Job, measure
 from benchmarks.quality import measure_quality
 from sar.cli.demo import community_graph
 from sar.errors import ConfigError
-from sar.partition.npz_files import write_npz
 
 SIZE = GeneratedEdges(nodes=800, edges=9000, communities=4, homophily=0.8)
 

@@ -16,6 +16,7 @@ from sar.cli import main
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.partition.graph_source import GraphSource
 from sar.partition.in_memory import partition_graph
+from sar.partition.ingest.chunked import write_chunked
 from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.open import open_graph
 from tests.partition.ingest.sources import only_ends
@@ -243,6 +244,12 @@ def test_no_edges_in_binary_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert command("partition", "--allow-empty", *arguments) == 0
 
 
+def test_npz_files_are_to_be_saved_otherwise(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", src=[0], dst=[1])
+    with pytest.raises(ConfigError, match=r"g.npz' is an .npz file, which is not read.*sar.partition_graph"):
+        read(tmp_path / "g.npz")
+
+
 @pytest.mark.parametrize("ending", [".bz2", ".xz", ".zst", ".zip"])
 def test_packed_files_are_to_be_unpacked(tmp_path: Path, ending: str) -> None:
     with pytest.raises(ConfigError, match=r"is packed; .*Unpack it"):
@@ -297,12 +304,6 @@ def test_splits_of_a_graph_in_memory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"shape \(3, 10\): 10 splits"):
         partition_graph(graph, "g", 1, str(tmp_path / "p"))
     assert not (tmp_path / "p").exists()
-
-
-def test_one_of_several_splits_of_an_npz_file(tmp_path: Path) -> None:
-    arrays = {"src": np.array([0, 1]), "dst": np.array([1, 0]), "num_nodes": np.int64(2)}
-    np.savez(tmp_path / "g.npz", train_mask=np.array([[1, 0], [0, 1]], bool), **arrays)
-    assert values(read(tmp_path / "g.npz", mask_column=1), "train_mask") == [False, True]
 
 
 # Lists of nodes
@@ -582,12 +583,13 @@ def test_strings_of_parquet_in_all_forms(tmp_path: Path) -> None:
 
 
 def test_options_beside_a_whole_graph(tmp_path: Path) -> None:
-    np.savez(tmp_path / "g.npz", src=np.array([0]), dst=np.array([1]), num_nodes=np.int64(2))
+    graph = GraphSource.homogeneous(np.array([0]), np.array([1]), 2, {})
+    whole = write_chunked(graph, tmp_path / "g")
     table = file_of(tmp_path, "n.txt", "name x;label\na b;3\nc d;4\n")
-    graph = read(tmp_path / "g.npz", delimiter=";", header=True, node_features={"label": f"{table}#label"})
+    graph = read(whole, delimiter=";", header=True, node_features={"label": f"{table}#label"})
     assert values(graph, "label") == [3, 4]
     with pytest.raises(ConfigError, match="says itself what is in it"):
-        read(tmp_path / "g.npz", delimiter=";")
+        read(whole, delimiter=";")
 
 
 def test_columns_of_pyg_and_labels_of_one_column_are_planned(

@@ -23,7 +23,6 @@ _SUFFIXES = {
     "text": (".csv", ".tsv", ".txt", ".edges", ".edgelist", ".el"),
     "parquet": (".parquet", ".pq"),
     "npy": (".npy",),
-    "npz": (".npz",),
     "raw": (".bin", ".raw", ".i32", ".i64"),
     "dgl": (".dgl",),
     "chunked": (".json",),
@@ -102,6 +101,11 @@ def _format_of(file: Path, among: Sequence[str]) -> str:
     suffix = suffixes[-1].lower() if suffixes else ""
     if suffix in _PACKED:
         raise ConfigError(f"'{file}' is packed; expected a file that is not, or one packed by gzip (.gz). Unpack it.")
+    if suffix == ".npz":
+        raise ConfigError(
+            f"'{file}' is an .npz file, which is not read. Save its arrays as .npy files, or give the graph to "
+            "sar.partition_graph, as a DGLGraph or a Data of PyTorch Geometric."
+        )
     if suffix == ".mtx":
         raise ConfigError(f"'{file}' {MATRIX_MARKET}")
     found = next((name for name, endings in _SUFFIXES.items() if suffix in endings and name in among), None)

@@ -33,7 +33,6 @@ from sar.partition.ingest.ids import map_ids
 from sar.partition.ingest.masks import check_splits, mask_of_files, with_masks
 from sar.partition.ingest.tables import checked
 from sar.partition.ingest.text import TextTable
-from sar.partition.npz_files import read_npz
 
 T = TypeVar("T", str, CanonicalEtype)
 
@@ -63,20 +62,19 @@ def open_graph(
     """Open a graph that may be larger than memory.
 
     Binary edges and features are streamed from their files, again in each pass; text and Parquet are parsed once,
-    into raw files under `scratch`, which have to stay as long as the graph is used. A DGL graph file or an `.npz` file
-    is read into memory. Errors name options as the command has them: `--no-header` is `header=False`.
+    into raw files under `scratch`, which have to stay as long as the graph is used. A DGL graph file is
+    read into memory. Errors name options as the command has them: `--no-header` is `header=False`.
 
     Args:
         path: the input:
             a DGL graph file (`dgl.save_graphs`) with one graph;
-            an `.npz` file as `sar.partition.npz_files` describes it;
             DGL's chunked graph format: its directory or `metadata.json`;
             edges as text, Parquet, `.npy` of (E, 2) or (2, E), or raw integers in pairs: a file, several in order (a
             list, or separated by commas), a directory or a glob pattern (`part-2` comes before `part-10`); `.npy` of
             (E,), and raw files with `src` and `dst` in their names, hold sources and destinations apart;
             or edges of several types: a mapping of `NTYPE:RELATION:NTYPE` to such files.
         scratch: directory for copies in binary; made if it is not there.
-        format: of the graph or the edges: `dgl`, `npz`, `chunked`, `text`, `parquet`, `npy` or `raw`; None: by the
+        format: of the graph or the edges: `dgl`, `chunked`, `text`, `parquet`, `npy` or `raw`; None: by the
             names of the files, or their first bytes.
         num_nodes: of edge lists: number of nodes, by type if there are several. None: as many as node features have
             rows, and without these one more than the greatest ID, which takes a pass over binary edges.
@@ -122,7 +120,7 @@ def open_graph(
         (mask, {ntype: _listed(one, how) for ntype, one in of.items()} if isinstance(of, Mapping) else _listed(of, how))
         for mask, of in zip(SPLIT, (train_nodes, val_nodes, test_nodes), strict=True) if of is not None
     ]  # fmt: skip
-    is_npz, files_of = False, dict[CanonicalEtype, InputFiles]()
+    files_of = dict[CanonicalEtype, InputFiles]()
     if not isinstance(path, Mapping) and (whole := _whole_file(path, format)) is not None:
         tables = [*node_features, *edge_features, *lists]
         unused = [num_nodes, ids, columns, dtype, *(() if tables else (delimiter, header, comment))]
@@ -131,7 +129,7 @@ def open_graph(
                 f"'{path}' says itself what is in it; expected no number of nodes, --ids, --columns or --dtype, and "
                 "--delimiter, --header or --comment only for features beside it."
             )
-        graph, is_npz = _open_whole(*whole, how, allow_outside, mask_column), whole[1] == "npz"
+        graph = _open_whole(*whole, how, allow_outside)
         of_nodes = features_by_type(node_features, [*graph.num_nodes], how.text)
         of_edges = features_by_type(edge_features, [":".join(etype) for etype in graph.edges], how.text)
         fields = {ntype: open_features(ntype, of_nodes[ntype], count, how) for ntype, count in graph.num_nodes.items()}
@@ -169,7 +167,6 @@ def open_graph(
         return mask_of_files(mask, source, graph.num_nodes[ntype], given, rows_are_nodes=is_ordered)
 
     graph = with_masks(graph, lists, mask_of)
-    mask_column = None if is_npz else mask_column  # whose masks are (k, N)
     return replace(check_splits(graph, mask_column), notes=(*graph.notes, *how.text.notes))
 
 
@@ -183,23 +180,20 @@ def _whole_file(path: Files, format: str | None) -> tuple[Path, str] | None:
         path = Path(path) / METADATA
     files, _ = find_files(path)
     format = format_of(files, format)
-    if format not in ("dgl", "npz", "chunked"):
+    if format not in ("dgl", "chunked"):
         return None
     if len(files) != 1:
         raise ConfigError(f"'{path}' names {len(files)} files of the format {format!r}; expected one.")
     return files[0], format
 
 
-def _open_whole(file: Path, format: str, how: Reading, allow_outside: bool, split: int | None) -> GraphSource:
+def _open_whole(file: Path, format: str, how: Reading, allow_outside: bool) -> GraphSource:
     """The graph of a file in a format that tells types and counts."""
     if format == "chunked":
         return open_chunked(file, how, allow_outside=allow_outside)
-    if format == "npz":
-        graph = read_npz(file, split)
-    else:
-        stored = open_graph_file(file)
-        edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
-        graph = GraphSource(stored.num_nodes, edges, stored.fields, {of.etype: of.fields for of in stored.relations})
+    stored = open_graph_file(file)
+    edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
+    graph = GraphSource(stored.num_nodes, edges, stored.fields, {of.etype: of.fields for of in stored.relations})
 
     def without(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
         columns = {name: as_column(one, name) if isinstance(one, StoredArray) else one for name, one in fields.items()}

@@ -107,7 +107,7 @@ def test_deeper_arrays_have_no_columns(edges: Path) -> None:
         feature(edges, "x.npy", "1")
 
 
-@pytest.mark.parametrize("file", ["x.bin", "x.npz", "metadata.json"])
+@pytest.mark.parametrize("file", ["x.bin", "metadata.json"])
 def test_other_formats_are_no_features_and_no_lists(edges: Path, file: str) -> None:
     (edges.parent / file).write_bytes(b"\0\1\2\3" * 6)
     for selector in ("", "0", "*", "name"):
