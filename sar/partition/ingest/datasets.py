@@ -73,4 +73,5 @@ def _ogb_graph(name: str, folder: StrPath | None) -> GraphSource:
         fields["feat"] = graph["node_feat"]
     for key, mask in zip(("train", "valid", "test"), SPLIT, strict=True):
         fields[mask] = np.isin(np.arange(num_nodes), split[key])
-    return GraphSource.homogeneous(*graph["edge_index"], num_nodes, fields)
+    src, dst = graph["edge_index"]
+    return GraphSource.homogeneous(src, dst, num_nodes, fields)

@@ -13,7 +13,7 @@ import torch
 from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, GraphSource, find_outside
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, GraphSource
 
 _NO_FIELDS = ("adj_t", "edge_index", "num_nodes")
 
@@ -110,9 +110,6 @@ def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> t
             fields["edge_weight"] = values
     else:
         raise ConfigError(f"the edges {name} have {sorted(store)}; expected edge_index, (2, E) node IDs, or adj_t.")
-    src, dst = (np.ascontiguousarray(ids, np.int64) for ids in (src, dst))
-    if (found := find_outside(src, dst, (num_nodes[etype[0]], num_nodes[etype[2]]))) is not None:
-        raise ConfigError(f"{where}: of edge {found[0]} (from 0), {found[1]}")
     return ArrayEdges(src, dst), fields
 
 
