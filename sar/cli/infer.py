@@ -9,7 +9,7 @@ import numpy as np
 
 from sar.cli.model_file import load_model
 from sar.errors import ConfigError
-from sar.partition.ingest.tables import read_node_list
+from sar.partition.ingest.arrow import read_node_list
 from sar.train.inference import infer
 
 

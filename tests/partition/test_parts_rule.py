@@ -1,6 +1,5 @@
 """How many parts `--parts auto` makes, and the reason that it gives."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
 from sar.partition.assign.parts_rule import PartsByMemory
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
-from sar.partition.ingest.open import open_graph
-from sar.partition.npz_files import write_npz
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 from sar.train.counted_graph import CountingGroup, counted_graph
 from sar.train.graph_counts import count_graph
@@ -60,10 +57,7 @@ def test_what_the_number_means(tmp_path: Path, graph: GraphSource) -> None:
 
 
 def test_graph_and_features_are_those_that_a_worker_holds(graph: GraphSource, tmp_path: Path) -> None:
-    write_npz(graph, tmp_path / "small.npz")
-    found = run_partition(
-        partial(open_graph, tmp_path / "small.npz"), AssigningOptions(1, "random"), OutputOptions(tmp_path / "parts")
-    )
+    found = run_partition(graph, AssigningOptions(1, "random"), OutputOptions(tmp_path / "parts"))
     counts = count_graph(found.json_file)
     _, structure = counted_graph(counts, 0, CountingGroup(0, 1))
     said = divide(graph, PartsByMemory(1, 10**9, 0), tmp_path).why
@@ -83,15 +77,13 @@ def test_a_given_assignment_has_its_number(tmp_path: Path, graph: GraphSource) -
 
 
 def test_the_directory_has_the_parts_chosen(tmp_path: Path) -> None:
-    data = with_split(community_graph(300, 3000, num_features=16, num_classes=4))
-    write_npz(data, tmp_path / "small.npz")
-    source = partial(open_graph, tmp_path / "small.npz")
+    source = with_split(community_graph(300, 3000, num_features=16, num_classes=4))
     assigning = AssigningOptions(PartsByMemory(2, 10**6, 970_000), "random", write_assignment=tmp_path / "written")
     outcome = run_partition(source, assigning, OutputOptions(tmp_path / "parts"))
     parts = len(outcome.report.parts)
     assert parts > 2
     assert outcome.assigned.why.startswith(f"{parts} parts: a worker has memory for one at a time")
     again = AssigningOptions(assigning.parts, "random", write_assignment=tmp_path / "alone")
-    assert run_assignment(source, again)[0][1:] == outcome.assigned[1:]
+    assert run_assignment(lambda _: source, again)[0][1:] == outcome.assigned[1:]
     for name in ("_N.txt", "partition_meta.json"):
         assert (tmp_path / "alone" / name).read_text() == (tmp_path / "written" / name).read_text()
