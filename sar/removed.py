@@ -6,6 +6,8 @@ REMOVED = {
     "sar.SAINTSampler": _SUBGRAPHS.format("GraphSAINTSampler"),
     "sar examples": "The scripts are in the folder examples/ of the repository.",
     "sar inspect --picture": "`sar inspect --json` prints the numbers, as traffic.",
+    "sar inspect --allow-outside": "Copy the files below the directory; DGL and sar write them there.",
+    "sar inspect --values": "sar.load_dgl_partition_data returns the features: features[name].isnan().any().",
     "sar inspect --workers": "`sar plan --workers W` says what each of W workers holds and sends.",
 }
 """Public names of `sar`, commands, and options of commands."""

@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     check = "compare N of the nodes with outputs on the whole graph, which has to fit into memory"
     add("--check", type=int, default=0, metavar="N", help=check)
-    add("--allow-outside", action="store_true", help="read files outside of the directory, too")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,7 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
         ntype=arguments.ntype,
         hops=arguments.hops,
         num_classes=arguments.classes,
-        allow_outside=arguments.allow_outside,
         check=arguments.check,
     )
     np.save(content := io.BytesIO(), found)  # straight into the file it says nothing of a disk that its end fills

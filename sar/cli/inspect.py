@@ -12,18 +12,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `sar inspect`."""
     add = parser.add_argument
     add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
-    add("--values", action="store_true", help="also look for NaN in features")
     add("--verify", action="store_true", help="also compare every byte with the parts' checksums")
-    add("--allow-outside", action="store_true", help="read files outside of the directory, too")
-    add("--json", action="store_true", help="print one JSON object instead of tables")
+    add("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; the exit status is 1 if the directory is not sound."""
     try:
-        report = inspect_directory(
-            arguments.directory, values=arguments.values, verify=arguments.verify, allow_outside=arguments.allow_outside
-        )
+        report = inspect_directory(arguments.directory, verify=arguments.verify)
     except PartitionError as error:
         if not arguments.json:
             raise

@@ -88,12 +88,12 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
 def _number_of_parts(arguments: argparse.Namespace) -> int:
     """Of the partitions that are named to this command or to the script."""
     if arguments.partition_json is not None:
-        return read_partition_json(arguments.partition_json, allow_outside=True).num_parts
+        return read_partition_json(arguments.partition_json).num_parts
     for word in arguments.script_arguments:
         named = word.rpartition("=")[2]
         with suppress(PartitionError):
             if named.endswith(".json") or (named and os.path.isdir(named)):
-                return read_partition_json(named, allow_outside=True).num_parts
+                return read_partition_json(named).num_parts
     return 1
 
 

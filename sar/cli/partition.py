@@ -6,8 +6,7 @@ from pathlib import Path
 from sar.cli.graph_input import add_input, default_name, input_of, options_of, parse_bytes, progress_bar
 from sar.errors import ConfigError
 from sar.host.memory import machine_memory
-from sar.partition.assign.assigning import IN_EDGES, MULTILEVEL, Assigned, AssigningOptions, method_names
-from sar.partition.assign.parts_rule import PartsByMemory
+from sar.partition.assign.assigning import IN_EDGES, METHODS, MULTILEVEL, Assigned, AssigningOptions, PartsByMemory
 from sar.partition.assign.task import VOLUME_BOUND
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--overwrite", action="store_true", help="replace earlier partitions in DIR, once the new ones are complete")
     add = parser.add_argument_group("assignment").add_argument
-    methods = ", ".join(method_names())
+    methods = ", ".join(METHODS)
     add("--method", default=MULTILEVEL, metavar="METHOD", help=f"{methods}; metis is multilevel (%(default)s)")
     add("--seed", type=int, default=0, help="of the method, and of --split (%(default)s)")
     balance = f"node fields that parts share evenly, for instance train_mask; {IN_EDGES}; or {IN_EDGES}/FIELD of edges"

@@ -34,8 +34,6 @@ COO: Final = 1
 CSR: Final = 2
 CSC: Final = 4
 """Bits of the sparse formats that a relation is saved in; they follow each other in this order."""
-_ONE_FORMAT = {1: COO, 2: CSR, 3: CSC}
-"""How older versions of DGL wrote which format follows."""
 
 
 class StoredEdges(NamedTuple):
@@ -179,10 +177,9 @@ def _graph(cursor: Cursor) -> StoredGraph:
 def _edges(cursor: Cursor) -> StoredEdges:
     """The edges of one type, in the first format if they are saved in several sparse formats."""
     cursor.mark(RELATION_MARK, "a relation")
-    saved, are_bits, _, _ = cursor.numbers("4i")
-    bits = saved if are_bits else _ONE_FORMAT.get(saved, 0)
-    if bits not in range(1, (COO | CSR | CSC) + 1):
-        raise cursor.unknown(f"edges in the sparse formats {saved}")
+    bits, are_bits, _, _ = cursor.numbers("4i")
+    if not are_bits or bits not in range(1, (COO | CSR | CSC) + 1):
+        raise cursor.unknown(f"edges in the sparse formats {bits}")
     found = []
     for kind in (COO, CSR, CSC):
         if kind & bits:

@@ -23,16 +23,7 @@ from sar.common_tuples import (
     StrPath,
 )
 from sar.data.checksums import check_sums
-from sar.data.part_files import (
-    PART_ID,
-    FeatureFiles,
-    LocalGraph,
-    PartFile,
-    canonical_edge_types,
-    check_edge_ids,
-    check_node_ids,
-    types_of,
-)
+from sar.data.part_files import FeatureFiles, LocalGraph, read_part_graph, types_of
 from sar.data.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
 from sar.data.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
 from sar.errors import PartitionError
@@ -41,7 +32,7 @@ from sar.kernels import compile_ahead
 from sar.logging_setup import logger
 from sar.spillable import empty_spillable
 
-MakeBook = Callable[[PartitionJson, int, list[CanonicalEtype]], Any]
+MakeBook = Callable[[PartitionJson, int], Any]
 
 
 def load_partition(
@@ -50,20 +41,19 @@ def load_partition(
     device: str | torch.device,
     *,
     parts: Sequence[int] | None,
-    allow_outside: bool,
     verify: bool,
     make_book: MakeBook,
 ) -> PartitionData:
     """Load a worker's share of a partition directory; arguments and errors as of `sar.load_dgl_partition_data`.
 
     Args:
-        make_book: makes DGL's partition book, given the directory, the partition and the edge types.
+        make_book: makes DGL's partition book, given the directory and the partition.
     """
     device = torch.device(device)
     if device.type == "cpu":
         compile_ahead()
     with current_group().guard() if session.is_initialized() else nullcontext():
-        spec = read_partition_json(partition_json_file, allow_outside=allow_outside)
+        spec = read_partition_json(partition_json_file)
         workers = session.world_size() if session.is_initialized() else spec.num_parts
         if type(own_partition_idx) is not int or not 0 <= own_partition_idx < workers:
             raise PartitionError(
@@ -93,8 +83,9 @@ def _load_share(
             f"{group.world_size} workers expected sar.rank(). Choose partitions by `parts`."
         )
     group.agree(f"loading {spec.num_parts} partitions, {'chosen' if parts is not None else 'dealt'}")
+    graphs: dict[int, LocalGraph] = {}
     if parts is None:
-        order, share = list(range(spec.num_parts)), WorkerShare.of(spec, worker, group.world_size)
+        order, share = list(range(spec.num_parts)), WorkerShare.of(spec, worker, group.world_size, graphs)
     else:
         order, share = _chosen_share(spec, parts, group)
     node_ranges = [(start, end) for start, end in group.gather_numbers([share.start, share.end], "node ranges")]
@@ -102,8 +93,10 @@ def _load_share(
         owned = [_owned(spec, start, end) for start, end in node_ranges]
         shares = "; ".join(f"worker {rank} has {share}" for rank, share in enumerate(owned))
         logger.info("%d partitions for %d workers: %s", spec.num_parts, group.world_size, shares)
-    cpu = torch.device("cpu")
-    loaded = {order.index(p): renumber(_load_part(spec, p, cpu, verify, make_book), p, order) for p in share.parts}
+    loaded = {}
+    for part in share.parts:
+        data = _load_part(spec, part, torch.device("cpu"), verify, make_book, graphs.pop(part, None))
+        loaded[order.index(part)] = renumber(data, part, order)
     return regroup(loaded, node_ranges, worker)
 
 
@@ -152,43 +145,39 @@ def on_device(data: PartitionData, device: torch.device) -> PartitionData:
 
 
 def _load_part(
-    spec: PartitionJson, part: int, device: torch.device, verify: bool, make_book: MakeBook
+    spec: PartitionJson,
+    part: int,
+    device: torch.device,
+    verify: bool,
+    make_book: MakeBook,
+    graph: LocalGraph | None = None,
 ) -> PartitionData:
-    """Load one partition; with `verify`, compare its files with their checksums first."""
+    """Load one partition; with `verify`, compare its files with their checksums first.
+
+    `graph` is its graph if that has been read already; its edges are moved out of it.
+    """
     if verify:
         check_sums(graph_path(spec, part).parent)
-    file = PartFile(graph_path(spec, part))
-    graph, has_part_ids = file.read(), PART_ID in file.nodes
-    check_node_ids(spec, part, graph)
-    edge_types = canonical_edge_types(spec, graph, part)
-    files = FeatureFiles(spec, part, "nodes", has_part_ids=has_part_ids)
-    node_features = _node_features(files, graph, device)
-    check_edge_ids(spec, part, graph)
-    edges = order_edges(graph, spec.partition_ranges, part)
-    del graph
-    files = FeatureFiles(spec, part, "edges", edge_types, has_part_ids=has_part_ids)
-    shards = _shards(edges, edge_types, files, device)
+    edges = order_edges(graph or read_part_graph(spec, part), spec.partition_ranges, part)
     return PartitionData(
-        all_shard_edges=shards,
+        all_shard_edges=_shards(edges, FeatureFiles(spec, part, "edges"), device),
         node_ranges=spec.partition_ranges,
-        node_features=node_features,
+        node_features=_node_features(FeatureFiles(spec, part, "nodes"), device),
         node_type_names=spec.node_types,
-        edge_type_names=edge_types,
-        partition_book=make_book(spec, part, edge_types),
+        edge_type_names=spec.edge_types,
+        partition_book=make_book(spec, part),
         directory=spec.digest,
     )
 
 
-def _node_features(files: FeatureFiles, graph: LocalGraph, device: torch.device) -> dict[str, Tensor]:
+def _node_features(files: FeatureFiles, device: torch.device) -> dict[str, Tensor]:
     """Features of the partition's own nodes, in the order of their global IDs."""
     spec = files.spec
-    node_id, orig_node_id = graph.own_nodes()
+    node_id = torch.arange(*spec.partition_ranges[files.part], device="cpu")
     features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
     orig_ids = [one.stored.load(device, empty=empty_spillable) for one in files.original_ids()]
     if orig_ids:
         features[ORIG_ID] = torch.cat(orig_ids)
-    elif orig_node_id is not None:
-        features[ORIG_ID] = orig_node_id.to(device)
     for one in files.features():
         features[f"{spec.node_types[one.type_id]}/{one.name}"] = one.load(device, None, empty_spillable)
     return features
@@ -231,11 +220,9 @@ class ShardFields:
         return cut_shards(src, dst, self._bounds, self._fields)
 
 
-def _shards(
-    edges: VisibleEdges, edge_types: list[CanonicalEtype], files: FeatureFiles, device: torch.device
-) -> list[ShardEdgesAndFeatures]:
+def _shards(edges: VisibleEdges, files: FeatureFiles, device: torch.device) -> list[ShardEdgesAndFeatures]:
     """Read the edge features of a partition and cut edges and features into shards."""
-    edge_ranges = files.spec.edge_ranges
+    edge_types, edge_ranges = files.spec.edge_types, files.spec.edge_ranges
     features = files.features()
     orig_ids = files.original_ids()
     several = bool(orig_ids) and len(edge_types) > 1
@@ -244,8 +231,6 @@ def _shards(
     # Original IDs come first, so that a feature of that name takes their place; those from files are filled in below.
     if several:
         fields.add(ORIG_ID, ids_of_all_types)
-    elif edges.orig_edge_id is not None:
-        fields.add(ORIG_ID, edges.orig_edge_id)
 
     for type_id, etype in enumerate(edge_types):
         ids_here = [one for one in orig_ids if one.type_id == type_id]

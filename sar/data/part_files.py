@@ -5,7 +5,7 @@ destination, then edge ID: the visible order.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT
 from sar.data.arrays import StoredArray
 from sar.data.graph_files import StoredGraph, open_graph_file
 from sar.data.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, What, graph_path, owned_counts
 from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
 from sar.id_slices import is_permutation
-from sar.logging_setup import logger
 
 SRC: Final = "src"
 DST: Final = "dst"
@@ -40,8 +39,7 @@ class LocalGraph:
 
     node_id: Tensor  # (N,) global IDs of the partition's nodes and halo
     is_inner: Tensor  # (N,) whether the partition owns the node
-    orig_node_id: Tensor | None  # (N,) IDs in the input graph, which DGL wrote up to 0.9
-    edges: dict[str, Tensor]  # (E,) each: `src`, `dst` (local nodes), `_ID` (global), and `orig_id` if DGL wrote it
+    edges: dict[str, Tensor]  # (E,) each: `src`, `dst` (local nodes), `_ID` (global)
 
     @cached_property
     def owned(self) -> slice | Tensor:
@@ -49,11 +47,6 @@ class LocalGraph:
         inner = self.is_inner.index_select(0, self.edges[DST])
         count = np.count_nonzero(inner.numpy())
         return slice(count) if bool(inner[:count].all()) else inner.nonzero().squeeze(1)
-
-    def own_nodes(self) -> tuple[Tensor, Tensor | None]:
-        """The IDs of the partition's own nodes, ascending; and those in the input graph, if they are stored."""
-        node_id, order = self.node_id[self.is_inner].sort()
-        return node_id, None if self.orig_node_id is None else self.orig_node_id[self.is_inner][order]
 
 
 class PartFile:
@@ -70,8 +63,8 @@ class PartFile:
         edges = self._relation.fields
         if NID not in nodes or EID not in edges or INNER_NODE not in nodes:
             raise _no_partition(graph, f"the node fields {sorted(nodes)} and edge fields {sorted(edges)}")
-        self.nodes = {key: nodes[key] for key in (NID, NTYPE, INNER_NODE, PART_ID, ORIG_ID) if key in nodes}
-        self.edges = {key: edges[key] for key in (EID, ETYPE, INNER_EDGE, ORIG_ID) if key in edges}
+        self.nodes = {key: nodes[key] for key in (NID, NTYPE, INNER_NODE, PART_ID) if key in nodes}
+        self.edges = {key: edges[key] for key in (EID, ETYPE, INNER_EDGE) if key in edges}
         for name, stored in (*self.nodes.items(), *self.edges.items()):
             if len(stored.shape) != 1 or stored.dtype.kind not in "iu":
                 raise PartitionError(
@@ -81,12 +74,10 @@ class PartFile:
 
     def read(self) -> LocalGraph:
         src, dst = self._relation.edges.ends()
-        fields = {key: self.edges[key].load().long() for key in (EID, ORIG_ID) if key in self.edges}
         return LocalGraph(
             node_id=self.nodes[NID].load().long(),
             is_inner=self.nodes[INNER_NODE].load().bool(),
-            orig_node_id=self.nodes[ORIG_ID].load() if ORIG_ID in self.nodes else None,
-            edges={SRC: src, DST: dst} | fields,
+            edges={SRC: src, DST: dst, EID: self.edges[EID].load().long()},
         )
 
 
@@ -97,9 +88,10 @@ def _no_partition(graph: StoredGraph, found: str) -> PartitionError:
     )
 
 
-def check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
-    """Raise `PartitionError` if a partition's graph has other nodes than the JSON file says."""
-    path = spec.files[part]["part_graph"]
+def read_part_graph(spec: PartitionJson, part: int) -> LocalGraph:
+    """Read the graph of a partition; `PartitionError` if it has other nodes or edges than the JSON file says."""
+    path = graph_path(spec, part)
+    graph = PartFile(path).read()
     own = graph.node_id[graph.is_inner]
     start, end = spec.partition_ranges[part]
     if not is_permutation(own, start, end):
@@ -110,55 +102,14 @@ def check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
     num_nodes = spec.partition_ranges[-1][1]
     if not bool(((graph.node_id >= 0) & (graph.node_id < num_nodes)).all()):
         raise PartitionError(f"{path} has node IDs outside [0, {num_nodes}), the nodes of {spec.path.name}. {REWRITE}")
-
-
-def check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
-    """Raise `PartitionError` if a partition's graph has other edges than the JSON file says."""
     start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
     if not is_permutation(graph.edges[EID][graph.owned], start, end):
         found = int(graph.is_inner[graph.edges[DST].long()].sum())
         raise PartitionError(
-            f"{spec.files[part]['part_graph']} holds {found} edges into the nodes of partition {part}; expected "
-            f"one for every edge ID in [{start}, {end}), as {spec.path.name} says. {spec.edge_fix}"
+            f"{path} holds {found} edges into the nodes of partition {part}; expected one for every edge ID in "
+            f"[{start}, {end}), as {spec.path.name} says. {spec.edge_fix}"
         )
-
-
-def canonical_edge_types(spec: PartitionJson, graph: LocalGraph, part: int) -> list[CanonicalEtype]:
-    """Name the edge types as (source type, relation, destination type).
-
-    Plain names get their node types from an edge of that type, in this partition if it has one, else in the others.
-    `PartitionError` if no file at hand has an edge of some type, or the JSON file lacks the node types of one.
-    """
-    names = {type_id: parse_edge_type(name) for type_id, name in enumerate(spec.edge_types)}
-    if len(spec.node_types) == 1:
-        (only,) = spec.node_types
-        names = {type_id: name or (only, spec.edge_types[type_id], only) for type_id, name in names.items()}
-    if None in names.values():
-        _infer_edge_types(names, spec, graph)
-    for other in range(spec.num_parts):
-        path = spec.files[other].get("part_graph")
-        if None in names.values() and other != part and path is not None and os.path.exists(path):
-            logger.info("%s gives edge types plain names; looking for their node types in %s", spec.path, path)
-            _infer_edge_types(names, spec, PartFile(path).read())
-    nameless = [spec.edge_types[type_id] for type_id, name in names.items() if name is None]
-    if nameless:
-        raise PartitionError(
-            f"{spec.path}: cannot tell the node types of the edge types {nameless}, as no edge of them was found; "
-            "expected canonical names. Rename them to source:relation:destination under etypes and edge_map."
-        )
-    found = [name for name in names.values() if name is not None]
-    if len(set(found)) < len(found) or not {end for src, _, dst in found for end in (src, dst)} <= {*spec.node_types}:
-        raise PartitionError(
-            f"{spec.path}: the edge types are {found}; expected each once, between the node types {spec.node_types}. "
-            f"{REWRITE}"
-        )
-    return found
-
-
-def parse_edge_type(name: str) -> CanonicalEtype | None:
-    """Take `src:rel:dst` apart; None for the plain name of an edge type."""
-    parts = name.split(":")
-    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else None
+    return graph
 
 
 def types_of(ids: torch.Tensor, ranges: IdRanges) -> torch.Tensor:
@@ -167,16 +118,6 @@ def types_of(ids: torch.Tensor, ranges: IdRanges) -> torch.Tensor:
         return torch.zeros(len(ids), dtype=torch.int32, device="cpu")
     ends = torch.from_numpy(np.ascontiguousarray(ranges[:, :, 1]).reshape(-1))
     return torch.searchsorted(ends, ids, right=True, out_int32=True).remainder_(ranges.shape[1])
-
-
-def _infer_edge_types(names: dict[int, CanonicalEtype | None], spec: PartitionJson, graph: LocalGraph) -> None:
-    edge_types = types_of(graph.edges[EID], spec.edge_ranges)
-    for type_id in [type_id for type_id, name in names.items() if name is None]:
-        edges = (edge_types == type_id).nonzero()
-        if len(edges):
-            ends = torch.stack([graph.edges[end][edges[0]] for end in (SRC, DST)]).long()
-            src_type, dst_type = types_of(graph.node_id[ends].view(-1), spec.node_ranges).tolist()
-            names[type_id] = (spec.node_types[src_type], spec.edge_types[type_id], spec.node_types[dst_type])
 
 
 class Feature(NamedTuple):
@@ -199,27 +140,13 @@ class Feature(NamedTuple):
 
 
 class FeatureFiles:
-    """The files with the features and original IDs of a partition's nodes, or of its edges.
+    """The files with the features and original IDs of a partition's nodes, or of its edges."""
 
-    Edge types go by their canonical names and as the JSON file spells them. `has_part_ids` says whether the part's
-    graph has `part_id`; DGL's dispatch pipeline does not write it, and names feature files even if there are none.
-    """
-
-    def __init__(
-        self,
-        spec: PartitionJson,
-        part: int,
-        what: What,
-        edge_types: Sequence[CanonicalEtype] = (),
-        *,
-        has_part_ids: bool = False,
-    ) -> None:
+    def __init__(self, spec: PartitionJson, part: int, what: What) -> None:
         names, ranges = spec.types(what)
         self.spec, self.part, self.what = spec, part, what
         self.type_ids = {name: type_id for type_id, name in enumerate(names)}
-        self.type_ids |= {":".join(etype): type_id for type_id, etype in enumerate(edge_types)}
         self.counts = owned_counts(ranges, part)  # by type
-        self._may_lack_files = spec.path.name == DISPATCH_JSON and not has_part_ids
 
     def features(self) -> list[Feature]:
         """All features; `PartitionError` if the file is missing or damaged, or as from `feature`."""
@@ -232,8 +159,9 @@ class FeatureFiles:
         path = self.spec.files[self.part].get(kind)
         if path is None:
             return self.spec.path, {}
-        if self._may_lack_files and not any(os.path.exists(files[kind]) for files in self.spec.files if kind in files):
-            return path, {}
+        paths = [files[kind] for files in self.spec.files if kind in files]
+        if self.spec.path.name == DISPATCH_JSON and not any(map(os.path.exists, paths)):
+            return path, {}  # DGL's dispatch pipeline names files that no partition has
         return path, open_tensors(path)
 
     def feature(self, path: Path, key: str, stored: StoredArray) -> Feature:
@@ -274,16 +202,9 @@ def original_node_ids(spec: PartitionJson, part: int, kind: int) -> Tensor:
     for one in FeatureFiles(spec, part, "nodes").original_ids():
         if one.type_id == kind:
             return one.stored.load().long()
-    start, end = spec.node_ranges[part, kind].tolist()
-    if start == end:
+    if not owned_counts(spec.node_ranges, part)[kind]:
         return torch.empty(0, dtype=torch.int64, device="cpu")
-    graph = PartFile(graph_path(spec, part)).read()
-    ids, originals = graph.own_nodes()
-    if originals is None:
-        raise PartitionError(
-            f"Partition {part} of {spec.path} has no original IDs: neither orig_nids.dgl nor orig_id in graph.dgl. "
-            "Partition again with `sar partition`, or save what partition_graph(..., return_mapping=True) returns as "
-            "orig_nids.dgl."
-        )
-    check_node_ids(spec, part, graph)
-    return originals[(ids >= start) & (ids < end)].long()
+    raise PartitionError(
+        f"Partition {part} of {spec.path} has no original IDs: there is no orig_nids.dgl. Partition again with "
+        "`sar partition`, or save what partition_graph(..., return_mapping=True) returns as orig_nids.dgl."
+    )

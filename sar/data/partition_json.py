@@ -1,6 +1,6 @@
 """The JSON file at the head of a partition directory: read, checked and brought into one form, and written.
 
-It is written by `dgl.distributed.partition_graph` (any DGL since 0.5, as `<graph name>.json`), by DGL's dispatch
+It is written by `dgl.distributed.partition_graph` of DGL 1.x and 2.x (as `<graph name>.json`), by DGL's dispatch
 pipeline (as `metadata.json`), and by sar, whose directories have the form of the former. DGL's own writer needs nodes
 and edges of every type in every part, which small types cannot have.
 """
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sar.common_tuples import StrPath
+from sar.common_tuples import CanonicalEtype, StrPath
 from sar.data.arrays import open_file
 from sar.errors import PartitionError
 
@@ -35,6 +35,10 @@ PART_FILES: Final = {"node_feats": NODE_FEATURES, "edge_feats": EDGE_FEATURES, "
 ORIG_ID_FILES: Final = {"nodes": ORIGINAL_NODES, "edges": ORIGINAL_EDGES}
 
 REWRITE: Final = "Write the directory again with dgl.distributed.partition_graph."
+_OLD = (
+    "it was written by DGL 0.5 to 0.9, whose directories sar does not read. Write it again with "
+    "dgl.distributed.partition_graph of DGL 1.x or 2.x, or with sar.partition_graph."
+)
 _REWRITE_WITH_HALO = (
     "The directory was written without halo (halo_hops is 0), which drops the edges between partitions: write it again "
     "with num_hops=1."
@@ -69,7 +73,7 @@ class PartitionJson:
     method: str  # of its partitioning; likewise
     halo_hops: Any  # of the parts' halo; None if the file does not say
     node_types: list[str]  # by type ID
-    edge_types: list[str]  # likewise, as the file spells them (plain names up to DGL 0.9)
+    edge_types: list[CanonicalEtype]  # likewise
     node_ranges: IdRanges  # of global IDs, contiguous, partition-major, then by type
     edge_ranges: IdRanges  # likewise
     files: list[dict[str, Path]]
@@ -85,9 +89,14 @@ class PartitionJson:
         """The range of global node IDs of every partition."""
         return [(int(types[0, 0]), int(types[-1, 1])) for types in self.node_ranges]
 
+    @property
+    def edge_type_names(self) -> list[str]:
+        """As the file has them, `source:relation:destination`."""
+        return [":".join(etype) for etype in self.edge_types]
+
     def types(self, what: What) -> tuple[list[str], IdRanges]:
         """The types of nodes, or of edges, and the ranges of their IDs."""
-        return (self.node_types, self.node_ranges) if what == "nodes" else (self.edge_types, self.edge_ranges)
+        return (self.node_types, self.node_ranges) if what == "nodes" else (self.edge_type_names, self.edge_ranges)
 
     @property
     def edge_fix(self) -> str:
@@ -104,9 +113,9 @@ class PartitionJson:
             "num_parts": self.num_parts,
             "halo_hops": self.halo_hops,
             "node_map": {name: self.node_ranges[:, i].tolist() for i, name in enumerate(self.node_types)},
-            "edge_map": {name: self.edge_ranges[:, i].tolist() for i, name in enumerate(self.edge_types)},
+            "edge_map": {name: self.edge_ranges[:, i].tolist() for i, name in enumerate(self.edge_type_names)},
             "ntypes": {name: i for i, name in enumerate(self.node_types)},
-            "etypes": {name: i for i, name in enumerate(self.edge_types)},
+            "etypes": {name: i for i, name in enumerate(self.edge_type_names)},
             "bool_fields": list(self.bool_fields),
         }
         folder = self.path.parent
@@ -115,22 +124,44 @@ class PartitionJson:
         self.path.write_text(json.dumps(content, indent=1))
 
 
-def read_partition_json(partition_json_file: StrPath, *, allow_outside: bool = False) -> PartitionJson:
+def read_partition_json(partition_json_file: StrPath) -> PartitionJson:
     """Read and check the JSON file of a partition directory, which is given by the file or the directory.
 
-    With `allow_outside` it may name files outside of its directory, also by links. `PartitionError` where the file is
-    missing, is not JSON, lacks a key, contradicts itself, or names a file outside.
+    `PartitionError` where the file is missing, is not JSON, lacks a key, contradicts itself, is of a DGL before 1.0,
+    or names a file outside of its directory, also by a link.
     """
-    path = _find(Path(partition_json_file))
-    content = _load(path)
+    path = Path(partition_json_file)
+    if path.is_dir():
+        found = [file for file in sorted(path.glob("*.json")) if _names_parts(file)]
+        if len(found) != 1:
+            names = ", ".join(file.name for file in found) or "none"
+            raise PartitionError(
+                f"{path} has {len(found)} JSON files of partitions ({names}); expected one. Name the file."
+            )
+        [path] = found
+    content = _parse(path)
+    keys = content if isinstance(content, dict) else {}
+    if missing := [key for key in ("num_parts", "node_map", "edge_map") if key not in keys]:
+        raise PartitionError(
+            f"{path} has no {', '.join(missing)}; expected the JSON file of a partition directory, which names them. "
+            "Check the path."
+        )
     num_parts = content["num_parts"]
     if type(num_parts) is not int or num_parts < 1:
         raise PartitionError(f"{path}: num_parts is {num_parts!r}; expected a positive integer. {REWRITE}")
     edge_fix = _edge_fix(content.get("halo_hops"), num_parts)
-    node_types = _type_names(path, "ntypes", content.get("ntypes", {"_N": 0}))
-    edge_types = _type_names(path, "etypes", content.get("etypes", {"_N:_E:_N": 0}))
+    node_types, edge_names = _type_names(path, "ntypes", content), _type_names(path, "etypes", content)
+    edge_types = [etype for name in edge_names if (etype := parse_edge_type(name)) is not None]
+    if len(edge_types) < len(edge_names):
+        raise PartitionError(f"{path}: etypes is {edge_names}, without the types of their nodes: {_OLD}")
+    ends = {end for src, _, dst in edge_types for end in (src, dst)}
+    if len(set(edge_types)) < len(edge_types) or not ends <= {*node_types}:
+        raise PartitionError(
+            f"{path}: the edge types are {edge_types}; expected each once, between the node types {node_types}. "
+            f"{REWRITE}"
+        )
     node_ranges = _id_ranges(path, "node_map", content["node_map"], node_types, num_parts, REWRITE)
-    edge_ranges = _id_ranges(path, "edge_map", content["edge_map"], edge_types, num_parts, edge_fix)
+    edge_ranges = _id_ranges(path, "edge_map", content["edge_map"], edge_names, num_parts, edge_fix)
     for key, ranges, fix in (("nodes", node_ranges, REWRITE), ("edges", edge_ranges, edge_fix)):
         covered = int(ranges[-1, -1, 1])
         if content.get(f"num_{key}", covered) != covered:
@@ -149,10 +180,16 @@ def read_partition_json(partition_json_file: StrPath, *, allow_outside: bool = F
         edge_types=edge_types,
         node_ranges=node_ranges,
         edge_ranges=edge_ranges,
-        files=_part_files(path, content, num_parts, allow_outside=allow_outside),
+        files=_part_files(path, content, num_parts),
         bool_fields=frozenset(bool_fields),
         digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest(),
     )
+
+
+def parse_edge_type(name: str) -> CanonicalEtype | None:
+    """Take `src:rel:dst` apart; None for the plain name of an edge type."""
+    parts = name.split(":")
+    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else None
 
 
 def _edge_fix(halo_hops: Any, num_parts: int) -> str:
@@ -179,18 +216,6 @@ def graph_path(spec: PartitionJson, part: int) -> Path:
     )
 
 
-def _find(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    found = [file for file in sorted(path.glob("*.json")) if _names_parts(file)]
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
-        raise PartitionError(
-            f"{path} has {len(found)} JSON files of partitions ({names}); expected one. Name the file."
-        )
-    return found[0]
-
-
 def owned_counts(ranges: IdRanges, part: int) -> list[int]:
     """How many nodes or edges of each type a partition owns."""
     return [int(end - start) for start, end in ranges[part]]
@@ -213,19 +238,10 @@ def _parse(path: Path) -> Any:
             raise PartitionError(f"{path} is not valid JSON: {error}. Copy it again, or write it again.") from error
 
 
-def _load(path: Path) -> dict[str, Any]:
-    content = _parse(path)
-    keys = content if isinstance(content, dict) else {}
-    missing = [key for key in ("num_parts", "node_map", "edge_map") if key not in keys]
-    if missing:
-        raise PartitionError(
-            f"{path} has no {', '.join(missing)}; expected the JSON file of a partition directory, which names them. "
-            "Check the path."
-        )
-    return dict(content)
-
-
-def _type_names(path: Path, key: str, ids: Any) -> list[str]:
+def _type_names(path: Path, key: str, content: dict[str, Any]) -> list[str]:
+    if key not in content:
+        raise PartitionError(f"{path} has no {key}: {_OLD}")
+    ids = content[key]
     names = {type_id: name for name, type_id in ids.items() if type(type_id) is int} if isinstance(ids, dict) else {}
     if not names or len(names) < len(ids) or names.keys() != set(range(len(names))):
         raise PartitionError(f"{path}: {key} is {ids!r}; expected type names with the IDs 0, 1, ... {REWRITE}")
@@ -233,17 +249,11 @@ def _type_names(path: Path, key: str, ids: Any) -> list[str]:
 
 
 def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: int, fix: str) -> IdRanges:
-    """Bring a node or edge map into one form, [start, end) everywhere; see `_as_pair` for the forms it comes in."""
-    if isinstance(id_map, str) or (isinstance(id_map, dict) and any(isinstance(ids, str) for ids in id_map.values())):
-        raise PartitionError(
-            f"{path}: {key} names the file {id_map!r}, so the graph was partitioned with reshuffle=False; expected "
-            "contiguous ID ranges. Partition the graph again with reshuffle=True (DGL 1.0 and later always do)."
-        )
-    if isinstance(id_map, list) and len(types) == 1:
-        id_map = {types[0]: id_map}
-    if not isinstance(id_map, dict) or id_map.keys() != set(types):
-        found = sorted(id_map) if isinstance(id_map, dict) else id_map
-        raise PartitionError(f"{path}: {key} is for the types {found}; expected {sorted(types)}. {REWRITE}")
+    """A node or edge map as [start, end) by partition and type; an empty range may be given as two equal numbers."""
+    if not isinstance(id_map, dict) or any(isinstance(ids, str) for ids in id_map.values()):
+        raise PartitionError(f"{path}: {key} is {id_map!r}; expected ranges of IDs by type: {_OLD}")
+    if id_map.keys() != set(types):
+        raise PartitionError(f"{path}: {key} is for the types {sorted(id_map)}; expected {sorted(types)}. {REWRITE}")
     for name, ids in id_map.items():
         if not isinstance(ids, list) or len(ids) != num_parts:
             raise PartitionError(
@@ -253,7 +263,13 @@ def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: i
     reached = 0
     for part in range(num_parts):
         for type_id, name in enumerate(types):
-            start, end = _as_pair(id_map[name][part], reached)
+            match id_map[name][part]:
+                case [int(start), int(end)] if start == end:  # DGL 2.x writes [-1, -1]
+                    start = end = reached
+                case [int(start), int(end)]:
+                    pass
+                case _:
+                    start = end = -1
             if start != reached or not start <= end < 2**63:
                 raise PartitionError(
                     f"{path}: {key} of {name} in partition {part} is {id_map[name][part]}; expected a range that "
@@ -264,18 +280,7 @@ def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: i
     return ranges
 
 
-def _as_pair(entry: Any, reached: int) -> tuple[int, int]:
-    """One range as [start, end), given as its end or as a pair (of equal numbers, such as -1, if it is empty)."""
-    match entry:
-        case int(end):
-            return reached, end
-        case [int(start), int(end)]:
-            return (reached, reached) if start == end else (start, end)
-        case _:
-            return -1, -1
-
-
-def _part_files(path: Path, content: dict[str, Any], num_parts: int, *, allow_outside: bool) -> list[dict[str, Path]]:
+def _part_files(path: Path, content: dict[str, Any], num_parts: int) -> list[dict[str, Path]]:
     entries = {k: named for k, named in content.items() if re.fullmatch(r"part-\d+", k) and isinstance(named, dict)}
     expected = [f"part-{part}" for part in range(num_parts)]
     if entries.keys() != set(expected):
@@ -287,19 +292,18 @@ def _part_files(path: Path, content: dict[str, Any], num_parts: int, *, allow_ou
     for named in files:
         if "part_graph" in named:
             named |= {kind: named["part_graph"].parent / file for kind, file in ORIG_ID_FILES.items()}
-    if not allow_outside:
-        folder = os.path.realpath(path.parent)
-        for key, named in zip(expected, files, strict=True):
-            for kind, file in named.items():
-                check_inside(f"{path}: {kind} of {key}", file, folder)
+    folder = os.path.realpath(path.parent)
+    for key, named in zip(expected, files, strict=True):
+        for kind, file in named.items():
+            check_inside(f"{path}: {kind} of {key}", file, folder)
     return files
 
 
-def check_inside(what: str, file: Path, folder: str) -> None:
+def check_inside(what: str, file: Path, folder: str, otherwise: str = "") -> None:
     """Refuse what leads out of the folder; a directory from elsewhere could name any file of this machine.
 
-    `what` says in errors what names the file; `folder` is an `os.path.realpath`. `PartitionError` where the file is not
-    below it, also by a link.
+    `what` says in errors what names the file, and `otherwise` what else to do; `folder` is an `os.path.realpath`.
+    `PartitionError` where the file is not below it, also by a link.
     """
     try:
         real = os.path.realpath(file)
@@ -307,6 +311,6 @@ def check_inside(what: str, file: Path, folder: str) -> None:
         raise PartitionError(f"{what} is {str(file)!r}, which is no file name: {error}. {REWRITE}") from error
     if os.path.commonpath([folder, real]) != folder:
         raise PartitionError(
-            f"{what} is {real}; expected a file below {folder}, as DGL writes it. Copy the file there and name it "
-            "relative to the JSON file or, if you trust the directory, pass allow_outside=True (--allow-outside)."
+            f"{what} is {real}; expected a file below {folder}, as DGL writes it. Copy the file there, and name it "
+            f"relative to the JSON file{otherwise}."
         )

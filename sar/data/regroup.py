@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
-from sar.data.part_files import DST, SRC, LocalGraph, PartFile, check_node_ids
-from sar.data.partition_json import IdRanges, PartitionJson, graph_path
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
+from sar.data.part_files import DST, SRC, LocalGraph, read_part_graph
+from sar.data.partition_json import IdRanges, PartitionJson
 from sar.errors import PartitionError
 from sar.id_slices import pieces, to_offsets
 from sar.kernels import index_dtype
@@ -28,20 +28,20 @@ class WorkerShare(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, spec: PartitionJson, worker: int, workers: int) -> "WorkerShare":
-        """The share of one worker of so many. If workers share a partition, its graph is read."""
+    def of(cls, spec: PartitionJson, worker: int, workers: int, graphs: dict[int, LocalGraph]) -> "WorkerShare":
+        """The share of one worker of so many. If workers share a partition, its graph is read, and left in `graphs`."""
         if workers <= spec.num_parts:
             return cls.all(spec, workers)[worker]
         dealt = enumerate(deal_workers(_edges(spec), workers))
         part, sharing = next((part, sharing) for part, sharing in dealt if worker in sharing)
-        return _divided(spec, part, len(sharing))[worker - sharing[0]]
+        return _divided(spec, part, len(sharing), graphs)[worker - sharing[0]]
 
     @classmethod
     def all(cls, spec: PartitionJson, workers: int) -> list["WorkerShare"]:
         """The shares of so many workers. If workers share a partition, its graph is read once."""
         if workers > spec.num_parts:
             dealt = enumerate(deal_workers(_edges(spec), workers))
-            return [share for part, sharing in dealt for share in _divided(spec, part, len(sharing))]
+            return [share for part, sharing in dealt for share in _divided(spec, part, len(sharing), {})]
         ranges, runs = spec.partition_ranges, deal_parts(_edges(spec), workers)
         return [cls([*run], ranges[run[0]][0], ranges[run[-1]][1]) for run in runs]
 
@@ -60,14 +60,13 @@ def _edges(spec: PartitionJson) -> list[int]:
     return (spec.edge_ranges[..., 1] - spec.edge_ranges[..., 0]).sum(axis=1).tolist()
 
 
-def _divided(spec: PartitionJson, part: int, workers: int) -> list[WorkerShare]:
-    """The shares of a partition's workers."""
+def _divided(spec: PartitionJson, part: int, workers: int, graphs: dict[int, LocalGraph]) -> list[WorkerShare]:
+    """The shares of a partition's workers; several divide it by its graph, which is left in `graphs`."""
     first, end = spec.partition_ranges[part]
     if workers == 1:
         return [WorkerShare([part], first, end)]
-    graph = PartFile(graph_path(spec, part)).read()
-    check_node_ids(spec, part, graph)
-    runs = equal_runs(node_costs(graph, (first, end)), workers)
+    graphs[part] = read_part_graph(spec, part)
+    runs = equal_runs(node_costs(graphs[part], (first, end)), workers)
     return [WorkerShare([part], first + start, first + end) for start, end in runs]
 
 
@@ -85,7 +84,6 @@ class VisibleEdges(NamedTuple):
     src: Tensor
     dst: Tensor
     edge_id: Tensor
-    orig_edge_id: Tensor | None  # in the input graph, if `graph.dgl` has them
     bounds: Tensor  # (num_parts + 1,) edges from partition p are [bounds[p], bounds[p + 1])
 
 
@@ -124,8 +122,7 @@ def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int
             result.scatter_(0, places[chunk].long(), values)
         return result
 
-    src, dst, edge_id = sort(SRC, graph.node_id), sort(DST, graph.node_id), sort(EID)
-    return VisibleEdges(src, dst, edge_id, sort(ORIG_ID) if ORIG_ID in columns else None, to_offsets(counts))
+    return VisibleEdges(sort(SRC, graph.node_id), sort(DST, graph.node_id), sort(EID), to_offsets(counts))
 
 
 def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:

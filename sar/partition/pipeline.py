@@ -16,7 +16,7 @@ from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.masks import with_split
 from sar.partition.ingest.open import open_graph
 from sar.partition.ingest.sources import ADVICE, Files
-from sar.partition.inspect.directory_report import DirectoryReport
+from sar.partition.inspect.report import DirectoryReport
 from sar.partition.new_directory import check_replaceable, new_directory
 from sar.partition.write.write import write_parts
 from sar.partition.write.write_job import check_hops, check_writable

@@ -18,7 +18,7 @@ from sar.core.graph.edges import edges_into
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError
 from sar.logging_setup import logger
-from sar.partition.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
+from sar.partition.assign.metis import METIS_INTEGER, AdjacencyLists, metis_parts
 from sar.sampling.seeds import check_seeds
 
 IMBALANCE = 0.03  # how many more seeds than the mean a part of METIS may have: 3 %, its own default
@@ -168,5 +168,6 @@ def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Ten
     indptr = np.zeros(num_nodes + 1, METIS_INTEGER)
     np.cumsum(torch.bincount(start, minlength=num_nodes).numpy(), out=indptr[1:])
     neighbours = end[start.argsort(stable=True)].numpy()
-    lists, node_weights = AdjacencyLists(indptr, neighbours.astype(METIS_INTEGER, copy=False)), is_seed.numpy()[:, None]
-    return torch.from_numpy(metis_parts(lists, node_weights, num_parts, imbalance=IMBALANCE, seed=0).astype(np.int64))
+    lists = AdjacencyLists(indptr, neighbours.astype(METIS_INTEGER, copy=False))
+    parts = metis_parts(lists, is_seed.numpy()[:, None], num_parts, imbalance=IMBALANCE, seed=0)
+    return torch.from_numpy(parts.astype(np.int64, copy=False))

@@ -6,9 +6,11 @@ from math import prod
 import torch
 
 from sar.common_tuples import EID, CanonicalEtype, StrPath
+from sar.data.partition_json import read_partition_json
 from sar.errors import ConfigError
-from sar.partition.inspect.directory_report import DirectoryReport
-from sar.partition.inspect.inspection import by_worker, inspect_parts, largest_value
+from sar.partition.inspect.by_worker import count_by_worker
+from sar.partition.inspect.inspection import inspect_directory, largest_value
+from sar.partition.inspect.report import DirectoryReport
 
 INPUTS, LABELS, TRAIN_MASK = ("feat", "x"), ("label", "y"), "train_mask"  # DGL's names, then those of PyTorch Geometric
 _ID_BYTES = 8
@@ -73,11 +75,11 @@ def count_graph(
         ConfigError: the directory is not sound, or lacks a feature that would say what is left out.
         PartitionError: the JSON file is missing or damaged.
     """
-    report, etypes, reads = inspect_parts(path)
+    report = inspect_directory(path)
     if report.problems:
         raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
-    if workers is not None and workers != len(report.parts):
-        report, _, reads = by_worker(path, report, workers)
+    counts = count_by_worker(path, workers)
+    etypes = read_partition_json(path).edge_types
     if in_width is None:
         widths: dict[str, int] = {}
         for name in reversed(INPUTS):  # of a type with both, the first decides
@@ -97,13 +99,13 @@ def count_graph(
         num_classes = int(largest_value(path, label)) + 1
     return GraphCounts(
         info=GraphInfo(list(report.num_nodes), etypes, report.num_nodes, widths, num_classes),
-        nodes=[part.nodes for part in report.parts],
-        train_nodes=[part.split.get(TRAIN_MASK, part.num_nodes) for part in report.parts],
+        nodes=[worker.nodes for worker in counts],
+        train_nodes=[worker.split.get(TRAIN_MASK, sum(worker.nodes.values())) for worker in counts],
         relations=[
             RelationCounts(
                 etype,
-                edges=[of.edges[number].tolist() for of in reads],
-                halo=[of.rows[number].tolist() for of in reads],
+                edges=[worker.edges[number].tolist() for worker in counts],
+                halo=[worker.rows[number].tolist() for worker in counts],
                 features=_features(report, "edges", ":".join(etype)) | {EID: ((), torch.int64)},
             )
             for number, etype in enumerate(etypes)

@@ -35,10 +35,8 @@ from sar.data.part_files import (
     DST,
     SRC,
     FeatureFiles,
-    PartFile,
-    canonical_edge_types,
-    check_node_ids,
     original_node_ids,
+    read_part_graph,
     types_of,
 )
 from sar.data.partition_json import PartitionJson, graph_path, read_partition_json
@@ -62,7 +60,6 @@ def infer(
     ntype: str | None = None,
     hops: int | None = None,
     num_classes: int | None = None,
-    allow_outside: bool = False,
     check: int = 0,
 ) -> Array:
     """Compute a trained model's outputs for some nodes, on one worker, from no more than these depend on.
@@ -78,7 +75,6 @@ def infer(
         hops: K: how far an output looks. None: as many hops as the model makes distributed calls, which is never too
             few, and too many if a layer makes several, as with several edge types.
         num_classes: for `make_model`; None: one more than the greatest `label`, else `y`, 0 without both.
-        allow_outside: as in `load_dgl_partition_data`.
         check: compare so many of the nodes, drawn at random, with outputs of the model on the whole graph, which has
             to fit into memory.
 
@@ -90,7 +86,7 @@ def infer(
         GraphError: the outputs depend on more than K hops of in-edges, or the model raised an error on these.
         PartitionError: the directory is damaged, or has no input features.
     """
-    spec = read_partition_json(directory, allow_outside=allow_outside)
+    spec = read_partition_json(directory)
     for part in range(spec.num_parts):
         check_sums(graph_path(spec, part).parent)
     kind, wanted = _find_nodes(spec, ntype, nodes)
@@ -252,7 +248,7 @@ def _find_nodes(spec: PartitionJson, ntype: str | None, nodes: Array) -> tuple[i
 
 def _read(spec: PartitionJson, nodes: Tensor, hops: int) -> _Neighborhood:
     """The neighborhood of some nodes, ascending global IDs."""
-    etypes = canonical_edge_types(spec, PartFile(graph_path(spec, 0)).read(), 0)
+    etypes = spec.edge_types
     known = new = nodes
     edges: list[tuple[int, Tensor]] = []  # by part
     for hop in range(hops + 1):
@@ -287,8 +283,7 @@ def _by_part(spec: PartitionJson, nodes: Tensor) -> list[tuple[int, Tensor]]:
 
 def _edges_of(spec: PartitionJson, part: int) -> Tensor:
     """The edges into a part's own nodes: sources, destinations and IDs, all global, (3, E)."""
-    graph = PartFile(graph_path(spec, part)).read()
-    check_node_ids(spec, part, graph)
+    graph = read_part_graph(spec, part)
     inner = graph.is_inner[graph.edges[DST].long()]
     ends = (graph.node_id[graph.edges[end][inner].long()] for end in (SRC, DST))
     return torch.stack([*ends, graph.edges[EID][inner]])
@@ -302,7 +297,7 @@ def _features(
     names = spec.node_types if what == "nodes" else [":".join(etype) for etype in etypes]
     rows: dict[str, list[Tensor]] = {}
     for part, ids in [(0, torch.empty(0, dtype=torch.int64)), *parts]:
-        files = FeatureFiles(spec, part, what, etypes)
+        files = FeatureFiles(spec, part, what)
         kinds = types_of(ids, ranges)
         for one in [*files.features(), *(files.original_ids() if what == "edges" else [])]:
             if what == "edges" or one.name in INPUTS:

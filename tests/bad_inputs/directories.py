@@ -164,9 +164,9 @@ CASES = {
     ),
     "ranges in a file": case(
         json_with(node_map="node_map.npy"),
-        "graph.json: node_map names the file 'node_map.npy', so the graph was partitioned with reshuffle=False; "
-        "expected contiguous ID ranges. Partition the graph again with reshuffle=True (DGL 1.0 and later always "
-        "do).",
+        "graph.json: node_map is 'node_map.npy'; expected ranges of IDs by type: it was written by DGL 0.5 to 0.9, "
+        "whose directories sar does not read. Write it again with dgl.distributed.partition_graph of DGL 1.x or 2.x, "
+        "or with sar.partition_graph.",
     ),
     "ranges of another node type": case(
         json_with(node_map={"user": [[0, 2], [2, 4]]}),
@@ -196,20 +196,17 @@ CASES = {
     "a file outside of the directory": case(
         named("node_feats", "../other/node_feat.dgl"),
         "graph.json: node_feats of part-0 is .../other/node_feat.dgl; expected a file below ..., as DGL writes "
-        "it. Copy the file there and name it relative to the JSON file or, if you trust the directory, pass "
-        "allow_outside=True (--allow-outside).",
+        "it. Copy the file there, and name it relative to the JSON file.",
     ),
     "a file of the system": case(
         named("part_graph", "/dev/zero"),
         "graph.json: part_graph of part-0 is /dev/zero; expected a file below ..., as DGL writes it. Copy the "
-        "file there and name it relative to the JSON file or, if you trust the directory, pass "
-        "allow_outside=True (--allow-outside).",
+        "file there, and name it relative to the JSON file.",
     ),
     "a link that leads outside": case(
         load(linked),
         "graph.json: part_graph of part-0 is /etc/hostname; expected a file below ..., as DGL writes it. Copy "
-        "the file there and name it relative to the JSON file or, if you trust the directory, pass "
-        "allow_outside=True (--allow-outside).",
+        "the file there, and name it relative to the JSON file.",
     ),
     "a file that cannot be": case(
         named("part_graph", "part0/\0"),

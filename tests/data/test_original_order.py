@@ -11,14 +11,12 @@ from sar.errors import ConfigError, PartitionError
 from tests.adapters.dgl.directories import (
     heterogeneous_graph,
     homogeneous_graph,
-    to_dgl_09,
     to_dispatch,
     write_directory,
 )
 from tests.partition.small_disk import run_on_small_disk
 
 WRITERS = {
-    "0.9": to_dgl_09,
     "dispatch": lambda directory: to_dispatch(directory, features=True, orig_ids=True),
 }
 

@@ -17,7 +17,6 @@ from tests.adapters.dgl.directories import (
     heterogeneous_graph,
     homogeneous_graph,
     insert_empty_partition,
-    to_dgl_09,
     to_dispatch,
     write_directory,
 )
@@ -145,22 +144,6 @@ def test_more_halo_and_other_sparse_formats(tmp_path, kind, options):
     Oracle(directory).check(load_all(directory))
 
 
-@pytest.mark.parametrize("num_parts", [1, 3])
-@pytest.mark.parametrize("kind", GRAPHS)
-def test_directories_of_dgl_09(tmp_path, kind, num_parts):
-    directory = write_directory(tmp_path, GRAPHS[kind](), num_parts)
-    oracle = Oracle(directory)
-    oracle.check(load_all(to_dgl_09(directory)), orig_ids=True)
-
-
-def test_plain_edge_type_names_are_completed_from_other_partitions(tmp_path):
-    graph = heterogeneous_graph()
-    directory = insert_empty_partition(to_dgl_09(write_directory(tmp_path, graph, 2)), 0)
-    empty = load_all(directory)[0]
-    assert empty.node_ranges[0] == (0, 0)
-    assert empty.edge_type_names == graph.canonical_etypes
-
-
 @pytest.mark.parametrize("orig_ids", [False, True])
 @pytest.mark.parametrize("features", [False, True])
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -206,21 +189,6 @@ def test_types_without_nodes_and_edges(tmp_path):
         for old, new in zip(before.all_shard_edges, data.all_shard_edges, strict=True):
             assert torch.equal(old.edges[0], new.edges[0])
             assert torch.equal(old.edge_features["_TYPE"], new.edge_features["_TYPE"])
-
-
-@pytest.mark.parametrize("nested", [False, True], ids=("list", "by type"))
-def test_maps_of_range_ends(tmp_path, nested):
-    directory = write_directory(tmp_path, homogeneous_graph(), 3)
-    oracle = Oracle(directory)
-
-    def ends_only(content):
-        for key in ("node_map", "edge_map"):
-            ((name, ranges),) = content[key].items()
-            ends = [end for _, end in ranges]
-            content[key] = {name: ends} if nested else ends
-
-    directory.edit(ends_only)
-    oracle.check(load_all(directory))
 
 
 def test_edges_of_a_graph_file_may_come_in_any_order(tmp_path):
@@ -274,8 +242,8 @@ def test_partition_book_is_the_one_that_dgl_loads(tmp_path, kind):
         assert torch.equal(book.partid2nids(1, ntype), expected.partid2nids(1, ntype))
 
 
-def test_partition_books_for_other_formats_and_empty_partitions(tmp_path):
-    directory = insert_empty_partition(to_dgl_09(write_directory(tmp_path, heterogeneous_graph(), 2)), 1)
+def test_partition_books_of_empty_partitions(tmp_path):
+    directory = insert_empty_partition(write_directory(tmp_path, heterogeneous_graph(), 2), 1)
     for data in load_all(directory):
         for part, (start, end) in enumerate(data.node_ranges):
             assert data.partition_book.partid2nids(part).tolist() == list(range(start, end))
@@ -285,7 +253,7 @@ def test_partition_books_for_other_formats_and_empty_partitions(tmp_path):
 def test_user_field_called_like_an_id_field_wins(tmp_path):
     graph = homogeneous_graph()
     graph.edata["orig_id"] = torch.arange(1000, 1000 + graph.num_edges())
-    directory = to_dgl_09(write_directory(tmp_path, graph, 2))
+    directory = to_dispatch(write_directory(tmp_path, graph, 2), features=True, orig_ids=True)
     shard = load_dgl_partition_data(directory.path, 0, "cpu").all_shard_edges[1]
     assert len(shard.edges[0]) > 0
     assert (shard.edge_features["orig_id"] >= 1000).all()
@@ -307,7 +275,6 @@ def test_json_with_absolute_paths(tmp_path):
     oracle.check(load_all(directory))  # its own files, spelled out
     with pytest.raises(PartitionError, match=r"elsewhere/graph.json: \w+ of part-0 is .*; expected a file below"):
         load_dgl_partition_data(moved, 0, "cpu")
-    oracle.check([load_dgl_partition_data(moved, part, "cpu", allow_outside=True) for part in range(2)])
 
 
 def load_share(parts, path):

@@ -51,6 +51,8 @@ def write_single_partition(folder: Path, num_nodes: int, num_edges: int, width: 
         "num_parts": 1,
         "node_map": {"_N": [[0, num_nodes]]},
         "edge_map": {"_N:_E:_N": [[0, num_edges]]},
+        "ntypes": {"_N": 0},
+        "etypes": {"_N:_E:_N": 0},
         "part-0": {"part_graph": "graph.dgl", "node_feats": "node_feat.dgl", "edge_feats": "edge_feat.dgl"},
     }
     path = folder / "graph.json"

@@ -145,14 +145,13 @@ def test_edges_are_put_into_visible_order(monkeypatch: Any, own_first: bool, by_
     if own_first:
         src, dst = (end[is_inner[dst].sort(descending=True, stable=True).indices] for end in (src, dst))
     ids = torch.randperm(90, generator=random).sort().values if by_id else torch.randperm(90, generator=random)
-    edges = {SRC: src.int(), DST: dst, EID: ids + 7, ORIG_ID: ids * 3}
+    edges = {SRC: src.int(), DST: dst, EID: ids + 7}
     ranges = [(0, 6), (6, 13), (13, 13), (13, 20)]
-    known = (node_id[src], node_id[dst], edges[EID], edges[ORIG_ID])
+    known = (node_id[src], node_id[dst], edges[EID])
     rows = list(zip(*(column.tolist() for column in known), strict=True))
     part_of = [0] * 6 + [1] * 7 + [3] * 7
-    expected = sorted((row for row in rows if 6 <= row[1] < 13), key=lambda row: (part_of[row[0]], *row[1:3]))
-    found = order_edges(LocalGraph(node_id, is_inner, None, edges), ranges, 1)
-    assert found.orig_edge_id is not None
-    columns = (found.src, found.dst, found.edge_id, found.orig_edge_id)
+    expected = sorted((row for row in rows if 6 <= row[1] < 13), key=lambda row: (part_of[row[0]], *row[1:]))
+    found = order_edges(LocalGraph(node_id, is_inner, edges), ranges, 1)
+    columns = (found.src, found.dst, found.edge_id)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
     assert found.bounds.tolist() == [sum(part_of[row[0]] < p for row in expected) for p in range(5)]

@@ -39,7 +39,6 @@ def test_links_that_leave_the_directory_are_refused(tmp_path, kind):
     for part in range(2):  # a directory is refused as a whole, on every worker
         with pytest.raises(PartitionError, match=f"of part-1 is {tmp_path / file.name}; expected a file below"):
             load_dgl_partition_data(directory.path, part, "cpu")
-    assert len(load_dgl_partition_data(directory.path, 1, "cpu", allow_outside=True).node_features) > 3
     linked = tmp_path / "linked"
     linked.symlink_to(directory.path.parent)
     file.unlink()
@@ -115,7 +114,7 @@ def outcome(path: Path, *, inspect: bool = True) -> str:
     except PartitionError:
         said = "refused"
     try:
-        problems = inspect_directory(path, values=True).problems if inspect else ["not asked"]
+        problems = inspect_directory(path).problems if inspect else ["not asked"]
     except PartitionError:
         problems = ["refused"]
     return "sound" if said == "loads" and not problems else said

@@ -110,15 +110,6 @@ def edges(folder: Path) -> None:
         pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
 
 
-def method(folder: Path) -> None:
-    """`edges`, and what the installation of a package with the method `by-degree` leaves."""
-    edges(folder)
-    installed = folder / "my_methods-1.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-methods\nVersion: 1\n")
-    (installed / "entry_points.txt").write_text("[sar.partition_methods]\nby-degree = my_methods:by_degree\n")
-
-
 def script(folder: Path) -> None:
     """A training script that takes any arguments, and says who it is."""
     lines = ("import sar", "sar.initialize_comms()", "print(f'worker {sar.rank()} of {sar.world_size()}')")
@@ -131,5 +122,5 @@ def npz(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, model, npz, script)
+    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, model, npz, script)
 }

@@ -79,7 +79,7 @@ def test_a_page_of_zeros_is_found(directory: Path, name: str, capsys: pytest.Cap
         (lambda part: os.truncate(part / "edge_feat.dgl", PAGE), rf"has {PAGE} bytes, but \d+ were written"),
         (lambda part: zero_page(part / SUMS, 0), "holds no checksums that this version of sar knows"),
         (lambda part: (part / SUMS).write_text("[]"), "holds no checksums that this version of sar knows"),
-        (lambda part: (part / SUMS).write_text('{"kind": "MD5", "files": {}}'), "expected the CRC-32 of"),
+        (lambda part: (part / SUMS).write_text('{"kind": "MD5", "files": {}}'), "expected the CRC-32"),
         (lambda part: (part / SUMS).unlink(), f"has no {SUMS}: there are no checksums to verify"),
     ],
 )

@@ -1,10 +1,6 @@
 """What all streaming methods promise: whole numbers in range, balance, the same every time, and cuts below random."""
 
 import dataclasses
-import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +8,11 @@ import pytest
 from sar.cli.demo import community_graph
 from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
-from sar.partition.assign.assigning import ENTRY_POINTS, METHODS, method_named, method_names
+from sar.partition.assign.assigning import method_named
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
 from tests.partition.tasks import Edges, edge_task, typed_task
-from tests.workers import REPOSITORY
 
 STREAMING = ["random", "spring"]
 BOTH_WAYS = [(0, 1), (1, 0), (1, 2), (2, 1)]
@@ -131,33 +126,3 @@ def test_edges_that_end_outside_are_told(edge: tuple[int, int]) -> None:
 def test_unknown_names_are_told() -> None:
     with pytest.raises(ConfigError, match="no partition method 'springs'; expected one of random, spring, ldg"):
         method_named("springs")
-    assert method_names()[: len(METHODS)] == list(METHODS)
-
-
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installed package with the method of the documentation, one that is missing, and one named as one of sar's."""
-    page = (REPOSITORY / "docs" / "partitioning.md").read_text()
-    [code] = re.findall(r"```python title=\"my_methods.py\"\n(.*?)```", page, re.DOTALL)
-    [entry] = re.findall(r"```toml\n\[project.entry-points.*?\]\n(.*?) = \"(.*?)\"\n```", page)
-    (tmp_path / "my_methods.py").write_text(code)
-    info = tmp_path / "mine-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    entries = [" = ".join(entry), "missing = my_methods:missing", f"spring = {entry[1]}"]
-    (info / "entry_points.txt").write_text("\n".join([f"[{ENTRY_POINTS}]", *entries, ""]))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("my_methods", None)
-
-
-@pytest.mark.usefixtures("plugin")
-def test_a_method_of_ones_own() -> None:
-    edges = [(0, 5), (1, 5), (2, 5), (0, 4), (1, 4), (0, 3)]
-    parts = method_named("by-degree")(edge_task(6, edges, 3)).tolist()
-    assert parts[3:] == [2, 1, 0]
-    assert sorted(parts[:3]) == [0, 1, 2]
-    assert {"by-degree", "missing"} < set(method_names())
-    assert method_named("spring").__module__.startswith("sar.")
-    with pytest.raises(ConfigError, match="'missing' is 'my_methods:missing', which cannot be imported"):
-        method_named("missing")

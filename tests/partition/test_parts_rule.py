@@ -8,8 +8,7 @@ import pytest
 
 from sar.cli.demo import community_graph
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
-from sar.partition.assign.parts_rule import PartsByMemory
+from sar.partition.assign.assigning import Assigned, AssigningOptions, PartsByMemory, assign
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition

@@ -107,7 +107,7 @@ def test_parts_of_small_graphs_with_loops_and_parallel_edges():
 
 def test_metis_that_finds_no_parts_is_told(monkeypatch):
     """Seeds used to come in the order of their IDs then, without a word."""
-    monkeypatch.setattr("sar.partition.metis_library._OK", -1)
+    monkeypatch.setattr("sar.partition.assign.metis._OK", -1)
     with pytest.raises(PartitionError, match="METIS finds no 2 parts"):
         seed_parts(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(3, dtype=torch.bool), 2)
 

@@ -360,7 +360,7 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     assert main([*command, "--out", "out.npy"]) == 0
     assert "wrote out.npy, float32 (2, 3)" in capsys.readouterr().out
     np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-5)
-    options = ["--hops", "1", "--check", "2", "--ntype", "_N", "--classes", "3", "--allow-outside"]
+    options = ["--hops", "1", "--check", "2", "--ntype", "_N", "--classes", "3"]
     assert main([*command, *options, "--out", "again.npy"]) == 0
     np.testing.assert_array_equal(np.load("again.npy"), np.load("out.npy"))
 

@@ -16,7 +16,7 @@ from sar.adapters.dgl.graphs import construct_full_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.group import Group
-from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import EID, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
 from sar.data.load import ShardFields
 from sar.data.part_files import DST, INNER_NODE, SRC, LocalGraph, types_of
@@ -72,9 +72,7 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
     types = data.node_features[NTYPE]
     for type_id, ntype in enumerate(data.node_type_names):
         frame = distributed.nodes[ntype].data
-        for name in (NID, ORIG_ID):
-            if name in data.node_features:
-                frame[name] = data.node_features[name][types == type_id]
+        frame[NID] = data.node_features[NID][types == type_id]
         for key, values in data.node_features.items():
             if key.startswith(f"{ntype}/"):
                 frame[key.removeprefix(f"{ntype}/")] = values
@@ -102,8 +100,7 @@ class _ServedPartition(NamedTuple):
         graph = LocalGraph(
             node_id=nodes[NID],
             is_inner=nodes[INNER_NODE].bool(),
-            orig_node_id=nodes.get(ORIG_ID),
-            edges={SRC: src, DST: dst} | {key: edges[key] for key in (EID, ORIG_ID) if key in edges},
+            edges={SRC: src, DST: dst, EID: edges[EID]},
         )
         node_ranges = _ranges(book._typed_nid_range, book.ntypes)
         edge_ranges = _ranges(book._typed_eid_range, book.canonical_etypes)
@@ -156,8 +153,6 @@ def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int
 def _shards(dist_graph: Any, served: _ServedPartition, edges: VisibleEdges) -> list[ShardEdgesAndFeatures]:
     """This worker's edges with their features."""
     fields = ShardFields(edges, served.edge_ranges, torch.device("cpu"))
-    if edges.orig_edge_id is not None:
-        fields.add(ORIG_ID, edges.orig_edge_id)
     for type_id, etype in enumerate(served.book.canonical_etypes):
         first, last = served.edge_ranges[served.part, type_id].tolist()
         rows, bounds = fields.rows_of(type_id)
@@ -169,10 +164,8 @@ def _shards(dist_graph: Any, served: _ServedPartition, edges: VisibleEdges) -> l
 
 def _node_features(dist_graph: Any, served: _ServedPartition, graph: LocalGraph) -> dict[str, Tensor]:
     """Features of this worker's nodes, those that `graph` calls its own, as in `PartitionData`."""
-    node_id, orig_node_id = graph.own_nodes()
+    node_id = graph.node_id[graph.is_inner].sort().values
     features = {NID: node_id, NTYPE: types_of(node_id, served.node_ranges)}
-    if orig_node_id is not None:
-        features[ORIG_ID] = orig_node_id
     first = int(node_id[0]) if len(node_id) else served.own_range[0]
     share = WorkerShare([served.part], first, first + len(node_id))
     for type_id, ntype in enumerate(served.book.ntypes):

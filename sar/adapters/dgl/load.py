@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from sar.adapters.dgl.shim import require_dgl
-from sar.common_tuples import CanonicalEtype, PartitionData, StrPath
+from sar.common_tuples import PartitionData, StrPath
 from sar.data.load import load_partition
 from sar.data.partition_json import PartitionJson
 from sar.errors import DglError
@@ -18,7 +18,6 @@ def load_dgl_partition_data(
     device: str | torch.device,
     *,
     parts: Sequence[int] | None = None,
-    allow_outside: bool = False,
     verify: bool = True,
 ) -> PartitionData:
     """Load a worker's share of a directory written by `dgl.distributed.partition_graph` or DGL's dispatch pipeline.
@@ -37,7 +36,6 @@ def load_dgl_partition_data(
         device: device of edges and features.
         parts: the partitions of this worker, if any, in place of consecutive ones; each is with one worker. If they
             are not consecutive, global IDs count through the workers' partitions in their order, other than DGL's own.
-        allow_outside: whether the JSON file, or links beside it, may lead to files outside of its directory.
         verify: compare files with the checksums that `sar partition` and `partition_graph` leave beside them, before
             they are read. Directories without checksums are taken as they are.
 
@@ -47,7 +45,7 @@ def load_dgl_partition_data(
 
     Raises:
         PartitionError: a file is missing, damaged, truncated, outside or not what was written; `own_partition_idx` or
-            `parts` do not fit; or the directory was written without reshuffling, without halo, or for GraphBolt only.
+            `parts` do not fit; or the directory was written by DGL before 1.0, without halo, or for GraphBolt only.
             The other workers get a `PeerError` from their next distributed call.
     """
     return load_partition(
@@ -55,13 +53,12 @@ def load_dgl_partition_data(
         own_partition_idx,
         device,
         parts=parts,
-        allow_outside=allow_outside,
         verify=verify,
         make_book=_partition_book,
     )
 
 
-def _partition_book(spec: PartitionJson, part: int, edge_types: list[CanonicalEtype]) -> Any:
+def _partition_book(spec: PartitionJson, part: int) -> Any:
     """DGL's partition book; None if DGL is not installed."""
     try:
         require_dgl()
@@ -73,7 +70,7 @@ def _partition_book(spec: PartitionJson, part: int, edge_types: list[CanonicalEt
         part,
         spec.num_parts,
         {name: spec.node_ranges[:, i] for i, name in enumerate(spec.node_types)},
-        {name: spec.edge_ranges[:, i] for i, name in enumerate(edge_types)},
+        {name: spec.edge_ranges[:, i] for i, name in enumerate(spec.edge_types)},
         {name: i for i, name in enumerate(spec.node_types)},
-        {name: i for i, name in enumerate(edge_types)},
+        {name: i for i, name in enumerate(spec.edge_types)},
     )

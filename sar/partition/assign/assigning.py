@@ -1,14 +1,11 @@
-"""Assigns each node to a part: by a method, or by files that were made elsewhere.
-
-Other packages add methods by entry points of the group `sar.partition_methods`.
-"""
+"""Assigns each node to a part: by a method, or by files that were made elsewhere."""
 
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,18 +16,18 @@ from sar.id_slices import pieces
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.assign.ldg import ldg
 from sar.partition.assign.multilevel import multilevel
-from sar.partition.assign.parts_rule import PartsByMemory
 from sar.partition.assign.random import random
 from sar.partition.assign.spring import spring
 from sar.partition.assign.task import VOLUME_BOUND, AssignmentTask, Method
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, check_parts
+from sar.partition.inspect.text_tables import mega, of_limit
 
 MULTILEVEL, SPRING = "multilevel", "spring"
 IN_EDGES = "in_edges"
 """The name by which `balance` asks for the edges into a part, of each type; `in_edges/NAME` asks for sums of a field
 of theirs, such as `train_mask`."""
-ENTRY_POINTS = "sar.partition_methods"
-"""Group of the entry points by which packages add methods."""
+_GRAPH_NODE_BYTES = 60  # IDs here and in the input, type, degrees, and its place in the list of destinations
+_GRAPH_EDGE_BYTES = 20  # IDs here and in the input, and its source
 
 
 class Assigned(NamedTuple):
@@ -43,11 +40,53 @@ class Assigned(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PartsByMemory:
+    """The number of parts for workers of a given memory, by the rule of SDT-GNN (Huang et al., section III-C).
+
+    With S bytes of graph and features it is the least number not below S / (M - T), and q at least.
+    """
+
+    workers: int  # q
+    memory: int  # M, bytes that a worker has
+    reserve: int  # T, bytes of it for code and computations
+
+    def __call__(self, graph: GraphSource) -> tuple[int, str]:
+        """The number of parts for a graph, and the reason for it.
+
+        Raises:
+            ConfigError: no memory is left for graph and features.
+        """
+        if self.workers < 1 or self.memory < 1:
+            raise ConfigError(f"{self.workers} workers of {self.memory} bytes were named; expected at least 1 of each.")
+        room = self.memory - self.reserve
+        if room <= 0:
+            raise ConfigError(
+                f"{of_limit(self.reserve)} of a worker's {of_limit(self.memory)} are reserved; expected less than all."
+            )
+        fields = (*graph.node_data.values(), *graph.edge_data.values())
+        size = sum(prod(column.shape) * column.dtype.itemsize for columns in fields for column in columns.values())
+        size += _GRAPH_NODE_BYTES * graph.total_nodes + _GRAPH_EDGE_BYTES * graph.total_edges
+        parts = max(self.workers, -(-size // room))
+        if parts == self.workers:
+            meaning = f"{parts} parts: {parts} workers hold one each, with all parts in memory at once"
+        else:
+            meaning = (
+                f"{parts} parts: a worker has memory for one at a time, so {self.workers} workers take up to "
+                f"{-(-parts // self.workers)} each in turns (sar launch --resident 1); with all parts in memory at "
+                f"once, it takes {parts} workers"
+            )
+        return parts, (
+            f"{meaning}: graph and features take {mega(size)} MB, and a worker has {mega(room)} of "
+            f"{mega(self.memory)} MB for them"
+        )
+
+
+@dataclass(frozen=True)
 class AssigningOptions:
     """The options of an assignment."""
 
     parts: int | PartsByMemory  # P, or the rule for it
-    method: str = MULTILEVEL  # one that `method_named` knows
+    method: str = MULTILEVEL  # one of `METHODS`
     seed: int = 0
     balance: tuple[str, ...] = ()  # beside nodes of each type: fields whose sums parts share, or as by `IN_EDGES`
     imbalance: float = 0.05  # how much larger than the mean a part may be
@@ -198,26 +237,12 @@ METHODS: dict[str, Method] = {
     MULTILEVEL: multilevel,
     "metis": multilevel,  # DGL's name for the method that divides by METIS
 }
-"""The methods that are there without an entry point."""
 NODE_BYTES = {"random": 30, "ldg": 30, SPRING: 60, MULTILEVEL: 70, "metis": 70}
 """Memory that a method takes for each node, at the least: on graphs with few edges, measured."""
 
 
 def method_named(name: str) -> Method:
-    """One of `METHODS`, else an entry point of an installed package; `ConfigError` if none can be imported."""
-    if name in METHODS:
-        return METHODS[name]
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        try:
-            return cast(Method, point.load())
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(
-                f"partition method '{name}' is '{point.value}', which cannot be imported: {error}; "
-                "repair or remove the package that registers it."
-            ) from error
-    raise ConfigError(f"there is no partition method '{name}'; expected one of {', '.join(method_names())}.")
-
-
-def method_names() -> list[str]:
-    """The names that `method_named` knows."""
-    return list(dict.fromkeys([*METHODS, *sorted(entry_points(group=ENTRY_POINTS).names)]))
+    """One of `METHODS`; `ConfigError` if there is none of this name."""
+    if name not in METHODS:
+        raise ConfigError(f"there is no partition method '{name}'; expected one of {', '.join(METHODS)}.")
+    return METHODS[name]

@@ -24,14 +24,6 @@ NONE = -1
 _ROUND_OFF = 1e-9  # relative, of sums of weights
 
 
-class Clusters(NamedTuple):
-    """Clusters of nodes while the edges come by (Hollocou et al., 2017)."""
-
-    degree: Array  # (N,)
-    of_node: Array  # (N,), the cluster of every node, or `NONE`
-    volume: Array  # (N,) int64, the sum of degrees of each cluster
-
-
 class Neighbours(NamedTuple):
     """The criteria for representatives, (N,) each."""
 
@@ -81,25 +73,9 @@ def spring(task: AssignmentTask) -> Array:
     part is as full as its largest load relative to the mean, and `rebalance` has the last word. Without weights the
     result is the paper's, unless it leaves a part above beta N / P.
     """
-    order, merging = merged_clusters(task)
-    task.progress("assigning clusters", 1.0)
-    # Lines 26 to 29.
-    means = part_means(task.constraints().weights, task.num_parts)
-    size = merging.weights[:, 0]
-    left = order[size[order] > 0]
-    left = left[np.argsort(-size[left], kind="stable")]
-    part_of_cluster = np.empty(len(order), np.int32)
-    part_of_cluster[left] = list_schedule(merging.weights[left], means, np.zeros((task.num_parts, len(means))))
-    follow(merging.into)
-    return rebalance(task, part_of_cluster[merging.into[merging.of_node]])
-
-
-def merged_clusters(task: AssignmentTask) -> tuple[Array, Merging]:
-    """Lines 2 to 25 of `spring`: the order in which clusters of equal size are taken, (K,), and the merged clusters."""
     weights = task.constraints().weights
     degree = count_degrees(task)
-    tau = int(degree.sum(dtype=np.int64) * task.volume_bound / task.num_parts)
-    of_node, num_clusters, richest = _cluster_nodes(task, degree, tau)
+    of_node, num_clusters, richest = _cluster_nodes(task, degree)
     rng = np.random.default_rng(task.seed)
     neighbours = Neighbours(degree, richest, rng.permutation(len(degree)).astype(of_node.dtype))
     order = rng.permutation(num_clusters)
@@ -110,63 +86,53 @@ def merged_clusters(task: AssignmentTask) -> tuple[Array, Merging]:
         representative=np.full(num_clusters, NONE, of_node.dtype),
     )
     _add_nodes(weights, neighbours, merging)
-    most = part_means(weights, task.num_parts) * (1 + task.imbalance) * (1 + _ROUND_OFF)
-    _merge(order, most, neighbours, merging)
-    return order, merging
+    means = part_means(weights, task.num_parts)
+    _merge(order, means * (1 + task.imbalance) * (1 + _ROUND_OFF), neighbours, merging)
+    task.progress("assigning clusters", 1.0)
+    # Lines 26 to 29.
+    size = merging.weights[:, 0]
+    left = order[size[order] > 0]
+    left = left[np.argsort(-size[left], kind="stable")]
+    part_of_cluster = np.empty(len(order), np.int32)
+    part_of_cluster[left] = list_schedule(merging.weights[left], means, np.zeros((task.num_parts, len(means))))
+    follow(merging.into)
+    return rebalance(task, part_of_cluster[merging.into[merging.of_node]])
 
 
-def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array, int, Array]:
+def _cluster_nodes(task: AssignmentTask, degree: Array) -> tuple[Array, int, Array]:
     """Lines 2 to 17: the cluster of every node, (N,); the number of clusters; the richest neighbours, (N,)."""
-    clusters = no_clusters(degree)
-    richest = np.full_like(clusters.of_node, NONE)
+    tau = int(degree.sum(dtype=np.int64) * task.volume_bound / task.num_parts)
+    of_node = np.full(len(degree), NONE, index_dtype(len(degree)))
+    volume = np.zeros(len(degree), np.int64)  # the sum of degrees of each cluster
+    richest = np.full_like(of_node, NONE)
     num_clusters = 0
     for src, dst in edge_chunks(task, "clustering nodes"):
-        num_clusters = _cluster_edges(src, dst, tau, clusters, richest, num_clusters)
-    alone = np.flatnonzero(clusters.of_node == NONE)
-    clusters.of_node[alone] = np.arange(num_clusters, num_clusters + len(alone))
-    return clusters.of_node, num_clusters + len(alone), richest
-
-
-def no_clusters(degree: Array) -> Clusters:
-    """Nodes of these degrees, (N,), in no clusters yet."""
-    of_node = np.full(len(degree), NONE, index_dtype(len(degree)))
-    return Clusters(degree, of_node, np.zeros(len(degree), np.int64))
+        num_clusters = _cluster_edges(src, dst, tau, degree, of_node, volume, richest, num_clusters)
+    alone = np.flatnonzero(of_node == NONE)
+    of_node[alone] = np.arange(num_clusters, num_clusters + len(alone))
+    return of_node, num_clusters + len(alone), richest
 
 
 @compiled
-def open_clusters(clusters: Clusters, u: int, v: int, num_clusters: int) -> int:
-    """Let the ends of an edge that are in no cluster begin one each; the number of clusters so far."""
-    for node in (u, v):
-        if clusters.of_node[node] == NONE:
-            clusters.of_node[node] = num_clusters
-            clusters.volume[num_clusters] = clusters.degree[node]
-            num_clusters += 1
-    return num_clusters
-
-
-@compiled
-def move(clusters: Clusters, node: int, target: int) -> None:
-    """Put a node into another cluster."""
-    clusters.volume[clusters.of_node[node]] -= clusters.degree[node]
-    clusters.volume[target] += clusters.degree[node]
-    clusters.of_node[node] = target
-
-
-@compiled
-def _cluster_edges(src: Array, dst: Array, tau: int, clusters: Clusters, richest: Array, num_clusters: int) -> int:
-    """Cluster a chunk of edges; the number of clusters so far."""
-    degree, of_node, volume = clusters
+def _cluster_edges(
+    src: Array, dst: Array, tau: int, degree: Array, of_node: Array, volume: Array, richest: Array, num_clusters: int
+) -> int:
+    """Cluster a chunk of edges (Hollocou et al., 2017); the number of clusters so far."""
     for i in range(len(src)):
         u, v = src[i], dst[i]
         if u == v:
             continue
-        num_clusters = open_clusters(clusters, u, v, num_clusters)
+        for node in (u, v):
+            if of_node[node] == NONE:
+                of_node[node] = num_clusters
+                volume[num_clusters] = degree[node]
+                num_clusters += 1
         of_u, of_v = of_node[u], of_node[v]
         if of_u != of_v and volume[of_u] <= tau and volume[of_v] <= tau:
-            if volume[of_u] <= volume[of_v]:
-                move(clusters, u, of_v)
-            else:
-                move(clusters, v, of_u)
+            moves, target = (u, of_v) if volume[of_u] <= volume[of_v] else (v, of_u)
+            volume[of_node[moves]] -= degree[moves]
+            volume[target] += degree[moves]
+            of_node[moves] = target
         if richest[u] == NONE or degree[richest[u]] < degree[v]:
             richest[u] = v
         if richest[v] == NONE or degree[richest[v]] < degree[u]:

@@ -15,8 +15,7 @@ import pyarrow.csv
 
 from sar.common_tuples import StrPath
 from sar.data.arrays import unreadable
-from sar.data.part_files import parse_edge_type
-from sar.data.partition_json import check_inside
+from sar.data.partition_json import check_inside, parse_edge_type
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
 from sar.partition.ingest.edges import open_edges
@@ -165,7 +164,8 @@ class _Metadata:
             columns = 0, 1  # as DGL, by their place
         files = [self.path.parent / file for file in data]
         for file in [] if self.allow_outside else files:
-            check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent))
+            trusted = " or, if you trust the directory, pass allow_outside=True (--allow-outside)"
+            check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent), trusted)
         text = TextFormat(delimiter or None, numbers_are_rows=True)
         return InputFiles(find_files(files)[0] if files else [], _FORMATS[name], columns, text)
 

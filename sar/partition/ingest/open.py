@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from sar.common_tuples import GIVEN_ID, SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array, StoredArray, as_column
 from sar.data.graph_files import open_graph_file
-from sar.data.part_files import parse_edge_type
+from sar.data.partition_json import parse_edge_type
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource
 from sar.partition.ingest.arrow import TextTable, open_table

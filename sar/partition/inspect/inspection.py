@@ -1,62 +1,56 @@
-"""Reads a whole partition directory: its content, every contradiction in it, and who reads how much of whom."""
+"""Reads a whole partition directory: its content, every contradiction in it, and who reads how much of whom.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any
+[Note: one part at a time]
+A directory is inspected part by part, with one `graph.dgl` and slices of features in memory. One thread does it: steps
+on slices are too short to divide, and if cores are busy, threads that wait for each other after every step take ten
+times as long.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
-from sar.common_tuples import EID, SPLIT, CanonicalEtype, StrPath
+from sar.common_tuples import EID, ETYPE, NTYPE, SPLIT, StrPath
 from sar.data.checksums import SUMS, find_damage
-from sar.data.part_files import DST, SRC, FeatureFiles, PartFile, types_of
+from sar.data.part_files import DST, INNER_EDGE, PART_ID, SRC, Feature, FeatureFiles, LocalGraph, PartFile, types_of
 from sar.data.partition_json import (
     DISPATCH_JSON,
     ORIG_ID_FILES,
+    IdRanges,
     PartitionJson,
     What,
     graph_path,
     owned_counts,
     read_partition_json,
 )
-from sar.data.regroup import WorkerShare
-from sar.errors import ConfigError, PartitionError
-from sar.id_slices import first_of_equals, pieces
-from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
-from sar.partition.inspect.part_inspection import EdgeSources, PartContent, Reads, inspect_part, one_thread
+from sar.errors import PartitionError
+from sar.id_slices import distinct, pieces
+from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
 
-_CHUNK = 2**18
+KINDS: tuple[What, What] = ("nodes", "edges")
 
 
-def inspect_directory(
-    path: StrPath, *, values: bool = False, verify: bool = False, allow_outside: bool = False
-) -> DirectoryReport:
+def inspect_directory(path: StrPath, *, verify: bool = False) -> DirectoryReport:
     """Report the content of a partition directory, and whether its files fit together.
 
-    Holds one part's `graph.dgl` at a time and, to check original IDs, one bit for each node and edge.
+    Holds one part's `graph.dgl` at a time and, to check original IDs, one byte for each node and edge.
 
     Args:
         path: the directory's JSON file, or the directory.
-        values: also look for NaN in features.
         verify: also compare every byte with the checksums of its part.
-        allow_outside: whether the directory may lead to files outside of it.
 
     Returns:
         The report; the directory is sound if its `problems` are empty.
 
     Raises:
-        PartitionError: the JSON file is missing or damaged, names a file outside, or its ranges of IDs contradict each
-            other.
+        PartitionError: the JSON file is missing or damaged, names a file outside of its directory, or its ranges of IDs
+            contradict each other.
     """
-    return inspect_parts(path, values=values, verify=verify, allow_outside=allow_outside)[0]
-
-
-def inspect_parts(
-    path: StrPath, *, values: bool = False, verify: bool = False, allow_outside: bool = False
-) -> tuple[DirectoryReport, list[CanonicalEtype], list[Reads]]:
-    """As `inspect_directory`, with the edge types, as far as they can be told, and what each part reads."""
-    spec = read_partition_json(path, allow_outside=allow_outside)
+    spec = read_partition_json(path)
     problems: list[str] = []
     for folder in [next(iter(files.values())).parent for files in spec.files if files] if verify else []:
         problems += find_damage(folder)
@@ -64,85 +58,37 @@ def inspect_parts(
             problems.append(
                 f"{folder} has no {SUMS}: there are no checksums to verify its files by, as sar writes them."
             )
-    node_ids, edge_ids = _OriginalIds(spec, "nodes"), _OriginalIds(spec, "edges")
-    contents: list[PartContent] = []
+    features: list[dict[tuple[What, int, str], FeatureReport]] = []
+    parts: list[PartReport] = []
     with one_thread():
         for part in range(spec.num_parts):
-            contents.append(content := inspect_part(spec, part, values))
-            node_ids.take(content)
-            edge_ids.take(content)
-            problems += content.problems
-    problems += node_ids.problems() + edge_ids.problems()
-    edge_types = next((content.edge_types for content in contents if content.edge_types), [])
-    edge_names = [":".join(etype) for etype in edge_types] or spec.edge_types
-    features, differences = _features(spec, edge_names, contents)
-    written_by = "dgl.distributed.partition_graph"
-    if spec.path.name == DISPATCH_JSON:
-        written_by = "DGL's dispatch pipeline"
-    elif node_ids.files == {"graph.dgl"} or not all(":" in name for name in spec.edge_types):
-        written_by += ", up to DGL 0.9"
-    parts = [
-        PartReport(
-            nodes=dict(zip(spec.node_types, owned_counts(spec.node_ranges, part), strict=True)),
-            in_edges=dict(zip(edge_names, owned_counts(spec.edge_ranges, part), strict=True)),
-            edges_from=content.reads.edges.sum(0).tolist(),
-            rows_from=content.reads.rows_of_all.tolist(),
-            split=content.split,
-        )
-        for part, content in enumerate(contents)
-    ]
-    report = DirectoryReport(
+            edges_from, rows_from = _check_graph(spec, part, problems)
+            features.append({})
+            split: dict[str, int] = {}
+            for what in KINDS:
+                _check_features(FeatureFiles(spec, part, what), features[-1], split, problems)
+            nodes, in_edges = (
+                dict(zip(names, owned_counts(ranges, part), strict=True)) for names, ranges in map(spec.types, KINDS)
+            )
+            parts.append(PartReport(nodes, in_edges, edges_from, rows_from, split))
+        originals = [_check_original_ids(spec, what, problems) for what in KINDS]
+    num_nodes, num_edges = (
+        dict(zip(names, (ranges[..., 1] - ranges[..., 0]).sum(0).tolist(), strict=True))
+        for names, ranges in map(spec.types, KINDS)
+    )
+    dispatched = spec.path.name == DISPATCH_JSON
+    return DirectoryReport(
         name=spec.name,
         method=spec.method,
-        format=written_by,
-        orig_node_ids=node_ids.found_in,
-        orig_edge_ids=edge_ids.found_in,
-        num_nodes={name: sum(part.nodes[name] for part in parts) for name in spec.node_types},
-        num_edges={name: sum(part.in_edges[name] for part in parts) for name in edge_names},
-        features=features,
+        format="DGL's dispatch pipeline" if dispatched else "dgl.distributed.partition_graph",
+        orig_node_ids=originals[0],
+        orig_edge_ids=originals[1],
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        features=_joined_features(spec, features, problems),
         parts=parts,
-        problems=problems + differences,
+        problems=problems,
     )
-    return report, edge_types, [content.reads for content in contents]
-
-
-def by_worker(
-    path: StrPath, report: DirectoryReport, workers: int, *, allow_outside: bool = False
-) -> tuple[DirectoryReport, list[WorkerShare], list[Reads]]:
-    """The report with workers in place of parts, as `sar.load_dgl_partition_data` deals them out; their shares and
-    what they read.
-
-    Holds one part's `graph.dgl` at a time, and the IDs of the nodes that one worker reads. The report is one that found
-    the directory sound; `path` and `allow_outside` are as in `inspect_directory`. `ConfigError` without workers.
-    """
-    if workers < 1:
-        raise ConfigError(f"{workers} workers were asked for; expected at least 1.")
-    spec = read_partition_json(path, allow_outside=allow_outside)
-    graph_of = lru_cache(maxsize=1)(lambda part: PartFile(graph_path(spec, part)).read())  # one's workers come in turn
-    parts, reads = [], []
-    with one_thread():
-        shares = WorkerShare.all(spec, workers)
-        for worker, share in enumerate(shares):
-            sources = EdgeSources([(one.start, one.end) for one in shares], worker, len(spec.edge_types))
-            for graph in map(graph_of, share.parts):
-                for chunk in pieces(len(graph.edges[EID])):
-                    src, dst, ids = (graph.edges[key][chunk].long() for key in (SRC, DST, EID))
-                    ends = graph.node_id[dst]
-                    own = graph.is_inner[dst] & (ends >= share.start) & (ends < share.end)
-                    sources.add(types_of(ids[own], spec.edge_ranges).long(), graph.node_id[src[own]])
-            reads.append(sources.reads())
-            rows = [share.rows(spec.node_ranges, kind) for kind in range(len(spec.node_types))]
-            nodes = [sum(cut.stop - cut.start for cut in of_type.values()) for of_type in rows]
-            split: dict[str, int] = {}
-            for part in share.parts:
-                for mask in (one for one in FeatureFiles(spec, part, "nodes").features() if one.name in SPLIT):
-                    chosen = int(np.count_nonzero(mask.stored[rows[mask.type_id][part]]))
-                    split[mask.name] = split.get(mask.name, 0) + chosen
-            in_edges = dict(zip(report.num_edges, reads[-1].edges.sum(1).tolist(), strict=True))
-            of_type = dict(zip(spec.node_types, nodes, strict=True))
-            edges_from, rows_from = reads[-1].edges.sum(0).tolist(), reads[-1].rows_of_all.tolist()
-            parts.append(PartReport(of_type, in_edges, edges_from, rows_from, split))
-    return replace(report, parts=parts), shares, reads
 
 
 def largest_value(path: StrPath, name: str) -> float:
@@ -161,108 +107,195 @@ def largest_value(path: StrPath, name: str) -> float:
     return max(found)
 
 
-def _features(
-    spec: PartitionJson, edge_names: Sequence[str], contents: Sequence[PartContent]
-) -> tuple[list[FeatureReport], list[str]]:
-    """Each feature once, as its first part has it; and differences between parts in names, dtypes and widths."""
-    features, problems = [], []
-    for what, type_id, name in dict.fromkeys(key for content in contents for key in content.features):
-        found = [content.features.get((what, type_id, name)) for content in contents]
-        number, first = next((p, one) for p, one in enumerate(found) if one is not None)
-        names, ranges = spec.types(what)
-        key, kind = f"{names[type_id]}/{name}", "node_feats" if what == "nodes" else "edge_feats"
-        form = first.dtype, first.shape
-        for p, one in enumerate(found):
-            file = spec.files[p].get(kind, spec.path)
-            if one is not None and (one.dtype, one.shape) != form:
-                problems.append(f"{file}: {key!r} is {(one.dtype, one.shape)}; expected {form}, as in part {number}.")
-            if one is None and owned_counts(ranges, p)[type_id]:
-                problems.append(f"{file}: there is no {key!r}, which part {number} has.")
-        counted = [one.nan_rows for one in found if one is not None and one.nan_rows is not None]
-        nan_rows = sum(counted) if first.nan_rows is not None else None
-        type_name = names[type_id] if what == "nodes" else edge_names[type_id]
-        features.append((what != "nodes", type_id, replace(first, type=type_name, nan_rows=nan_rows)))
-    return [feature for *_, feature in sorted(features, key=lambda one: one[:2])], problems
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: see [Note: one part at a time]."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
-class _OriginalIds:
-    """The IDs of nodes or of edges in the input graph, in files of their own or in `graph.dgl`."""
+def _check_graph(spec: PartitionJson, part: int, problems: list[str]) -> tuple[list[int], list[int]]:
+    """Check one `graph.dgl`; returns `edges_from` and `rows_from` of its part, zeros if it cannot be read."""
+    try:
+        file = PartFile(graph_path(spec, part))
+        graph = file.read()
+    except PartitionError as error:
+        problems.append(str(error))
+        return [0] * spec.num_parts, [0] * spec.num_parts
+    found = _GraphProblems(spec, part)
+    inner, node_id = graph.is_inner, graph.node_id
+    start, end = spec.partition_ranges[part]
+    num_nodes = spec.partition_ranges[-1][1]
+    ids = node_id.clamp(0, max(num_nodes - 1, 0))
+    owner = torch.searchsorted(torch.from_numpy(spec.node_ranges[:, -1, 1].copy()), ids, right=True)
+    found.check_owned("nodes", node_id[inner], spec.node_ranges)
+    found.add("nodes have IDs outside those of all parts", node_id[(node_id < 0) | (node_id >= num_nodes)])
+    found.add("halo nodes are the part's own", node_id[~inner & (node_id >= start) & (node_id < end)])
+    for name, expected in ((PART_ID, owner), (NTYPE, types_of(ids, spec.node_ranges))):
+        if name in file.nodes:
+            other = node_id[file.nodes[name].load() != expected]
+            found.add(f"nodes have another {name} than the ranges in {spec.path.name} say", other)
+    halo = np.sort(node_id[~inner].numpy())
+    found.add("halo nodes are there more than once", torch.from_numpy(halo[1:][halo[1:] == halo[:-1]]))
+    edges_from, is_read = _check_edges(file, graph, ids, owner, found)
+    problems += found.problems
+    rows_from = owner[is_read & ~inner].bincount(minlength=spec.num_parts)
+    return edges_from.tolist(), rows_from.tolist()
 
-    def __init__(self, spec: PartitionJson, what: What) -> None:
-        names, ranges = spec.types(what)
-        self.what = what
-        self.files: set[str] = set()
-        self._folder = spec.path.parent
-        self._lacking: list[int] = []  # parts
-        totals = (ranges[..., 1] - ranges[..., 0]).sum(0).tolist()
-        self._checks = {name: PermutationCheck(total) for name, total in zip(names, totals, strict=True)}
 
-    @property
-    def found_in(self) -> str | None:
-        """The files that the IDs are in."""
-        return " and ".join(sorted(self.files)) or None
-
-    def take(self, content: PartContent) -> None:
-        """Note the original IDs of a part, and drop those in `content`."""
-        files, checks = content.files[self.what], [*self._checks.values()]
-        in_graph = content.orig_ids.pop(self.what, None)
-        try:
-            stored = files.original_ids()
-        except PartitionError as error:
-            self.files.add(ORIG_ID_FILES[self.what])
-            content.problems.append(str(error))
-            return
-        if stored:
-            self.files.add(ORIG_ID_FILES[self.what])
-            for one in stored:
-                for _, ids in one.stored.slices():
-                    checks[one.type_id].add(ids.long().numpy())
-        elif in_graph is not None:
-            self.files.add("graph.dgl")
-            for check, ids in zip(checks, in_graph, strict=True):
-                check.add(ids.long().numpy())
-        elif sum(files.counts):
-            self._lacking.append(files.part)
-
-    def problems(self) -> list[str]:
-        """Problems, after all parts: they are a permutation of each type's numbers, or there are none."""
-        if not self.files:
-            return []
-        file = f"{self._folder}/part*/{self.found_in}"
-        if self._lacking:
-            return [f"{file}: parts {self._lacking} lack the original IDs that others have."]
-        return [
-            f"{file}: the original IDs of the {self.what} of type {name!r} are not 0 to {check.count - 1}, each once: "
-            f"{check.count - check.found} are missing, {check.repeated} are there again, {check.outside} are outside."
-            for name, check in self._checks.items()
-            if not check.is_permutation
-        ]
+def _check_edges(
+    file: PartFile, graph: LocalGraph, node_id: Tensor, owner: Tensor, found: "_GraphProblems"
+) -> tuple[Tensor, Tensor]:
+    """Check edges in chunks; returns the part's in-edges by the part of their source, and which nodes are sources."""
+    spec, inner, edges = found.spec, graph.is_inner, graph.edges
+    marks = {key: file.edges[key].load() for key in (INNER_EDGE, ETYPE) if key in file.edges}
+    num_edges = int(spec.edge_ranges[-1, -1, 1])
+    place = {name: i for i, name in enumerate(spec.node_types)}
+    ends_of_type = torch.tensor([(place[src], place[dst]) for src, _, dst in spec.edge_types], device="cpu")
+    node_type = types_of(node_id, spec.node_ranges)
+    edges_from = torch.zeros(spec.num_parts, dtype=torch.int64, device="cpu")
+    is_read = torch.zeros(len(node_id), dtype=torch.bool, device="cpu")
+    wrong: dict[str, list[Tensor]] = {}
+    own_ids = [edges[EID][:0]]
+    for chunk in pieces(len(edges[EID])):
+        src, dst, ids = (edges[key][chunk].long() for key in (SRC, DST, EID))
+        comes_in = inner[dst]
+        own_ids.append(ids[comes_in])
+        edges_from += owner[src[comes_in]].bincount(minlength=spec.num_parts)
+        is_read[src[comes_in]] = True
+        kind = types_of(ids.clamp(0, max(num_edges - 1, 0)), spec.edge_ranges).long()
+        checks = {}
+        if INNER_EDGE in marks:
+            misses_mark = marks[INNER_EDGE][chunk].bool() != comes_in
+            checks["edges are marked as inner and end at halo nodes, or the other way round"] = misses_mark
+        if ETYPE in marks:
+            checks[f"edges have another {ETYPE} than the ranges in {spec.path.name} say"] = marks[ETYPE][chunk] != kind
+        ends = torch.stack([node_type[src], node_type[dst]], dim=1)
+        checks["edges join other node types than their own type says"] = (ends_of_type[kind] != ends).any(1)
+        for problem, rows in checks.items():
+            wrong.setdefault(problem, []).append(ids[rows])
+    for problem, edge_ids in wrong.items():
+        found.add(problem, torch.cat(edge_ids), "edge ")
+    found.check_owned("edges", torch.cat(own_ids), spec.edge_ranges)
+    return edges_from, is_read
 
 
 @dataclass
-class PermutationCheck:
-    """Whether IDs that come in pieces are 0 to `count` - 1, each once, in one bit for each."""
+class _GraphProblems:
+    """The problems of one `graph.dgl`, in words."""
 
-    count: int
-    found: int = 0  # how many of these have been seen
-    repeated: int = 0  # came again
-    outside: int = 0  # are none of these
+    spec: PartitionJson
+    part: int
+    problems: list[str] = field(default_factory=list)
 
-    @cached_property
-    def _seen(self) -> NDArray[np.uint8]:
-        return np.zeros(-(-self.count // 8), np.uint8)
+    def add(self, problem: str, bad: Tensor, kind: str = "") -> None:
+        """Add a problem with the IDs that have it, (n,), if any; it names the first."""
+        if len(bad):
+            self._add(f"{len(bad)} {problem}, {kind}{int(bad[0])} for one")
 
-    @property
-    def is_permutation(self) -> bool:
-        return self.found == self.count and not self.repeated and not self.outside
+    def check_owned(self, what: What, ids: Tensor, ranges: IdRanges) -> None:
+        """Check that the IDs of a part's own nodes or edges are those of its range, each once."""
+        start, end = int(ranges[self.part, 0, 0]), int(ranges[self.part, -1, 1])
+        inside = (ids >= start) & (ids < end)
+        self.add(f"inner {what} have IDs outside [{start}, {end}), the part's own", ids[~inside])
+        seen = distinct(ids[inside])
+        missing, repeated = end - start - len(seen), int(inside.sum()) - len(seen)
+        if missing or repeated:
+            without_gap = int((seen == torch.arange(start, start + len(seen), device="cpu")).int().cumprod(0).sum())
+            first = f", {start + without_gap} for one" if missing else ""
+            self._add(
+                f"of the {what} [{start}, {end}) that {self.spec.path.name} promises, {missing} are missing{first}; "
+                f"{repeated} are there more than once"
+            )
 
-    def add(self, ids: NDArray[Any]) -> None:  # (n,) integers
-        for chunk in pieces(len(ids), _CHUNK):
-            piece = np.sort(ids[chunk])
-            inside = piece[(piece >= 0) & (piece < self.count)]
-            self.outside += len(piece) - len(inside)
-            new = inside[first_of_equals(inside)]
-            new = new[(self._seen[new >> 3] >> (new & 7).astype(np.uint8)) & 1 == 0]
-            self.repeated += len(inside) - len(new)
-            self.found += len(new)
-            np.add.at(self._seen, new >> 3, np.left_shift(1, new & 7).astype(np.uint8))  # of bits that are all 0
+    def _add(self, problem: str) -> None:
+        self.problems.append(f"{self.spec.files[self.part]['part_graph']}: {problem}.")
+
+
+def _check_features(
+    files: FeatureFiles,
+    features: dict[tuple[What, int, str], FeatureReport],
+    split: dict[str, int],
+    problems: list[str],
+) -> None:
+    """Note the features of a part by type ID and name, and count the nodes that masks choose."""
+    try:
+        path, tensors = files.tensors()
+    except PartitionError as error:
+        problems.append(str(error))
+        return
+    names, _ = files.spec.types(files.what)
+    for key, stored in tensors.items():
+        try:
+            type_id, name, *_ = files.feature(path, key, stored)
+        except PartitionError as error:
+            problems.append(str(error))
+            continue
+        if files.what == "nodes" and name in SPLIT:
+            split[name] = split.get(name, 0) + sum(int((rows != 0).sum()) for _, rows in stored.slices())
+        dtype = str(stored.tensor_dtype).removeprefix("torch.")
+        shape = tuple(stored.shape[1:])
+        features[files.what, type_id, name] = FeatureReport(files.what, names[type_id], name, dtype, shape)
+
+
+def _joined_features(
+    spec: PartitionJson, features: list[dict[tuple[What, int, str], FeatureReport]], problems: list[str]
+) -> list[FeatureReport]:
+    """Each feature once, as its first part has it; parts that lack it, or have it otherwise, are problems."""
+    joined = {key: (part, one) for part, of_part in reversed([*enumerate(features)]) for key, one in of_part.items()}
+    for (what, type_id, name), (first_part, first) in joined.items():
+        kind = "node_feats" if what == "nodes" else "edge_feats"
+        for part, of_part in enumerate(features):
+            file, found = spec.files[part].get(kind, spec.path), of_part.get((what, type_id, name))
+            if found is None and owned_counts(spec.types(what)[1], part)[type_id]:
+                problems.append(f"{file}: there is no '{first.type}/{name}', which part {first_part} has.")
+            if found is not None and found != first:
+                form, expected = (found.dtype, found.shape), (first.dtype, first.shape)
+                problems.append(
+                    f"{file}: '{first.type}/{name}' is {form}; expected {expected}, as in part {first_part}."
+                )
+    order = sorted(joined, key=lambda key: (key[0] != "nodes", key[1]))
+    return [joined[key][1] for key in order]
+
+
+def _check_original_ids(spec: PartitionJson, what: What, problems: list[str]) -> str | None:
+    """Check that the IDs in the input graph are 0 to N - 1 of each type, each once.
+
+    Returns the name of the file that they are in; None if no part has it.
+    """
+    names, ranges = spec.types(what)
+    found: list[Feature] = []
+    lacking: list[int] = []  # parts
+    unreadable = False
+    for part in range(spec.num_parts):
+        try:
+            of_part = FeatureFiles(spec, part, what).original_ids()
+        except PartitionError as error:
+            problems.append(str(error))
+            unreadable = True
+            continue
+        found += of_part
+        if not of_part and any(owned_counts(ranges, part)):
+            lacking.append(part)
+    file = f"{spec.path.parent}/part*/{ORIG_ID_FILES[what]}"
+    if found and lacking:
+        problems.append(f"{file}: parts {lacking} lack the original IDs that others have.")
+    if not found or lacking or unreadable:
+        return ORIG_ID_FILES[what] if found or unreadable else None
+    for type_id, name in enumerate(names):
+        total = int((ranges[:, type_id, 1] - ranges[:, type_id, 0]).sum())  # as many rows as the files have
+        seen, outside = np.zeros(total, np.bool_), 0
+        for ids in (rows.long().numpy() for one in found if one.type_id == type_id for _, rows in one.stored.slices()):
+            inside = ids[(ids >= 0) & (ids < total)]
+            outside += len(ids) - len(inside)
+            seen[inside] = True
+        if missing := total - int(np.count_nonzero(seen)):
+            problems.append(
+                f"{file}: the original IDs of the {what} of type {name!r} are not 0 to {total - 1}, each once: "
+                f"{missing} are missing, {missing - outside} are there again, {outside} are outside."
+            )
+    return ORIG_ID_FILES[what]

@@ -8,6 +8,7 @@ H passes over these for each part, in slices.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -18,57 +19,11 @@ from sar.data.graph_files import graph_file_layout
 from sar.data.part_files import EDGE_FIELDS, INNER_EDGE, INNER_NODE, NODE_FIELDS, PART_ID
 from sar.data.partition_json import GRAPH, ORIGINAL_EDGES, part_folder
 from sar.data.tensor_files import ArraySpec, FileLayout, tensor_file_layout
+from sar.id_slices import pieces
 from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
 
 _NODE_BYTES = 64  # with all fields and copies
-
-
-class OuterEdges:
-    """The edges that a part keeps of others; none if the job has no number of hops."""
-
-    def __init__(self, job: WriteJob, buckets: EdgeBuckets, part: int) -> None:
-        self.count = 0  # until `find`
-        self._job, self._buckets, self._part = job, buckets, part
-        self.file = job.directory.scratch / f"outer-{part}"
-
-    def find(self, local: Array) -> None:
-        """Find them; `local`, (N,) by new ID, is 1 at sources of edges into the part, then above 0 in all the halo."""
-        hops = self._job.num_hops
-        if hops is None:
-            return
-        start, end = self._job.numbering.bounds(self._part)
-        led_to = hops + 1  # a mark of nodes that only edges out of the part reach, whose in-edges are not kept
-        own = local[start:end] = hops + 2
-        for hop in range(1, hops):
-            for edges, _, _ in self._of_others():
-                src = edges[local[edges[:, 1]] == hop, 0]
-                local[src[local[src] == 0]] = hop + 1
-        with self.file.open("wb") as file:
-            for edges, number, first_id in self._of_others():
-                src, dst = edges[:, 0], edges[:, 1]
-                goes_out = local[src] == own
-                kept = np.flatnonzero(goes_out | ((local[dst] > 0) & (local[dst] < hops)))
-                ends = dst[goes_out]
-                local[ends[local[ends] == 0]] = led_to
-                rows = np.stack([src[kept], dst[kept], kept + first_id, np.full(len(kept), number)], axis=1)
-                file.write(rows.astype(np.int64, copy=False).data)
-                self.count += len(kept)
-
-    def read(self) -> Iterator[Array]:
-        """They, in the order of their new IDs, (n, 4) each: new source, new destination, new edge ID, type."""
-        if self.count:
-            with self.file.open("rb") as file:
-                while len(found := np.fromfile(file, np.int64, 4 * self._buckets.rows_read)):
-                    yield found.reshape(-1, 4)
-
-    def _of_others(self) -> Iterator[tuple[Array, int, int]]:
-        """Edges into other parts, in the order of their new IDs: some of a type, the type, the first one's new ID."""
-        for part in range(self._job.num_parts):
-            first_id = int(self._buckets.ranges[part, 0, 0])
-            for number, edges in self._buckets.read(part) if part != self._part else ():
-                yield edges, number, first_id
-                first_id += len(edges)
 
 
 def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[Array, list[int]]:
@@ -88,11 +43,11 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
     local[start:end] = 0
     rows_from = [int(np.count_nonzero(local[slice(*span)])) for span in spans]
 
-    outer = OuterEdges(job, buckets, part)
-    outer.find(local)
+    outer_file = job.directory.scratch / f"outer-{part}"
+    num_outer = 0 if job.num_hops is None else _find_outer_edges(job, buckets, part, local, job.num_hops, outer_file)
     halo = np.count_nonzero(local[:start]) + np.count_nonzero(local[end:])
     counts = buckets.counts[part].tolist()
-    layout = graph_file_layout(end - start + halo, sum(counts) + outer.count, NODE_FIELDS, EDGE_FIELDS)
+    layout = graph_file_layout(end - start + halo, sum(counts) + num_outer, NODE_FIELDS, EDGE_FIELDS)
     names = [":".join(etype) for etype in job.etypes]
     specs = {name: ArraySpec(np.dtype("<i8"), (count,)) for name, count in zip(names, counts, strict=True)}
     original_layout = tensor_file_layout(specs)
@@ -103,21 +58,59 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
         _fill_nodes(job, file, layout, part, local)
         fields = "src", "dst", f"edge/{EID}", f"edge/{ETYPE}", f"edge/{INNER_EDGE}"
         writers = [layout.writer(file, name) for name in fields]
+
+        def append(edges: Array, *others: Array) -> None:  # new sources, new destinations, ...; and the other fields
+            for writer, column in zip(writers, (local[edges[:, 0]], local[edges[:, 1]], *others), strict=True):
+                writer.append(column)
+
         original_ids = [original_layout.writer(original_file, name) for name in names]
         first_id = int(buckets.ranges[part, 0, 0])
         for number, edges in buckets.read(part):
-            new_ids = np.arange(first_id, first_id + len(edges))
-            columns = local[edges[:, 0]], local[edges[:, 1]], new_ids, np.full(len(edges), number), np.ones(len(edges))
-            for writer, column in zip(writers, columns, strict=True):
-                writer.append(column)
+            append(edges, first_id + np.arange(len(edges)), np.full(len(edges), number), np.ones(len(edges)))
             original_ids[number].append(edges[:, 2])
             first_id += len(edges)
-        for edges in outer.read():
-            columns = local[edges[:, 0]], local[edges[:, 1]], edges[:, 2], edges[:, 3], np.zeros(len(edges))
-            for writer, column in zip(writers, columns, strict=True):
-                writer.append(column)
-    outer.file.unlink(missing_ok=True)
+        if num_outer:
+            with outer_file.open("rb") as outer:
+                while len(found := np.fromfile(outer, np.int64, 4 * buckets.rows_read)):
+                    edges = found.reshape(-1, 4)
+                    append(edges, edges[:, 2], edges[:, 3], np.zeros(len(edges)))
+    outer_file.unlink(missing_ok=True)
     return edges_from, rows_from
+
+
+def _find_outer_edges(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array, hops: int, outer_file: Path) -> int:
+    """Write the edges that a part keeps of others, and return how many: see [Note: halo of several hops].
+
+    They are rows of int64 in the order of their new IDs: new source, new destination, new edge ID, type. `local`, (N,)
+    by new ID, is 1 at sources of edges into the part, and above 0 in all the halo afterwards.
+    """
+    start, end = job.numbering.bounds(part)
+    led_to = hops + 1  # a mark of nodes that only edges out of the part reach, whose in-edges are not kept
+    own = local[start:end] = hops + 2
+
+    def edges_of_others() -> Iterator[tuple[Array, int, int]]:  # some of a type, the type, the first one's new ID
+        for other in range(job.num_parts):
+            first_id = int(buckets.ranges[other, 0, 0])
+            for number, edges in buckets.read(other) if other != part else ():
+                yield edges, number, first_id
+                first_id += len(edges)
+
+    for hop in range(1, hops):
+        for edges, _, _ in edges_of_others():
+            src = edges[local[edges[:, 1]] == hop, 0]
+            local[src[local[src] == 0]] = hop + 1
+    count = 0
+    with outer_file.open("wb") as file:
+        for edges, number, first_id in edges_of_others():
+            src, dst = edges[:, 0], edges[:, 1]
+            goes_out = local[src] == own
+            kept = np.flatnonzero(goes_out | ((local[dst] > 0) & (local[dst] < hops)))
+            ends = dst[goes_out]
+            local[ends[local[ends] == 0]] = led_to
+            rows = np.stack([src[kept], dst[kept], kept + first_id, np.full(len(kept), number)], axis=1)
+            file.write(rows.astype(np.int64, copy=False).data)
+            count += len(kept)
+    return count
 
 
 def _fill_nodes(job: WriteJob, file: BinaryIO, layout: FileLayout, part: int, local: Array) -> None:
@@ -127,20 +120,15 @@ def _fill_nodes(job: WriteJob, file: BinaryIO, layout: FileLayout, part: int, lo
     ends = job.numbering.ranges[..., 1].reshape(-1)  # by part, then type
     num_types = job.numbering.ranges.shape[1]
     numbered = 0
-    for ids in _own_then_halo(local, start, end, job.rows_in_slice(_NODE_BYTES)):
-        local[ids] = np.arange(numbered, numbered + len(ids))
-        numbered += len(ids)
-        part_and_type = np.searchsorted(ends, ids, side="right")
-        new_ids.append(ids)
-        types.append(part_and_type % num_types)
-        owners.append(part_and_type // num_types)
-        inner.append((ids >= start) & (ids < end))
-
-
-def _own_then_halo(local: Array, start: int, end: int, rows: int) -> Iterator[Array]:
-    """New IDs of a part's own nodes [start, end), and then of those marked outside of it, `rows` at a time."""
-    for first in range(start, end, rows):
-        yield np.arange(first, min(end, first + rows))
-    for low, high in ((0, start), (end, len(local))):
-        for first in range(low, high, rows):
-            yield first + np.flatnonzero(local[first : min(high, first + rows)])
+    for low, high, is_own in ((start, end, True), (0, start, False), (end, len(local), False)):
+        for rows in pieces(high - low, job.rows_in_slice(_NODE_BYTES)):
+            ids = low + np.arange(rows.start, rows.stop)
+            if not is_own:
+                ids = ids[local[ids] > 0]
+            local[ids] = np.arange(numbered, numbered + len(ids))
+            numbered += len(ids)
+            part_and_type = np.searchsorted(ends, ids, side="right")
+            new_ids.append(ids)
+            types.append(part_and_type % num_types)
+            owners.append(part_and_type // num_types)
+            inner.append(np.full(len(ids), is_own))

@@ -16,7 +16,7 @@ from sar.data.partition_json import ORIGINAL_EDGES, ORIGINAL_NODES, PART_FILES, 
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
 from sar.partition.ingest.objects import from_object
-from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
+from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.new_directory import NewDirectory, new_directory
 from sar.partition.write.divide import EdgeBuckets, write_edge_fields, write_node_fields
 from sar.partition.write.part_graph import write_part_graph
@@ -165,7 +165,7 @@ def write_parts(
         method=method,
         halo_hops=job.num_hops or 1,
         node_types=job.ntypes,
-        edge_types=edge_types,
+        edge_types=job.etypes,
         node_ranges=job.numbering.ranges,
         edge_ranges=buckets.ranges,
         files=[{kind: folder / file for kind, file in PART_FILES.items()} for folder in folders],
@@ -180,7 +180,7 @@ def write_parts(
         num_nodes=dict(graph.num_nodes),
         num_edges={name: edges.num_edges for name, edges in zip(edge_types, graph.edges.values(), strict=True)},
         features=[
-            FeatureReport(of, kind, key, stored_spec(key, column).dtype.name, tuple(column.shape[1:]), None)
+            FeatureReport(of, kind, key, stored_spec(key, column).dtype.name, tuple(column.shape[1:]))
             for of, kind, key, column in fields
         ],
         parts=parts,

@@ -106,33 +106,6 @@ def write_directory(folder: Path, graph: Any, num_parts: int, method: str = "ran
     return Directory(folder / "graph.json", graph, num_parts, node_ids, edge_ids)
 
 
-def to_dgl_09(directory: Directory) -> Directory:
-    """Rewrite a directory as DGL 0.9 writes it: original IDs in the graph, plain edge types, other integer types."""
-    book = _book(directory)
-
-    def rewrite(graph: Any) -> Any:
-        types, ids = book.map_to_per_ntype(graph.ndata["_ID"])
-        graph.ndata["orig_id"] = _original(types, ids, list(directory.node_ids.values()))
-        types, ids = book.map_to_per_etype(graph.edata["_ID"])
-        graph.edata["orig_id"] = _original(types, ids, list(directory.edge_ids.values()))
-        graph.ndata["inner_node"] = graph.ndata["inner_node"].int()
-        graph.edata["inner_edge"] = graph.edata["inner_edge"].to(torch.int8)
-        return graph
-
-    for part in range(directory.num_parts):
-        directory.edit_graph(part, rewrite)
-        directory.edit_features(
-            part, "edge_feats", lambda old: {key.split(":", 2)[1] + "/" + key.split("/", 1)[1]: old[key] for key in old}
-        )
-
-    def plain_names(content: dict[str, Any]) -> None:
-        for key in ("etypes", "edge_map"):
-            content[key] = {name.split(":")[1]: value for name, value in content[key].items()}
-
-    directory.edit(plain_names)
-    return directory
-
-
 def to_dispatch(directory: Directory, *, features: bool, orig_ids: bool) -> Directory:
     """Rewrite a directory as DGL's dispatch pipeline writes it: in-edges only, types always, no `part_id`."""
     book = _book(directory)
@@ -195,10 +168,3 @@ def insert_empty_partition(directory: Directory, at: int) -> Directory:
 
 def _book(directory: Directory) -> Any:
     return dgl.distributed.load_partition_book(str(directory.path), 0)[0]
-
-
-def _original(types: Tensor, ids: Tensor, original: list[Tensor]) -> Tensor:
-    result = torch.empty_like(ids)
-    for type_id, ids_of_type in enumerate(original):
-        result[types == type_id] = ids_of_type[ids[types == type_id]]
-    return result

@@ -7,7 +7,6 @@ import sar
 from tests.adapters.dgl.directories import (
     heterogeneous_graph,
     homogeneous_graph,
-    to_dgl_09,
     to_dispatch,
     write_directory,
 )
@@ -96,7 +95,6 @@ def test_description(pool, mode):
 
 FORMATS = {
     "dispatch": lambda directory: to_dispatch(directory, features=True, orig_ids=True),
-    "0.9": to_dgl_09,
     "1.x, no original IDs": lambda directory: directory,
 }
 

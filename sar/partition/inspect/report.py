@@ -23,7 +23,10 @@ class FeatureReport:
     name: str
     dtype: str
     shape: tuple[int, ...]  # of a row; () is one number
-    nan_rows: int | None  # rows with NaN, if these were counted
+
+    @property
+    def width(self) -> str:
+        return " x ".join(map(str, self.shape)) or "1"
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,15 @@ class DirectoryReport:
         return (num_nodes + sum(part.halo for part in self.parts)) / max(1, num_nodes)
 
     @property
+    def masks(self) -> list[str]:
+        """Masks that any part has, in the usual order."""
+        return sorted({mask for part in self.parts for mask in part.split}, key=SPLIT.index)
+
+    @property
     def balances(self) -> dict[str, float]:
         """Largest part over the mean of all: of nodes, of in-edges, and of the nodes that each mask chooses."""
-        measured = {mask: [part.split.get(mask, 0) for part in self.parts] for mask in self.masks}
         nodes, in_edges = [part.num_nodes for part in self.parts], [part.num_edges for part in self.parts]
+        measured = {mask: [part.split.get(mask, 0) for part in self.parts] for mask in self.masks}
         return {name: _balance(of) for name, of in {"nodes": nodes, "in-edges": in_edges, **measured}.items()}
 
     @property
@@ -97,11 +105,6 @@ class DirectoryReport:
         return {"nodes": nodes, "edges": edges}
 
     @property
-    def masks(self) -> list[str]:
-        """Masks that any part has, in the usual order."""
-        return sorted({mask for part in self.parts for mask in part.split}, key=SPLIT.index)
-
-    @property
     def traffic(self) -> list[list[int]]:
         """(P, P): entry [p][q] is the number of rows that p sends to q when every node's features travel once."""
         return [[reader.rows_from[p] for reader in self.parts] for p in range(len(self.parts))]
@@ -110,7 +113,7 @@ class DirectoryReport:
     def remarks(self) -> list[str]:
         """Likely mistakes in a sound directory: labels that are no classes."""
         return [
-            f"{one.type}/{one.name} is {one.dtype} of width {_width(one)}: classes are one whole number a node. Right "
+            f"{one.type}/{one.name} is {one.dtype} of width {one.width}: classes are one whole number a node. Right "
             "for regression, or for several labels a node."
             for one in self.features
             if one.name in LABELS and (one.shape or one.dtype.startswith(("float", "bfloat")))
@@ -136,44 +139,31 @@ class DirectoryReport:
         return file
 
     def as_text(self) -> str:
-        """Tables for people."""
-        features = [(f"{one.type}/{one.name}", one.of, one.dtype, _width(one)) for one in self.features]
-        balances = self.type_balances
-        types = [
-            (name, of, f"{count:,}", f"{balances[of][name]:.3f}")
-            for of, counts in (("nodes", self.num_nodes), ("edges", self.num_edges))
-            for name, count in counts.items()
-        ]
+        """For people: a few lines, and a table of the parts with the cut, replication and balances."""
         nodes, edges = sum(self.num_nodes.values()), sum(self.num_edges.values())
         places = {"nodes": self.orig_node_ids, "edges": self.orig_edge_ids}
-        originals = ", ".join(f"{what} in {place}" for what, place in places.items() if place)
-        blocks = [
-            f"{self.name or 'graph without a name'}: {nodes:,} nodes, {edges:,} edges in {len(self.parts)} parts\n"
-            f"format: {self.format}; method: {self.method or 'not said'}; original IDs: {originals or 'none'}",
-            as_text([("type", "of", "number", "largest / mean"), *types]),
-            as_text([("feature", "of", "dtype", "width"), *features], left=3) if features else "",
-            self._parts_as_text(),
-            "\n".join(self.remarks),
-            "\n".join(["not sound:", *(f"  {problem}" for problem in self.problems)]) if self.problems else "sound",
-        ]
-        return "\n\n".join(block for block in blocks if block)
-
-    def _parts_as_text(self) -> str:
-        """A table of the parts, and the cut, replication and balances."""
-        masks = [mask.removesuffix("_mask") for mask in self.masks]
-        rows = [("part", "nodes", "halo", "in-edges", "cut", *masks)]
+        lists = {
+            "nodes": [f"{name} {count:,}" for name, count in self.num_nodes.items()],
+            "edges": [f"{name} {count:,}" for name, count in self.num_edges.items()],
+            "features": [f"{one.type}/{one.name} {one.dtype} x {one.width}" for one in self.features],
+            "original IDs": [f"{what} in {place}" for what, place in places.items() if place],
+        }
+        rows = [("part", "nodes", "halo", "in-edges", "cut", *(mask.removesuffix("_mask") for mask in self.masks))]
         for p, (part, cut) in enumerate(zip(self.parts, self.cut_edges, strict=True)):
             split = [part.split.get(mask, 0) for mask in self.masks]
             rows.append((str(p), *(f"{n:,}" for n in (part.num_nodes, part.halo, part.num_edges, cut, *split))))
-        return (
-            f"{as_text(rows, left=1)}\n\n"
-            f"edge cut {self.edge_cut:.2%}, replication factor {self.replication_factor:.3f}; largest / mean: "
-            + ", ".join(f"{name} {value:.3f}" for name, value in self.balances.items())
+        return "\n".join(
+            [
+                f"{self.name or 'graph without a name'}: {nodes:,} nodes, {edges:,} edges in {len(self.parts)} parts",
+                f"format: {self.format}; method: {self.method or 'not said'}",
+                *(f"{what}: {', '.join(those) or 'none'}" for what, those in lists.items()),
+                f"\n{as_text(rows, left=1)}\n",
+                f"edge cut {self.edge_cut:.2%}, replication factor {self.replication_factor:.3f}; largest / mean: "
+                + ", ".join(f"{name} {value:.3f}" for name, value in self.balances.items()),
+                *self.remarks,
+                *(["\nnot sound:", *(f"  {problem}" for problem in self.problems)] if self.problems else ["\nsound"]),
+            ]
         )
-
-
-def _width(feature: FeatureReport) -> str:
-    return " x ".join(map(str, feature.shape)) or "1"
 
 
 def _balance(counts: Sequence[int]) -> float:
