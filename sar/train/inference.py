@@ -30,7 +30,7 @@ from sar.durable import put_in_place
 from sar.errors import ConfigError, GraphError, PartitionError, PeerError
 from sar.outofcore.workers import run_in_turns
 from sar.partition.inspect.inspection import largest_value
-from sar.train.graph_counts import INPUTS, LABELS, GraphInfo
+from sar.train.counted_graph import INPUTS, LABELS, GraphInfo
 from sar.train.plan import MakeModel
 
 _ROW_GROUP = 2**16  # rows of a Parquet file that are converted at once

@@ -103,14 +103,14 @@ def saved(model: nn.Module, path: Path) -> Path:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_equal_those_of_one_machine(name, whole, folder, tmp_path):
-    model = MODELS[name]()
+    model, make_model = MODELS[name](), lambda info: MODELS[name]()
     weights, out = saved(model, tmp_path / "model.pt"), tmp_path / "out.npy"
     with torch.no_grad():
         expected = model(whole, whole.ndata["feat"]).numpy()
     for workers, spill in ((1, None), (2, None), (None, tmp_path)):
-        infer(folder, lambda info: MODELS[name](), weights, out=out, workers=workers, spill=spill)
+        infer(folder, make_model, weights, out=out, workers=workers, spill=spill)
         np.testing.assert_allclose(np.load(out), expected, rtol=1e-10, atol=1e-10)
-    infer(folder, lambda info: MODELS[name](), weights, NODES, out=out)
+    infer(folder, make_model, weights, NODES, out=out)
     np.testing.assert_allclose(np.load(out), expected[NODES], rtol=1e-10, atol=1e-10)
     assert {file.name for file in tmp_path.iterdir()} == {"model.pt", "out.npy"}
 
