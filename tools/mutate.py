@@ -218,7 +218,7 @@ MUTANTS = [
     ),
     Mutant(
         "seeds off by one",
-        "sar/sampling/seed_batches.py",
+        "sar/sampling/seeds.py",
         "self._order(len(self._seeds), number)[: sum(sizes)]",
         "self._order(len(self._seeds), number + 1)[1 : sum(sizes) + 1]",
         "tests/sampling/test_seed_batches.py::test_one_worker_cuts_as_torchs_loader",

@@ -42,7 +42,7 @@ from sar.sampling.batch import Batch, SamplingSource, start_batch
 from sar.sampling.draws import derive_key, random_key
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.sampler import DistNeighborSampler
-from sar.sampling.seed_batches import SeedBatches
+from sar.sampling.seeds import SeedBatches
 
 POLL_SECONDS: Final = 1.0
 EXIT_SECONDS: Final = 5.0  # how long the interpreter waits for a thread when it exits

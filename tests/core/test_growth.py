@@ -14,8 +14,7 @@ import sar
 from sar.comm import session
 from sar.comm.rows import BufferPool
 from sar.common_tuples import NID, PartitionData
-from sar.train.counted_graph import META, CountingGroup, counted_graph
-from sar.train.graph_counts import GraphCounts, GraphInfo, RelationCounts
+from sar.train.counted_graph import META, CountingGroup, GraphCounts, GraphInfo, RelationCounts, counted_graph
 from tests.graphs import EdgeList, partition_in_memory
 from tests.virtual.virtual_pool import VirtualPool
 

@@ -12,8 +12,7 @@ from sar.partition.assign.assigning import Assigned, AssigningOptions, PartsByMe
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
-from sar.train.counted_graph import CountingGroup, counted_graph
-from sar.train.graph_counts import count_graph
+from sar.train.counted_graph import CountingGroup, count_graph, counted_graph
 from tests.partition.tasks import odd_graphs
 
 
