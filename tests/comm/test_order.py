@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sar.comm import store_notes
+from sar.comm import process_transport
 from sar.comm.exchange import Exchange, Layout
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
@@ -118,7 +118,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
 @pytest.mark.parametrize("step", [0, 3, 11])
 @pytest.mark.parametrize("workers", [2, 8])
 def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) -> None:
-    monkeypatch.setattr(store_notes, "PATIENCE", 0.5)
+    monkeypatch.setattr(process_transport, "PATIENCE", 0.5)
     plans, store = random_plans(workers, seed=7), dist.HashStore()
     network = Network(workers, seed=step, in_order=False)
     posted = 0
