@@ -11,13 +11,11 @@ import torch
 import torch.distributed as dist
 
 from sar.comm import process_transport
-from sar.comm.exchange import Exchange, Layout
+from sar.comm.exchange import Exchange
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan
 from sar.comm.process_transport import ProcessTransport
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.settings import Settings
-from sar.comm.tiles import GradientReturn, LocalFields
+from sar.comm.tiles import GradientReturn, HaloPlan, Layout, LocalFields, Settings
 from sar.comm.transport import Failure, Member
 from sar.errors import CommunicationError, DisagreementError
 from sar.outofcore.transport import InProcessTransport
@@ -121,10 +119,12 @@ def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_pl
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
             group.agree("a call")
-            exchange = Exchange(group, plan, settings, layout, BufferPool(CPU), "a call")
             fields, returns = [x[rank]] if fetch else None, GradientReturn([total], add) if give else None
             local = LocalFields() if in_place else None
-            for halo, rows, grads, sources in exchange.exchange_tiles(CPU, fields, local=local, returns=returns):
+            exchange = Exchange(
+                *(group, plan, settings, layout, BufferPool(CPU), "a call", CPU), fields, local=local, returns=returns
+            )
+            for halo, rows, grads, sources in exchange.tiles():
                 if halo is None:  # the own edges' turn
                     continue
                 assert (sources is not None) == in_place

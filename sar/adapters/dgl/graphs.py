@@ -18,8 +18,8 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan
 from sar.comm.process_transport import ProcessTransport
+from sar.comm.tiles import HaloPlan
 from sar.common_tuples import NID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.build import build_structure
 from sar.core.graph.edges import source_ids
