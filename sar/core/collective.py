@@ -32,14 +32,12 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.exchange import Exchange, Layout
+from sar.comm.exchange import Exchange
 from sar.comm.gradients import refuse_average
 from sar.comm.group import Group, is_transforming, refuse_transforms
-from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import BACKWARD
-from sar.comm.tiles import OWN_ROWS, GradientReturn, LocalFields, Tile
+from sar.comm.tiles import OWN_ROWS, SMALL_TILE, GradientReturn, HaloSlice, Layout, LocalFields, Settings, Tile
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype
@@ -213,7 +211,7 @@ class TileCall(Collective):
         returns: GradientReturn | None = None,
         own_first: bool = False,
     ) -> Iterator[tuple[EdgeBlock, Tile]]:
-        """Iterate over all edges of the relation: each block with the tile it reads, from `Exchange.exchange_tiles`.
+        """Iterate over all edges of the relation: each block with the tile it reads, from `Exchange.tiles`.
 
         The first messages are posted at once. Edges that read this worker's rows come with `OWN_ROWS`, while these
         travel. In modes 2 and 3 the forward keeps the rows that the backward reads, which does not fetch them again.
@@ -225,12 +223,15 @@ class TileCall(Collective):
             return zip(self.relation.blocks, tiles, strict=True)
         structure, settings = self.context.structure, self.context.settings
         keep, layout, pool = settings.keep and self.rows_needed, self.layout(fields or ()), session.current().pool
-        exchange = Exchange(structure.group, self.relation.plan, settings, layout, pool, self.signature)
-        fields = None if keep and backward else fields
-        received = exchange.exchange_tiles(
-            structure.device, fields, keep=keep, local=local, returns=returns, own_first=own_first
+        exchange = Exchange(
+            *(structure.group, self.relation.plan, settings, layout, pool, self.signature, structure.device),
+            None if keep and backward else fields,
+            keep=keep,
+            local=local,
+            returns=returns,
+            own_first=own_first,
         )
-        return self._with_blocks(received, keep)
+        return self._with_blocks(exchange.tiles(), keep)
 
     def _with_blocks(self, received: Iterable[Tile], keep: bool) -> Iterator[tuple[EdgeBlock, Tile]]:
         for tile in received:

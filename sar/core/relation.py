@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan, HaloSlice
+from sar.comm.tiles import HaloPlan, HaloSlice
 from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.errors import GraphError, MissingMethodError
 from sar.id_slices import to_offsets

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sar.adapters.dgl.graphs import DGL
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan
+from sar.comm.tiles import HaloPlan
 from sar.comm.transport import Member, Message, Transport
 from sar.common_tuples import EID, CanonicalEtype, StrPath
 from sar.core.graph.graph import GraphShardManager, make_graph

@@ -19,7 +19,7 @@ STOPS = [
     "Operation.of",
     "Node.forward",
     "Group.agree",
-    "Exchange.exchange_tiles",
+    "Exchange.tiles",
     "Group.post",
     "aggregate_sum",
     "accumulate_rows",

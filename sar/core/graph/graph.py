@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import refuse_transforms
-from sar.comm.settings import Settings
+from sar.comm.tiles import Settings
 from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Layout
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.tiles import GradientReturn, LocalFields
+from sar.comm.tiles import GradientReturn, Layout, LocalFields
 from sar.core.collective import CallContext, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.overlap import Overlapping, Steps

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import RowFormat
-from sar.comm.tiles import GradientReturn, Tile
+from sar.comm.tiles import GradientReturn, HaloSlice, Tile, power_of_two
 from sar.core.collective import CallContext, ForwardOutput, TileCall, zero_total
 from sar.core.eager import views_of_nothing
 from sar.core.graph.frames import Frame
@@ -215,7 +214,7 @@ class PythonCall(TileCall):
     def parts(self, block: EdgeBlock) -> list[EdgeBlock]:
         """Split a block so that messages of a part take no more memory than exchange buffers, or than its nodes."""
         size = max(self.edges_at_once, block.num_src + block.num_dst, 1)
-        return list(block.pieces(1 << (size.bit_length() - 1)))
+        return list(block.pieces(power_of_two(size)))
 
     def rows(self, block: EdgeBlock, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
         """The fields that the function may read on a block, as leaves: rows of sources, of destinations, and of edges.
