@@ -130,6 +130,8 @@ class Collective(ABC):
             with self.guard():
                 refuse_transforms(*inputs)  # torch would ask for rules that no call has
         grad = torch.is_grad_enabled()
+        # torch's `ctx.needs_input_grad` is the same, but also true for inputs of `torch.no_grad()`.
+        self.needs = tuple([grad and x is not None and x.requires_grad for x in inputs])
         if grad:
             self.input_ties = [(x[:0] if x.dim() else x).clone() for x in inputs if x is not None and x.requires_grad]
         return torch.empty(0, requires_grad=grad and self.distributed, device="cpu")
@@ -148,9 +150,8 @@ class Collective(ABC):
 
     # -- steps shared by the nodes of autograd
 
-    def begin_forward(self, ctx: Any, inputs: Sequence[Tensor | None]) -> None:
+    def begin_forward(self, inputs: Sequence[Tensor | None]) -> None:
         """Agree on the forward."""
-        self.needs = ctx.needs_input_grad[2:]
         self.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
         self.all_flags = self.begin(self.signature, self.flags(), communicates=self.distributed)
         self.needed = reduce(or_, self.all_flags)
@@ -259,7 +260,7 @@ class Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         with call.guard():
-            call.begin_forward(ctx, inputs)
+            call.begin_forward(inputs)
             output = call.forward(*inputs)
         return call.end_forward(ctx, output)
 

@@ -120,7 +120,7 @@ class _FirstHalf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, call: Overlapping, *inputs: Tensor | None) -> Tensor:
         with call.guard():
-            call.begin_forward(ctx, inputs)
+            call.begin_forward(inputs)
             call.pause(call.forward_steps(*inputs))
         ctx.call = call
         return torch.empty_like(anchor)

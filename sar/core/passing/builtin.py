@@ -21,7 +21,6 @@ from sar.comm.tiles import GradientReturn, LocalFields
 from sar.core.collective import CallContext, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.overlap import Overlapping, Steps
-from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.core.passing.reductions import Reduction
 from sar.errors import GraphError
 from sar.kernels import (
@@ -37,7 +36,7 @@ from sar.kernels import (
     edge_apply,
     operand_values_needed,
 )
-from sar.spillable import empty_spillable, tensor_file
+from sar.spillable import empty_spillable
 
 SIDES = ("lhs", "rhs")
 
@@ -142,16 +141,7 @@ def aggregate(
         dtype = torch.promote_types(lhs.dtype, rhs.dtype)
         if lhs.is_floating_point() and rhs.is_floating_point():
             operands = lhs.to(dtype), rhs.to(dtype)
-
-    def call(*operands: Tensor) -> Tensor:
-        return BuiltinCall(context, Operation.of(context, message, reducer, operands)).apply(*operands)[0]
-
-    if tensor_file.value is not None and reducer is not None and message.op is not Op.DOT:
-        sides = zip((message.lhs, message.rhs), operands, strict=False)
-        rows = next((x for side, x in sides if side is not None and side.target is Target.U), None)
-        if rows is not None and all(operand.dim() <= rows.dim() for operand in operands):
-            return in_blocks(call, column_blocks(context, rows, operands))
-    return call(*operands)
+    return BuiltinCall(context, Operation.of(context, message, reducer, operands)).apply(*operands)[0]
 
 
 def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
