@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.npz_graphs import read_npz
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.common_tuples import SPLIT
@@ -15,6 +14,7 @@ from sar.partition.ingest.chunked import write_chunked
 from tests.examples.scripts import TORCHRUN, generated, in_memory, partition, run
 from tests.graphs import DATA
 from tests.matrix import corner
+from tests.npz_graphs import read_npz
 
 CORA = DATA / "cora.npz"
 

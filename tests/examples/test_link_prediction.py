@@ -9,13 +9,13 @@ import torch
 from torch.nn import functional
 
 import sar
-from tests.npz_graphs import read_npz
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide, training_graph
 from tests.examples.scripts import example, in_double
 from tests.examples.test_models import double  # noqa: F401  (a fixture)
 from tests.graphs import DATA
 from tests.matrix import corner
+from tests.npz_graphs import read_npz
 
 
 def run_on_worker(argv):

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sar
-from tests.npz_graphs import read_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
 from sar.partition.ingest.chunked import write_chunked
 from tests.examples.scripts import TORCHRUN, example, partition, run
 from tests.graphs import DATA
 from tests.matrix import corner
+from tests.npz_graphs import read_npz
 from tests.parity.harness import assert_close
 from tests.workers import WorkerPool
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import sar
-from tests.npz_graphs import write_npz
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import training_graph
+from tests.npz_graphs import write_npz
 from tests.workers import REPOSITORY
 
 
