@@ -110,11 +110,15 @@ class Group:
     @property
     def transport(self) -> Transport:
         """The transport, connected in this generation. On first use all workers connect together."""
-        if self.failure is not None:
-            raise self._stop_error(self.failure)
+        self.check()
         if not self._connected:
             self._connect(Config.timeout)
         return self._transport
+
+    def check(self) -> None:
+        """Raise the error that has ended this generation, if any."""
+        if self.failure is not None:
+            raise self._stop_error(self.failure)
 
     @property
     def final(self) -> bool:

@@ -43,12 +43,12 @@ class Overlapping(TileCall):
     def forward(self, *inputs: Any) -> ForwardOutput:
         for _ in self.forward_steps(*inputs):
             pass
-        return vars(self).pop("output")  # type: ignore[no-any-return]
+        return vars(self).pop("output")
 
     def backward(self, saved: list[Any], *grads: Tensor) -> Sequence[Tensor | None]:
         for _ in self.backward_steps(saved, *grads):
             pass
-        return vars(self).pop("output")  # type: ignore[no-any-return]
+        return vars(self).pop("output")
 
     def pause(self, steps: Steps) -> None:
         """Run the first step. `resume`, or else the group's next agreement, runs the rest."""
