@@ -1,57 +1,75 @@
 """The main benchmark, `python -m benchmarks`: models x workers x modes beside single-process DGL, on several graphs."""
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from benchmarks import command
 from benchmarks.graphs import prepare
-from benchmarks.plots import draw_results
-from benchmarks.report import construction_table, cost_table, main_section, table, write_section
-from benchmarks.results import Results, load
-from benchmarks.runs import measure_each
-from sar.partition.inspect.text_tables import as_text
+from benchmarks.plots import draw_bars
+from benchmarks.report import MEGA, publish
+from benchmarks.runs import Results, Run, Way, run_all
 
-GENERATED = ("rmat",)
-REAL = "soc_epinions", "coauthor_cs"
-"""One with a heavy tail of degrees, and one with wide features (6,805)."""
+GRAPHS = "rmat", "soc_epinions", "coauthor_cs"
+"""A generated one, one with a heavy tail of degrees, and one with wide features (6,805)."""
+HEADER = ("model", "trained by", "mode", "s / epoch", "/ DGL", "MB at peak", "share", "MB sent")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, or read earlier results, and write tables and pictures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    command.add_common(parser, workers=(1, 2, 4), modes=(1, 2, 3))
-    command.add_graphs(parser, "--graph", GENERATED, REAL)
-    parser.add_argument("--quick", action="store_true", help="a small generated graph, once, to try the benchmark")
-    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write results.json anew")
+    """Measure, and write tables and pictures, each as soon as its graph is done."""
+    parser = command.new_parser("benchmarks", __doc__)
+    command.add_training(parser, workers=(1, 2, 4))
+    parser.add_argument("--modes", nargs="+", type=int, choices=(1, 2, 3), default=[1, 2, 3], help="(%(default)s)")
+    parser.add_argument("--graph", nargs="+", metavar="NAME", help=f"default: of {', '.join(GRAPHS)} those in --data")
     arguments = parser.parse_args(argv)
-    if arguments.quick:
-        arguments.nodes, arguments.edges, arguments.repeats, arguments.epochs = 1000, 10_000, 1, 2
-        arguments.graph = ["rmat"]
+    there = [name for name in GRAPHS if name == "rmat" or (arguments.data / f"{name}.npz").exists()]
+    ways = [dgl_way(0), *(dgl_way(workers, mode) for workers in arguments.workers for mode in arguments.modes)]
+    plan, conditions = command.plan_of(arguments, ways), command.conditions_of(argv, arguments)
     with command.work_directory(arguments.work) as work:
-        results = load(arguments.earlier) if arguments.earlier else _measure(argv, arguments, work)
-    for one in results:
-        print(f"\n{one.graph}\n{as_text(table(one))}")
-        print(f"\nProcessor seconds of an epoch: dense layers + aggregation + the rest\n{as_text(cost_table(one))}")
-        print(f"\nConstruction, the slowest worker and the highest memory\n{as_text(construction_table(one))}")
-        allocator = command.allocator(arguments)
-        publish(one, arguments.docs, "" if allocator == "least" else f", {allocator}")
+        for name in arguments.graph or there:
+            graph = prepare(name, command.size_of(arguments), arguments.data, work, arguments.seed)
+            results = run_all(graph, plan)
+            # Another allocator has sections of its own.
+            section = graph.name if arguments.allocator == "least" else f"{graph.name}, {arguments.allocator}"
+            file = f"benchmarks-{section.replace(', ', '-')}.png"
+            draw_bars(bars(results), arguments.docs / file)
+            picture = f"![Epoch time, memory and bytes of each model on {graph.name}]({file})"
+            text = f"{graph.words()}\n\n{conditions}"
+            publish(arguments.docs / "benchmarks.md", section, text, table(results), picture)
 
 
-def publish(results: Results, docs: Path, suffix: str = "") -> None:
-    """Write the section and the picture of one graph; another allocator's section has a suffix."""
-    docs.mkdir(parents=True, exist_ok=True)
-    picture = f"benchmarks-{results.graph}{suffix.replace(', ', '-')}.png"
-    draw_results(results, docs / picture)
-    write_section(docs / "benchmarks.md", results.graph + suffix, main_section(results, picture))
+def dgl_way(workers: int, mode: int = 1) -> Way:
+    """Workers as the table names them, or one process of plain DGL for 0."""
+    return Way(f"{workers} worker{'s' * (workers > 1)}, sar" if workers else "1 process, DGL", workers, mode)
 
 
-def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Results]:
-    names = command.graphs_of(arguments.graph, GENERATED, REAL, arguments.data)
-    size = command.size_of(arguments)
-    graphs = (prepare(name, size, arguments.data, work, arguments.seed) for name in names)
-    setting = command.setting_of("benchmarks", argv, arguments)
-    return measure_each(graphs, command.plan_of(arguments), setting, work / "results.json")
+def table(results: Results) -> list[tuple[str, ...]]:
+    """A row for every model and way; `HEADER` first."""
+    rows: list[tuple[str, ...]] = [HEADER]
+    for model, way in results.runs:
+        seconds = results.spread(model, way, lambda run: run.seconds).text()
+        rise = f"{results.spread(model, way, lambda run: run.rise).median / MEGA:.0f}"
+        if not way.workers:
+            rows.append((model, way.name, "", seconds, "1", rise, "", ""))
+            continue
+        over = results.spread(model, way, lambda run: run.over_single).text()
+        share = results.spread(model, way, lambda run: run.share).text()
+        sent = f"{results.spread(model, way, lambda run: run.sent).median / MEGA:.1f}"
+        rows.append((model, way.name, str(way.mode), seconds, over, rise, share, sent))
+    return rows
+
+
+def bars(results: Results) -> dict[str, dict[str, dict[str, float]]]:
+    """Medians by model, quantity and way."""
+    quantities: dict[str, Callable[[Run], float]] = {
+        "seconds / epoch": lambda run: run.seconds,
+        "peak memory, MB": lambda run: run.rise / MEGA,
+        "MB sent / epoch": lambda run: run.sent / MEGA,
+    }
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for model, way in results.runs:
+        label = f"W = {way.workers}, mode {way.mode}" if way.workers else "DGL"
+        for name, number in quantities.items():
+            found.setdefault(model, {}).setdefault(name, {})[label] = results.spread(model, way, number).median
+    return found
 
 
 if __name__ == "__main__":

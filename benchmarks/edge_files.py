@@ -1,4 +1,4 @@
-"""Graphs as files of edges, for the benchmark of partitioning: generated piece by piece, or from `.npz` files."""
+"""Graphs as files of edges, for the benchmark of partitioning: generated piece by piece, or of real graphs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,12 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.graphs import draw_rmat_edges
-from sar.data.arrays import Array, open_raw
-from sar.errors import ConfigError
-from sar.partition.graph_source import GraphSource
-from sar.partition.ingest.datasets import load_dataset
-from sar.partition.ingest.edges import PairEdges
+from benchmarks.graphs import draw_rmat_edges, read_arrays
+from sar.data.arrays import Array
 
 PIECE = 1 << 20
 """Edges that are drawn at a time."""
@@ -21,56 +17,61 @@ Draw = Callable[[np.random.Generator, int], tuple[Array, Array]]
 
 @dataclass(frozen=True)
 class GeneratedEdges:
-    """Size of a generated graph.
-
-    communities, homophily: of "sbm": how many, and which share of the edges is drawn within one.
-    """
+    """Size of a generated graph."""
 
     nodes: int = 1_000_000
     edges: int = 16_000_000
-    communities: int = 32
-    homophily: float = 0.65
+    communities: int = 32  # of "sbm"
+    homophily: float = 0.65  # of "sbm": the share of the edges that is drawn within a community
 
 
 def prepare(name: str, size: GeneratedEdges, data: Path, work: Path, seed: int) -> tuple[Path, int]:
-    """Write the edges of a graph to the work directory, unless they are there; returns the file and N.
+    """Write the edges of a graph, (E, 2) int32, to the work directory, unless they are there.
 
     Args:
-        name: "rmat", "sbm", or a data set as `sar demo --dataset` takes it.
+        name: "rmat", "sbm", or a real graph as in `benchmarks.graphs.prepare`.
         size: of a generated graph.
-        data: folder of `.npz` files.
+        data: folder of real graphs.
         work: the directory to use.
         seed: of the generator.
 
-    Raises:
-        ConfigError: the graph cannot be generated or loaded.
+    Returns:
+        The .npy file, and the number of nodes.
     """
-    if name not in ("rmat", "sbm"):
-        graph = load_dataset(name, data)
-        if not graph.is_homogeneous:
-            raise ConfigError(f"'{name}' is heterogeneous; this benchmark takes graphs of one type.")
-        file = work / f"{Path(name).stem}.edges"
-        _write(file, lambda: iter([graph.ends()]))
-        return file, graph.total_nodes
-    file = work / f"{name}-{'-'.join(map(str, vars(size).values()))}-{seed}.edges"
-    _write(file, lambda: _generated(rmat(size) if name == "rmat" else sbm(size, seed), size, seed))
-    return file, size.nodes
+    if name in ("rmat", "sbm"):
+        file = work / f"{name}-{'-'.join(map(str, vars(size).values()))}-{seed}.npy"
+        pieces, num_nodes, num_edges = _generated(name, size, seed), size.nodes, size.edges
+    else:
+        arrays = read_arrays(name, data)
+        file = work / f"{Path(name).stem}.npy"
+        pieces = iter([(arrays["src"], arrays["dst"])])
+        num_nodes, num_edges = int(arrays["num_nodes"]), len(arrays["src"])
+    if not file.exists():
+        unfinished = file.with_suffix(".unfinished")
+        rows = np.lib.format.open_memmap(unfinished, "w+", np.int32, (num_edges, 2))
+        done = 0
+        for src, dst in pieces:
+            rows[done : done + len(src)] = np.stack([src, dst], axis=1)
+            done += len(src)
+        rows.flush()
+        unfinished.rename(file)
+    return file, num_nodes
 
 
-def graph_of(file: Path, num_nodes: int) -> GraphSource:
-    """A prepared graph as partition methods take it."""
-    return GraphSource(
-        {"_N": num_nodes}, {("_N", "_E", "_N"): PairEdges(open_raw(file, np.dtype(np.int32), (2,)))}, {}, {}
-    )
-
-
-def rmat(size: GeneratedEdges) -> Draw:
-    """Edges of a recursive-matrix graph, see `benchmarks.graphs.rmat_graph`; parallel ones stay."""
-    return lambda rng, count: draw_rmat_edges(rng, size.nodes, count)
+def _generated(name: str, size: GeneratedEdges, seed: int) -> Iterator[tuple[Array, Array]]:
+    """Edges without loops, which may repeat, with nodes in random order."""
+    draw = sbm(size, seed) if name == "sbm" else lambda rng, count: draw_rmat_edges(rng, size.nodes, count)
+    rng = np.random.default_rng([seed, 0])
+    shuffled, left = rng.permutation(size.nodes), size.edges
+    while left > 0:
+        src, dst = draw(rng, min(PIECE, 2 * left + 2))
+        kept = np.flatnonzero(src != dst)[:left]
+        yield shuffled[src[kept]], shuffled[dst[kept]]
+        left -= len(kept)
 
 
 def sbm(size: GeneratedEdges, seed: int) -> Draw:
-    """Edges, both ways round, of a degree-corrected block model, see `community_graph`; parallel ones stay."""
+    """Edges, both ways round, of a degree-corrected block model, as `community_graph` of the demo."""
     rng = np.random.default_rng([seed, 1])
     labels = np.sort(rng.integers(size.communities, size=size.nodes))
     ends = np.concatenate([[0], np.cumsum(np.minimum(rng.pareto(2.5, size=size.nodes) + 1, 20))])
@@ -88,37 +89,3 @@ def sbm(size: GeneratedEdges, seed: int) -> Draw:
         return both.ravel(), both[:, ::-1].ravel()
 
     return draw
-
-
-def _generated(draw: Draw, size: GeneratedEdges, seed: int) -> Iterator[tuple[Array, Array]]:
-    """So many edges without loops, with nodes in random order."""
-    rng = np.random.default_rng([seed, 0])
-    shuffled, left = rng.permutation(size.nodes), size.edges
-    while left > 0:
-        src, dst = draw(rng, min(PIECE, 2 * left + 2))
-        kept = np.flatnonzero(src != dst)[:left]
-        yield shuffled[src[kept]], shuffled[dst[kept]]
-        left -= len(kept)
-
-
-def _write(file: Path, pieces: Callable[[], Iterator[tuple[Array, Array]]]) -> None:
-    if file.exists():
-        return
-    unfinished = file.with_suffix(".unfinished")
-    with open(unfinished, "wb") as stream:
-        for src, dst in pieces():
-            np.stack([src, dst], axis=1).astype(np.int32).tofile(stream)
-    unfinished.rename(file)
-
-
-def both_ways(file: Path, num_nodes: int) -> Path:
-    """The undirected graph of a prepared one: every edge with its reverse, once each, sorted, in a file beside it."""
-    undirected = file.with_name(f"{file.stem}-undirected.edges")
-
-    def edges() -> tuple[Array, Array]:
-        src, dst = np.fromfile(file, np.int32).reshape(-1, 2).astype(np.int64).T
-        codes = np.unique(np.concatenate([src * num_nodes + dst, dst * num_nodes + src]))
-        return codes // num_nodes, codes % num_nodes
-
-    _write(undirected, lambda: iter([edges()]))
-    return undirected

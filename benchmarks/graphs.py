@@ -1,27 +1,25 @@
-"""The graphs to measure on, generated or real, and their METIS partitions in a work directory."""
+"""The graphs to measure on, generated or real, and their partitions in a work directory."""
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+import sar
+from sar.adapters.dgl.models import dgl_graph
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.partition.graph_source import GraphSource
-from sar.partition.in_memory import divide, training_graph
-from sar.partition.ingest.datasets import load_dataset
-from sar.partition.npz_files import read_npz, write_npz
 
 QUADRANTS = 0.57, 0.19, 0.19
 """Probabilities a, b, c of R-MAT, those of Graph500."""
-
 NUM_CLASSES = 16
 """Of random labels."""
-
 DATA = Path(os.environ.get("SAR_TEST_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
-"""Where real graphs lie as `.npz` files."""
+"""The folder of real graphs: .npz files with src, dst and num_nodes, and features and labels if they have any."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,32 @@ class GeneratedSize:
     features: int = 128
 
 
+class Graph(NamedTuple):
+    """Ends of the edges, (E,) int64 each, features (N, F), labels (N,) and the mask of training nodes (N,)."""
+
+    src: Array
+    dst: Array
+    feat: Array
+    label: Array
+    train_mask: Array
+
+    @classmethod
+    def load(cls, file: Path) -> "Graph":
+        return cls(**np.load(file))
+
+    def to_dgl(self) -> Any:
+        """A `DGLGraph` with the fields of the nodes."""
+        graph = dgl_graph(self.src, self.dst, len(self.feat))
+        graph.ndata.update({name: torch.from_numpy(getattr(self, name)) for name in ("feat", "label", "train_mask")})
+        return graph
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """A graph on disk, with self-loops, features, labels and a split; partitions are made when asked for."""
+    """A graph on disk, with self-loops; partitions are made when asked for."""
 
     name: str
-    data: GraphSource
+    graph: Graph
     folder: Path
 
     @property
@@ -46,64 +64,86 @@ class Prepared:
         return self.folder / "graph.npz"
 
     @property
-    def num_features(self) -> int:
-        return int(self.data.node_data["_N"]["feat"].shape[1])
-
-    @property
     def num_classes(self) -> int:
-        return int(self.data.node_data["_N"]["label"][:].max()) + 1
+        return int(self.graph.label.max()) + 1
 
     def partitions(self, num_parts: int) -> Path:
-        """The partition file of METIS parts balanced by edges, made if it is not there."""
+        """The JSON file of METIS partitions balanced by edges, made if it is not there."""
         folder = self.folder / f"parts-{num_parts}"
         if not folder.exists():
             unfinished = self.folder / f"unfinished-{num_parts}"
             shutil.rmtree(unfinished, ignore_errors=True)
-            divide(self.data, unfinished, "graph", num_parts)
+            sar.partition_graph(self.graph.to_dgl(), "graph", num_parts, unfinished, balance_edges=True)
             unfinished.rename(folder)
         return folder / "graph.json"
 
+    def words(self) -> str:
+        """One line for the page."""
+        return (
+            f"**{self.name}**: {len(self.graph.feat):,} nodes, {len(self.graph.src):,} edges with self-loops, "
+            f"{self.graph.feat.shape[1]:,} features, {self.num_classes} classes."
+        )
+
 
 def prepare(name: str, size: GeneratedSize, data: Path, work: Path, seed: int) -> Prepared:
-    """Generate or load a graph and write it to the work directory, unless it is there.
+    """Generate or read a graph and write it to the work directory, unless it is there.
 
     Args:
-        name: "rmat", or a data set as `sar demo --dataset` takes it.
+        name: "rmat", or a file in `data`, or a path that ends in .npz.
         size: of the generated graph; its features are also the width of random features of real graphs.
-        data: folder of `.npz` files.
+        data: folder of real graphs.
         work: the directory to use.
         seed: of all that is random.
-
-    Raises:
-        ConfigError: the graph cannot be generated or loaded.
     """
     sizes = f"-{size.nodes}-{size.edges}" if name == "rmat" else ""
-    folder = work / f"{Path(name).stem}{sizes}-{size.features}-{seed}"
-    file = folder / "graph.npz"
+    prepared = work / f"{Path(name).stem}{sizes}-{size.features}-{seed}"
+    file = prepared / "graph.npz"
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        graph = rmat_graph(size.nodes, size.edges, seed) if name == "rmat" else _real_graph(name, data)
-        graph = training_graph(with_fields(graph, size.features, seed), seed, undirected=False)
-        write_npz(graph, folder / "unfinished.npz")
-        (folder / "unfinished.npz").rename(file)
-    return Prepared(Path(name).stem, read_npz(file), folder)
+        prepared.mkdir(parents=True, exist_ok=True)
+        if name == "rmat":
+            src, dst = rmat_edges(size.nodes, size.edges, seed)
+            arrays: dict[str, Array] = {"num_nodes": np.array(size.nodes)}
+        else:
+            arrays = read_arrays(name, data)
+            src, dst = arrays["src"], arrays["dst"]
+        count = int(arrays["num_nodes"])
+        rng, other = np.random.default_rng(seed), src != dst
+        loops = np.arange(count)
+        drawn: dict[str, Array] = {
+            "feat": rng.standard_normal((count, size.features), dtype=np.float32),
+            "label": rng.integers(NUM_CLASSES, size=count),
+            "train_mask": rng.random(count) < 0.6,
+        }
+        ends = (np.append(ids[other], loops).astype(np.int64) for ids in (src, dst))
+        fields = drawn | {key: arrays[key] for key in ("feat", "label") if key in arrays}
+        np.savez(prepared / "unfinished.npz", **Graph(*ends, **fields)._asdict())
+        (prepared / "unfinished.npz").rename(file)
+    return Prepared(Path(name).stem, Graph.load(file), prepared)
 
 
-def rmat_graph(num_nodes: int, num_edges: int, seed: int = 0) -> GraphSource:
-    """A recursive-matrix graph (Chakrabarti et al., 2004): distinct directed edges, no loops, nodes in random order.
+def read_arrays(name: str, data: Path) -> dict[str, Array]:
+    """The arrays of a real graph, with dense features."""
+    file = Path(name) if name.endswith(".npz") else data / f"{name}.npz"
+    if not file.exists():
+        raise ConfigError(f"there is no graph '{file}'; expected rmat, or an .npz file with src, dst and num_nodes.")
+    arrays = dict(np.load(file))
+    if "src" not in arrays:
+        raise ConfigError(f"'{file}' has no array src; the models measured need one node type and one edge type.")
+    if "feat_data" in arrays:  # sparse rows
+        rows = np.repeat(np.arange(int(arrays["num_nodes"])), np.diff(arrays["feat_indptr"]))
+        arrays["feat"] = np.zeros(tuple(arrays["feat_shape"]), np.float32)
+        arrays["feat"][rows, arrays["feat_indices"]] = arrays["feat_data"]
+    return arrays
 
-    Args:
-        num_nodes: N; edges that end beyond it, up to the next power of two, are drawn again.
-        num_edges: E.
-        seed: the same seed gives the same graph.
 
-    Raises:
-        ConfigError: so many edges cannot be drawn between so few nodes.
+def rmat_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[Array, Array]:
+    """Edges of a recursive-matrix graph (Chakrabarti et al., 2004), distinct and directed, without loops.
+
+    Nodes are in random order. Edges that end beyond the last node, up to the next power of two, are drawn again.
     """
     if num_nodes < 2 or not 0 < num_edges <= num_nodes**2 // 10:
-        raise ConfigError(
-            f"cannot draw {num_edges} edges between {num_nodes} nodes; expected 1 to {num_nodes**2 // 10} edges."
-        )
+        expected = f"expected 1 to {num_nodes**2 // 10} edges"
+        raise ConfigError(f"cannot draw {num_edges} edges between {num_nodes} nodes; {expected}.")
     rng = np.random.default_rng(seed)
     codes = np.empty(0, dtype=np.int64)
     for _ in range(1000):
@@ -112,12 +152,12 @@ def rmat_graph(num_nodes: int, num_edges: int, seed: int = 0) -> GraphSource:
         if len(codes) >= num_edges:
             codes = rng.choice(codes, num_edges, replace=False)
             shuffled = rng.permutation(num_nodes)
-            return GraphSource.homogeneous(shuffled[codes // num_nodes], shuffled[codes % num_nodes], num_nodes, {})
+            return shuffled[codes // num_nodes], shuffled[codes % num_nodes]
     raise ConfigError(f"found only {len(codes)} of {num_edges} distinct edges; ask for fewer edges or more nodes.")
 
 
 def draw_rmat_edges(rng: np.random.Generator, num_nodes: int, count: int) -> tuple[Array, Array]:
-    """Ends of at most `count` edges of `rmat_graph` without loops, not distinct."""
+    """Ends of at most `count` edges without loops, which may repeat."""
     a, b, c = QUADRANTS
     src, dst = np.zeros((2, count), dtype=np.int64)
     for _ in range((num_nodes - 1).bit_length()):
@@ -126,29 +166,3 @@ def draw_rmat_edges(rng: np.random.Generator, num_nodes: int, count: int) -> tup
         dst = 2 * dst + ((draw >= a) & (draw < a + b) | (draw >= a + b + c))
     fits = (src < num_nodes) & (dst < num_nodes) & (src != dst)
     return src[fits], dst[fits]
-
-
-def with_fields(graph: GraphSource, num_features: int, seed: int) -> GraphSource:
-    """The graph with random features and labels in place of those that it lacks."""
-    rng = np.random.default_rng(seed)
-    drawn: dict[str, Array] = {
-        "feat": rng.standard_normal((graph.total_nodes, num_features), dtype=np.float32),
-        "label": rng.integers(NUM_CLASSES, size=graph.total_nodes),
-    }
-    (fields,) = graph.node_data.values()
-    return replace(graph, node_data={"_N": {**drawn, **fields}})
-
-
-def featured_graph(name: str, data: Path) -> GraphSource:
-    """A real graph with features of its own, split, in both directions and with self-loops."""
-    graph = _real_graph(name, data)
-    if "feat" not in graph.node_data["_N"]:
-        raise ConfigError(f"'{name}' has no features; expected a graph that has.")
-    return training_graph(graph)
-
-
-def _real_graph(name: str, data: Path) -> GraphSource:
-    graph = load_dataset(name, data)
-    if not graph.is_homogeneous:
-        raise ConfigError(f"'{name}' is heterogeneous; the models measured need one node type and one edge type.")
-    return graph

@@ -1,92 +1,67 @@
 """Growth of time and memory with the number of edges, at one average degree: `python -m benchmarks.growth`."""
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from benchmarks import command
-from benchmarks.bounds import growth_exponent
+from benchmarks.__main__ import dgl_way
 from benchmarks.graphs import GeneratedSize, prepare
-from benchmarks.plots import draw_growth
-from benchmarks.report import MEGA, describe_setting, write_section
-from benchmarks.results import Results, load
-from benchmarks.runs import measure_each
-from benchmarks.summary import Row, summarise
+from benchmarks.plots import draw_lines
+from benchmarks.report import MEGA, publish
+from benchmarks.runs import Results, Run, run_all
 from sar.errors import ConfigError
-from sar.partition.inspect.text_tables import as_markdown, as_text
 
 SIZES = 500_000, 1_000_000, 2_000_000, 4_000_000
 PICTURE = "benchmarks-growth.png"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, or read earlier results, and write the table and the picture."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
-    command.add_common(parser, workers=(2,))
+    """Measure, and write the table and the picture."""
+    parser = command.new_parser("benchmarks.growth", __doc__)
+    command.add_training(parser, workers=(2,))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), metavar="E", help="edges (%(default)s)")
     parser.add_argument("--degree", type=int, default=20, metavar="D", help="edges / nodes (%(default)s)")
-    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write growth.json anew")
     arguments = parser.parse_args(argv)
     if len(set(arguments.sizes)) < 2:
         raise ConfigError(f"--sizes {arguments.sizes}: an exponent needs at least two sizes.")
+    plan = command.plan_of(arguments, [dgl_way(workers) for workers in (0, *arguments.workers)])
+    conditions = command.conditions_of(argv, arguments)
     with command.work_directory(arguments.work) as work:
-        results = load(arguments.earlier) if arguments.earlier else _measure(argv, arguments, work)
-    rows = table(results)
-    print(f"\n{as_text(rows)}")
-    publish(results, rows, arguments.docs)
-
-
-def publish(results: Sequence[Results], rows: list[tuple[str, ...]], docs: Path) -> None:
-    """Write the section and the picture."""
-    docs.mkdir(parents=True, exist_ok=True)
-    lines = {label: _row_of_each_size(results, *key) for label, key in _labels(results).items()}
-    panels = {
-        "seconds / epoch": {label: [row.seconds.median for row in line] for label, line in lines.items()},
-        "peak memory of a worker, MB": {label: [max(row.rise) / MEGA for row in line] for label, line in lines.items()},
-    }
-    draw_growth([one.edges for one in results], panels, docs / PICTURE)
+        sizes = [GeneratedSize(edges // arguments.degree, edges, arguments.features) for edges in arguments.sizes]
+        results = [run_all(prepare("rmat", size, arguments.data, work, arguments.seed), plan) for size in sizes]
+    edges = [len(one.graph.graph.src) for one in results]
+    draw_lines([count / MEGA for count in edges], panels(results), arguments.docs / PICTURE, "million edges")
     picture = f"![Epoch time and memory against the number of edges]({PICTURE})"
-    parts = describe_setting(results[0].setting), as_markdown(rows), picture
-    write_section(docs / "benchmarks.md", "growth", "\n\n".join(parts))
+    publish(arguments.docs / "benchmarks.md", "growth", conditions, table(edges, panels(results)), picture)
 
 
-def table(results: Sequence[Results]) -> list[tuple[str, ...]]:
-    """Seconds and peak memory for each size, and the exponents of their growth; the header first."""
-    sizes = [one.edges for one in results]
-    header = ("trained by", "quantity", *(f"{size / MEGA:.3g} million edges" for size in sizes), "exponent")
-    rows: list[tuple[str, ...]] = [header]
-    for label, key in _labels(results).items():
-        line = _row_of_each_size(results, *key)
-        times, peaks = [row.seconds.median for row in line], [max(row.rise) / MEGA for row in line]
-        rows.append((label, "s / epoch", *(row.seconds.text() for row in line), _exponent(sizes, times)))
-        rows.append((label, "MB at peak", *(f"{peak:.0f}" for peak in peaks), _exponent(sizes, peaks)))
-    return rows
-
-
-def _exponent(sizes: Sequence[float], values: Sequence[float]) -> str:
-    return f"{round(growth_exponent(sizes, values), 2) + 0.0:.2f}"  # + 0.0: never "-0.00"
-
-
-def _labels(results: Sequence[Results]) -> dict[str, tuple[str, int, int]]:
-    """Model, W and mode of each line, by the name that it gets."""
+def panels(results: Sequence[Results]) -> dict[str, dict[str, list[float]]]:
+    """Medians for each size, by quantity, and by model and workers."""
+    quantities: dict[str, Callable[[Run], float]] = {
+        "s / epoch": lambda run: run.seconds,
+        "MB at peak": lambda run: run.rise / MEGA,
+    }
     return {
-        f"{model}, {workers} workers" + f", mode {mode}" * (mode != 1): (model, workers, mode)
-        for model in results[0].models()
-        for workers, mode in results[0].rows(model)
+        quantity: {
+            f"{model}, {way.workers} workers": [one.spread(model, way, number).median for one in results]
+            for model, way in results[0].runs
+            if way.workers
+        }
+        for quantity, number in quantities.items()
     }
 
 
-def _row_of_each_size(results: Sequence[Results], model: str, workers: int, mode: int) -> list[Row]:
-    return [summarise(one, model, workers, mode) for one in results]
-
-
-def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Results]:
-    sizes = [
-        GeneratedSize(edges // arguments.degree, edges, arguments.features) for edges in sorted(set(arguments.sizes))
-    ]
-    graphs = (prepare("rmat", size, arguments.data, work, arguments.seed) for size in sizes)
-    setting = command.setting_of("benchmarks.growth", argv, arguments)
-    return measure_each(graphs, command.plan_of(arguments), setting, work / "growth.json")
+def table(edges: Sequence[int], panels: dict[str, dict[str, list[float]]]) -> list[tuple[str, ...]]:
+    """Seconds and memory for each size, and the exponents b of values ~ edges**b; the header first."""
+    rows = [("trained by", "quantity", *(f"{count / MEGA:.3g} million edges" for count in edges), "exponent")]
+    for label in panels["s / epoch"]:
+        for quantity, lines in panels.items():
+            slope, _ = np.polyfit(np.log(edges), np.log(lines[label]), 1)
+            digits = 2 if quantity == "s / epoch" else 0
+            values = (f"{value:.{digits}f}" for value in lines[label])
+            rows.append((label, quantity, *values, f"{round(float(slope), 2) + 0.0:.2f}"))  # + 0.0: never "-0.00"
+    return rows
 
 
 if __name__ == "__main__":

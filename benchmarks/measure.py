@@ -1,121 +1,87 @@
-"""What the measured processes do: train one model with plain DGL, or with sar on one part of the graph."""
+"""What the measured processes do: train one model on a whole graph without sar, or with sar on one part of it."""
 
+import math
+import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
 import sar
-from benchmarks.bounds import bytes_needed
-from benchmarks.clock import Time
 from benchmarks.floors import aggregation_time, dense_time
-from benchmarks.models import Model
-from sar.adapters.dgl.models import dgl_graph
+from benchmarks.graphs import Graph
+from benchmarks.models import Model, PygModel
 from sar.comm.allocator import set_allocator
-from sar.host.memory import PeakMemory
+from sar.host.cuda import peak_memory
 from sar.kernels import load_kernels
-from sar.partition.npz_files import read_npz
 
-FIELDS = ("feat", "label", "train_mask")
+DGL, PYG, PYG_CSR = "dgl", "pyg", "pyg, CSR"
+"""Libraries of layers. PyTorch Geometric takes edges as an edge index, or as a sparse matrix."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model to train, and how.
-
-    warm_up: first epochs, whose time and bytes do not count; their memory does.
-    mode: 1, 2 or 3 (README.md, "Three modes").
-    wire: name of the dtype on the wire; None is exact.
-    allocator: `Config.allocator`.
-    """
+    """One model to train, and how."""
 
     model: str
     num_classes: int
-    warm_up: int
+    warm_up: int  # first epochs, whose time and bytes do not count; their memory does
     epochs: int
-    learning_rate: float
     seed: int
-    mode: int = 1
-    wire: str | None = None
-    allocator: str = "least"
-
-
-@dataclass(frozen=True)
-class Construction:
-    """Of one worker: seconds, and memory in bytes.
-
-    kernels: seconds to load the compiler of the CPU kernels, once a process.
-    load, construct: seconds of `load_dgl_partition_data` and `construct_full_graph`.
-    construct_rise: peak resident memory of `construct_full_graph` above the level with `PartitionData` loaded.
-    graph_bytes: what stays of it.
-    """
-
-    kernels: float
-    load: float
-    construct: float
-    construct_rise: int
-    graph_bytes: int
+    layers: str = DGL
+    mode: int = 1  # 1, 2 or 3 (docs/api/names.md, "Three modes")
+    wire: str | None = None  # name of the dtype on the wire; None is exact
+    allocator: str = "least"  # `Config.allocator`
+    device: str = "cpu"
+    floors: bool = False  # whether to measure parts of an epoch
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one worker, median epoch.
-
-    sent, received: bytes by the library's counters.
-    needed: bytes that it has to send at least: `bytes_needed`, and the parameters' gradients once.
-    waited: seconds by the library's counter.
-    dense, aggregation: seconds of an epoch's parts alone, all workers at once; `_processor`: of processors.
-    """
+    """Of one worker and the median epoch: bytes and seconds by the library's counters, and seconds of its parts."""
 
     sent: float
     received: float
-    needed: int
     waited: float
-    dense: float
-    aggregation: float
-    dense_processor: float
-    aggregation_processor: float
+    dense: float = 0.0
+    aggregation: float = 0.0
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one process reports.
-
-    losses: of all epochs, over all workers; seconds: of the epochs after the first `Job.warm_up`.
-    processor: seconds of processors an epoch; the mean of the same epochs.
-    resident, rise: bytes of resident memory just before the first epoch, and of the peak above that.
-    construction, traffic: of sar's workers only.
-    """
+    """What one process reports."""
 
     num_nodes: int
-    losses: list[float]
-    seconds: list[float]
-    processor: float
-    resident: int
-    rise: int
-    construction: Construction | None = None
-    traffic: Traffic | None = None
+    losses: list[float]  # of all epochs, over all workers; none if the device has too little memory
+    seconds: list[float]  # of the epochs after the warm-up
+    rise: float  # bytes of memory at the peak above the level just before the first epoch
+    traffic: Traffic = Traffic(0, 0, 0)
 
 
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measurement:
-    """Train on the whole graph with plain DGL, with the allocator and the huge pages of the workers."""
+    """Train on the whole graph without sar, with the allocator and the huge pages of the workers."""
     sar.Config.allocator = job.allocator
     set_allocator()
-    data = read_npz(graph_file)
-    graph = dgl_graph(*data.ends(), data.total_nodes)
-    fields = {key: torch.from_numpy(data.node_data["_N"][key]) for key in FIELDS}
-    graph.create_formats_()  # else the first epoch would
-    del data
-    task = _Task(graph, fields, int(fields["train_mask"].sum()), lambda model: None)
-    run = _train(_model(job, task), task, job)
-    return Measurement(graph.num_nodes(), *run[:-1])
+    graph = Graph.load(graph_file)
+    edges: Any
+    if job.layers == DGL:
+        edges = graph.to_dgl()
+        edges.create_formats_()  # else the first epoch would
+    else:
+        edges = torch.from_numpy(np.stack([graph.src, graph.dst])).to(job.device)
+    fields = [torch.from_numpy(rows).to(job.device) for rows in (graph.feat, graph.label, graph.train_mask)]
+    del graph
+    if job.layers == PYG_CSR:
+        edges = _as_csr(edges, len(fields[0]))
+    return _train(job, edges, *fields)
 
 
 def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurement:
@@ -124,116 +90,67 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurem
     sar.Config.allocator = job.allocator
     if job.wire is not None:
         sar.Config.wire_dtype_features = sar.Config.wire_dtype_gradients = getattr(torch, job.wire)
-    sar.initialize_comms()
-    sar.patch_dgl()
-    graph, fields, construction = _construct(partition_json)
+    has_its_own = job.device == "cuda" and torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
+    sar.initialize_comms(backend="nccl" if has_its_own else None)
+    load_kernels()
+    data = sar.load_dgl_partition_data(str(partition_json), sar.rank(), job.device)
+    graph = sar.construct_full_graph(data)
+    fields = [sar.suffix_key_lookup(data.node_features, name) for name in ("feat", "label", "train_mask")]
+    del data
     if job.mode == 3:
         graph = graph.get_full_partition_graph()
-    n_train = fields["train_mask"].sum()
-    sar.comm.all_reduce(n_train, dist.ReduceOp.SUM)
-    task = _Task(graph, fields, int(n_train), sar.gather_grads)
-    model = _model(job, task)
-    sar.sync_params(model)
-    run = _train(model, task, job)
-    losses = torch.tensor(run.losses, dtype=torch.float64)
-    sar.comm.all_reduce(losses, dist.ReduceOp.SUM)
-    traffic = _traffic(model, task, job, run.moved)
-    return Measurement(graph.num_nodes(), losses.tolist(), *run[1:-1], construction, traffic)
+    return _train(job, graph if job.layers == DGL else sar.pyg.edge_index(graph), *fields)
 
 
-class _Task(NamedTuple):
-    """A graph or a part of one, its `FIELDS`, training nodes of all parts, and how to add up gradients."""
-
-    graph: Any
-    fields: dict[str, Tensor]
-    n_train: int
-    gather_gradients: Callable[[Model], None]
-
-
-class _Run(NamedTuple):
-    """As `Measurement`; losses are this worker's, and `moved` is the library's counters by epoch."""
-
-    losses: list[float]
-    seconds: list[float]
-    processor: float
-    resident: int
-    rise: int
-    moved: list[sar.comm.Statistics]
-
-
-def _model(job: Job, task: _Task) -> Model:
-    torch.manual_seed(job.seed)
-    return Model(job.model, task.fields["feat"].shape[1], job.num_classes)
-
-
-def _train(model: Model, task: _Task, job: Job) -> _Run:
+def _train(job: Job, edges: Any, x: Tensor, labels: Tensor, train: Tensor) -> Measurement:
     """The training loop, the same for one process and for many."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=job.learning_rate)
-    x, labels, train = (task.fields[key] for key in FIELDS)
+    together = sar.comm.is_initialized()
+    n_train = sar.all_sum(int(train.sum())) if together else int(train.sum())
+    torch.manual_seed(job.seed)
+    model = (Model if job.layers == DGL else PygModel)(job.model, x.shape[1], job.num_classes).to(x.device)
+    if together:
+        sar.sync_params(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses, seconds, moved = [], [], []
-    memory = PeakMemory()
-    for epoch in range(job.warm_up + job.epochs):
-        if epoch == job.warm_up:
-            timed = Time.now()
-        before, start = sar.comm.statistics(), time.perf_counter()
-        loss = functional.cross_entropy(model(task.graph, x)[train], labels[train], reduction="sum") / task.n_train
-        optimizer.zero_grad()
-        loss.backward()
-        task.gather_gradients(model)
-        optimizer.step()
-        losses.append(loss.item())
-        seconds.append(time.perf_counter() - start)
-        moved.append(sar.comm.statistics() - before)
-    spent = timed.since().processor / job.epochs
-    return _Run(losses, seconds[job.warm_up :], spent, memory.baseline, memory.above_baseline(), moved[job.warm_up :])
-
-
-def _construct(partition_json: Path) -> tuple[Any, dict[str, Tensor], Construction]:
-    """This worker's part, its fields, and what it took."""
-    start = time.perf_counter()
-    load_kernels()
-    kernels = time.perf_counter() - start
-    _meet()
-    start = time.perf_counter()
-    data = sar.load_dgl_partition_data(str(partition_json), sar.rank(), "cpu")
-    load = time.perf_counter() - start
-    memory = PeakMemory()
-    _meet()
-    start = time.perf_counter()
-    graph = sar.construct_full_graph(data)
-    construct, rise = time.perf_counter() - start, memory.above_baseline()
-    kept = PeakMemory().baseline - memory.baseline
-    fields = {key: sar.suffix_key_lookup(data.node_features, key) for key in FIELDS}
-    return graph, fields, Construction(kernels, load, construct, rise, kept)
-
-
-def _traffic(model: Model, task: _Task, job: Job, moved: list[sar.comm.Statistics]) -> Traffic:
-    """The median epoch's counters, and its floors."""
-    relation, layers = task.graph.call_context().relation, model.exchanged()
-    gradients = sum(parameter.nbytes for parameter in model.parameters()) if sar.world_size() > 1 else 0
-    needed = gradients + bytes_needed(
-        relation.plan.halo_counts,
-        sar.rank(),
-        layers,
-        kept=job.mode != 1,
-        item_bytes=4 if job.wire is None else getattr(torch, job.wire).itemsize,
+    memory = peak_memory(x.device)
+    try:
+        for _ in range(job.warm_up + job.epochs):
+            before, start = sar.comm.statistics(), time.perf_counter()
+            loss = functional.cross_entropy(model(edges, x)[train], labels[train], reduction="sum") / n_train
+            optimizer.zero_grad()
+            loss.backward()
+            if together:
+                sar.gather_grads(model)
+            optimizer.step()
+            losses.append(loss.item())
+            seconds.append(time.perf_counter() - start)
+            moved.append(sar.comm.statistics() - before)
+    except torch.OutOfMemoryError:
+        return Measurement(len(x), [], [math.inf], math.inf)
+    rise = memory.above_baseline()
+    if not together:
+        return Measurement(len(x), losses, seconds[job.warm_up :], rise)
+    traffic = Traffic(
+        median(epoch.bytes_sent for epoch in moved[job.warm_up :]),
+        median(epoch.bytes_received for epoch in moved[job.warm_up :]),
+        median(epoch.seconds_waited for epoch in moved[job.warm_up :]),
+        *(_floors(model, edges, (x, labels, train), job.epochs) if job.floors else ()),
     )
-    _meet()
-    x, labels, train = (task.fields[key] for key in FIELDS)
+    return Measurement(len(x), [sar.all_sum(loss) for loss in losses], seconds[job.warm_up :], rise, traffic)
+
+
+def _floors(model: Model, graph: Any, fields: tuple[Tensor, Tensor, Tensor], repeats: int) -> tuple[float, float]:
+    """Seconds of an epoch's dense layers and of its aggregations, with all workers computing at once."""
     sar.Config.check_replicas = False  # from here on every worker trains by itself
-    dense = [dense_time(model, x, labels, train) for _ in range(job.epochs)]
-    _meet()
-    aggregation = [aggregation_time(relation, layers) for _ in range(job.epochs)]
-    return Traffic(
-        median(epoch.bytes_sent for epoch in moved),
-        median(epoch.bytes_received for epoch in moved),
-        needed,
-        median(epoch.seconds_waited for epoch in moved),
-        *(median(one.wall for one in parts) for parts in (dense, aggregation)),
-        *(median(one.processor for one in parts) for parts in (dense, aggregation)),
-    )
+    sar.all_sum(0)
+    dense = median(dense_time(model, *fields) for _ in range(repeats))
+    sar.all_sum(0)
+    relation = graph.call_context().relation
+    return dense, median(aggregation_time(relation, model.exchanged()) for _ in range(repeats))
 
 
-def _meet() -> None:
-    """Wait until every worker is here."""
-    sar.comm.all_reduce(torch.zeros(1), dist.ReduceOp.SUM)
+def _as_csr(edges: Tensor, num_nodes: int) -> Tensor:
+    """An edge index as a sparse matrix, transposed, as PyTorch Geometric's layers want it."""
+    warnings.filterwarnings("ignore", ".*[Ss]parse.*", UserWarning)  # torch's
+    ones = torch.ones(edges.shape[1], device=edges.device)
+    return torch.sparse_coo_tensor(edges.flip(0), ones, (num_nodes, num_nodes)).coalesce().to_sparse_csr()

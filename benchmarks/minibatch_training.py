@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from examples import distdgl_cluster  # noqa: F401  # isort: skip  (makes one machine stand for several)
 import torch
@@ -22,51 +22,38 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import sar
+from benchmarks.graphs import Graph
 from benchmarks.models import Model
-from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.allocator import set_allocator
 from sar.host.memory import PeakMemory
-from sar.partition.npz_files import read_npz
 
 GRAPH_NAME = "graph"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, and how; three layers.
-
-    fanouts: of each layer; batch_size: of each trainer.
-    trainers: how many there are; one process alone takes batches that many times as large.
-    samplers: `num_workers` of each trainer: processes of DGL, batches ahead of sar's.
-    allocator: `Config.allocator`, of DGL's processes too.
-    """
+    """What to train, and how."""
 
     num_classes: int
-    fanouts: list[int]
-    batch_size: int
-    trainers: int
-    samplers: int
+    fanouts: list[int]  # of each of three layers
+    batch_size: int  # of each trainer
+    trainers: int  # a single process takes batches that many times as large
+    samplers: int  # `num_workers` of each trainer: processes of DGL, batches ahead of sar's
     epochs: int
-    learning_rate: float
     seed: int
-    allocator: str = "least"
+    allocator: str = "system"  # `Config.allocator`, also of DGL's processes
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one trainer reports, by epoch where it is a list.
-
-    fetching: seconds until the next batch was there, with its features.
-    batches, seeds: of an epoch.
-    resident: peak of resident memory while training, in bytes; shared memory counts.
-    """
+    """What one trainer reports; lists are by epoch."""
 
     seconds: list[float]
-    fetching: list[float]
-    batches: int
-    seeds: int
-    resident: int
+    fetching: list[float]  # seconds until the next batch was there, with its features
+    batches: int  # of an epoch
+    seeds: int  # of an epoch
+    resident: int  # bytes of resident memory at the peak of training; shared memory counts
 
 
 Batch = tuple[Any, Tensor, Tensor]
@@ -80,11 +67,8 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     _set_allocator(job)
     warnings.filterwarnings("ignore", "Dataloader CPU affinity")
     dgl = require_dgl()
-    data = read_npz(graph_file)
-    graph = dgl_graph(*data.ends(), data.total_nodes).formats("csc")
-    graph.ndata.update({key: torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label")})
-    train = torch.from_numpy(data.node_data["_N"]["train_mask"])
-    del data
+    graph = Graph.load(graph_file).to_dgl().formats("csc")
+    train = graph.ndata.pop("train_mask")
     sampler = dgl.dataloading.NeighborSampler(job.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
     loader = dgl.dataloading.DataLoader(
         graph,
@@ -168,29 +152,22 @@ def _model(job: Job, num_features: int) -> Model:
     return Model("SAGE", num_features, job.num_classes)
 
 
-class _Epoch(NamedTuple):
-    """As in `Measured`, of one epoch."""
-
-    seconds: float
-    fetching: float
-    batches: int
-    seeds: int
-
-
 def _train(model: Model, forward: Callable[[Any, Tensor], Tensor], epoch: Epoch, job: Job) -> Measured:
     """The training loop, the same for all; `forward` is the model, or DDP around it, which averages gradients."""
     initial = copy.deepcopy(model.state_dict())
     _train_epoch(forward, epoch, torch.optim.Adam(model.parameters()))  # loads and compiles code
     model.load_state_dict(initial)
-    optimizer = torch.optim.Adam(model.parameters(), lr=job.learning_rate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     memory = PeakMemory()
     epochs = [_train_epoch(forward, epoch, optimizer) for _ in range(job.epochs)]
-    resident = memory.baseline + memory.above_baseline()
-    seconds, fetching = [one.seconds for one in epochs], [one.fetching for one in epochs]
-    return Measured(seconds, fetching, epochs[-1].batches, epochs[-1].seeds, resident)
+    seconds, fetching, batches, seeds = (list(values) for values in zip(*epochs, strict=True))
+    return Measured(seconds, fetching, batches[-1], seeds[-1], memory.baseline + memory.above_baseline())
 
 
-def _train_epoch(forward: Callable[[Any, Tensor], Tensor], epoch: Epoch, optimizer: torch.optim.Optimizer) -> _Epoch:
+def _train_epoch(
+    forward: Callable[[Any, Tensor], Tensor], epoch: Epoch, optimizer: torch.optim.Optimizer
+) -> tuple[float, float, int, int]:
+    """Train once on all batches; seconds, seconds of fetching, batches and seeds, as in `Measured`."""
     batches = seeds = 0
     fetching = 0.0
     start = mark = time.perf_counter()
@@ -203,7 +180,7 @@ def _train_epoch(forward: Callable[[Any, Tensor], Tensor], epoch: Epoch, optimiz
         batches, seeds = batches + 1, seeds + len(labels)
         mark = time.perf_counter()
     end = time.perf_counter()
-    return _Epoch(end - start, fetching + end - mark, batches, seeds)
+    return end - start, fetching + end - mark, batches, seeds
 
 
 def main() -> None:

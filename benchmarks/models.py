@@ -1,16 +1,24 @@
-"""The models measured, made of DGL's own layers; what they exchange, and what they compute without a graph."""
+"""The models measured, of DGL's layers and of PyTorch Geometric's, and what one of DGL's exchanges."""
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.bounds import Exchanged
 from sar.adapters.dgl.shim import require_dgl
 
 MODELS = ("SAGE", "GCN", "GIN", "GAT")
 HIDDEN, HEADS, HEAD_WIDTH = 256, 4, 32
+
+
+class Exchanged(NamedTuple):
+    """What one layer exchanges of each halo row."""
+
+    columns: int  # width of a row
+    constant: bool = False  # it needs no gradient, as the input features
+    values_read: bool = False  # the derivative reads the sources' values, so dropping them costs another fetch
 
 
 class Model(nn.Module):
@@ -24,27 +32,30 @@ class Model(nn.Module):
     def __init__(self, name: str, num_features: int, num_classes: int):
         super().__init__()
         hidden = HEADS * HEAD_WIDTH if name == "GAT" else HIDDEN
-        widths = [num_features, hidden, hidden, num_classes]
-        self.name, self.widths = name, widths
-        self.layers = nn.ModuleList(self._layer(*widths[i : i + 2], last=i == 2) for i in range(3))
+        self.name, self.widths = name, [num_features, hidden, hidden, num_classes]
+        makers = self.layer_makers()
+        self.layers = nn.ModuleList(makers[name](i, o, k == 2) for k, (i, o) in enumerate(pairwise(self.widths)))
 
-    def _layer(self, width: int, out: int, *, last: bool) -> nn.Module:
+    def layer_makers(self) -> dict[str, Callable[[int, int, bool], nn.Module]]:
+        """Functions of two widths, and of whether the layer is the last."""
         conv = require_dgl().nn
-        layer: nn.Module
-        if self.name == "GAT":
-            layer = conv.GATConv(width, out, 1) if last else conv.GATConv(width, HEAD_WIDTH, HEADS)
-        elif self.name == "GIN":
-            layer = conv.GINConv(nn.Linear(width, out), "sum")
-        else:
-            layer = conv.SAGEConv(width, out, "mean") if self.name == "SAGE" else conv.GraphConv(width, out)
-        return layer
+        return {
+            "SAGE": lambda i, o, last: conv.SAGEConv(i, o, "mean"),
+            "GCN": lambda i, o, last: conv.GraphConv(i, o),
+            "GIN": lambda i, o, last: conv.GINConv(nn.Linear(i, o), "sum"),
+            "GAT": lambda i, o, last: conv.GATConv(i, *((o, 1) if last else (HEAD_WIDTH, HEADS))),
+        }
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # (N, F) -> (N, C)
         """With one graph for all layers, or a list of one for each."""
         graphs = graph if isinstance(graph, list) else [graph] * len(self.layers)
         for index, (layer, graph) in enumerate(zip(self.layers, graphs, strict=True)):
-            x = self._activate(layer(graph, x).flatten(1), index)
+            x = self._activate(self.call(layer, graph, x).flatten(1), index)
         return x
+
+    def call(self, layer: Any, graph: Any, x: Tensor) -> Tensor:
+        out: Tensor = layer(graph, x)
+        return out
 
     def dense(self, x: Tensor) -> Tensor:  # (N, F) -> (N, C)
         """The forward without message passing: own rows go through the layers' parameters."""
@@ -71,3 +82,21 @@ class Model(nn.Module):
 
     def _activate(self, x: Tensor, index: int) -> Tensor:
         return x if index == len(self.layers) - 1 else functional.relu(x)
+
+
+class PygModel(Model):
+    """The same of PyTorch Geometric's layers; its graph is an edge index or a sparse matrix."""
+
+    def layer_makers(self) -> dict[str, Callable[[int, int, bool], nn.Module]]:
+        from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+
+        return {
+            "SAGE": lambda i, o, last: SAGEConv(i, o),
+            "GCN": lambda i, o, last: GCNConv(i, o, add_self_loops=False, cached=True),
+            "GIN": lambda i, o, last: GINConv(nn.Linear(i, o)),
+            "GAT": lambda i, o, last: GATConv(i, *((o, 1) if last else (HEAD_WIDTH, HEADS)), add_self_loops=False),
+        }
+
+    def call(self, layer: Any, graph: Any, x: Tensor) -> Tensor:
+        out: Tensor = layer(x, graph)
+        return out

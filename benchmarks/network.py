@@ -5,7 +5,6 @@ network and a mount namespace of this program's own, which the kernel removes wi
 touched, and nothing is left however it ends.
 """
 
-import argparse
 import ctypes
 import os
 import shutil
@@ -18,15 +17,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks import command, measure
-from benchmarks.bounds import epoch_bound
+from benchmarks.__main__ import dgl_way
 from benchmarks.graphs import prepare
 from benchmarks.measure import Job, Measurement
-from benchmarks.report import MEGA, describe_graph, describe_setting, write_section
-from benchmarks.results import Results, Run, load
-from benchmarks.runs import measure_each
-from benchmarks.summary import Spread, seconds
+from benchmarks.report import MEGA, publish
+from benchmarks.runs import Results, Run, Spread, run_all
 from sar.errors import SarError
-from sar.partition.inspect.text_tables import as_markdown, as_text
 
 INSIDE = "SAR_BENCHMARK_NAMESPACE"
 """Environment variable that says that this process is in the namespace made for it."""
@@ -48,28 +44,30 @@ HEADER = (
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, or read earlier results, and write the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description=__doc__)
-    command.add_common(parser, workers=(2, 4))
+    """Measure, and write the table."""
+    parser = command.new_parser("benchmarks.network", __doc__)
+    command.add_training(parser, workers=(2, 4))
     parser.add_argument("--graph", default="rmat", metavar="NAME", help="rmat, or a data set (%(default)s)")
     parser.add_argument("--gbit", type=float, default=1.0, metavar="G", help="Gbit/s, each way (%(default)s)")
-    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write network.json anew")
     arguments = parser.parse_args(argv)
-    bandwidth = arguments.gbit * 1e9 / 8
-    if arguments.earlier is not None:
-        [results] = load(arguments.earlier)
-    elif INSIDE in os.environ:
-        results = _measure(argv, arguments)
-    else:
+    if INSIDE not in os.environ:
         reason = obstacle()
-        if reason is None:
-            _continue_inside(argv)
-        print(f"benchmarks.network does not run here: {reason}")
-        return
-    rows = table(results, bandwidth)
-    print(f"\n{as_text(rows)}")
-    parts = describe_graph(results), describe_setting(results.setting), as_markdown(rows)
-    write_section(arguments.docs / "benchmarks.md", "network", "\n\n".join(parts))
+        if reason is not None:
+            print(f"benchmarks.network does not run here: {reason}")
+            return
+        os.environ[INSIDE] = "1"
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no word about addresses that have no names there
+        program = [sys.executable, "-m", "benchmarks.network", *argv]
+        os.execvp("unshare", ["unshare", "--mount", "--net", *program])  # this program again; does not return
+    _connect(max(arguments.workers), arguments.gbit)
+    plan = command.plan_of(arguments, [dgl_way(workers) for workers in (0, *arguments.workers)])
+    plan = replace(plan, job=replace(plan.job, floors=True), worker=networked_worker, host=HUB)
+    network = f"a namespace for each worker, {arguments.gbit:g} Gbit/s each way (tbf)"
+    with command.work_directory(arguments.work) as work:
+        graph = prepare(arguments.graph, command.size_of(arguments), arguments.data, work, arguments.seed)
+        rows = table(run_all(graph, plan), arguments.gbit * 1e9 / 8)
+    conditions = command.conditions_of(argv, arguments, network=network)
+    publish(arguments.docs / "benchmarks.md", "network", f"{graph.words()}\n\n{conditions}", rows)
 
 
 def obstacle() -> str | None:
@@ -90,44 +88,29 @@ def obstacle() -> str | None:
 def table(results: Results, bandwidth: float) -> list[tuple[str, ...]]:
     """Seconds of an epoch and of its parts, for each model and W; `HEADER` first. `bandwidth` is in bytes/s."""
     rows: list[tuple[str, ...]] = [HEADER]
-    for model in results.models():
-        for workers, mode in results.rows(model):
-            runs = results.find(model, workers, mode)
+    for (model, way), runs in results.runs.items():
+        if way.workers:
             parts = [_parts(run, bandwidth) for run in runs]
-            dense, aggregation, wire, bound, sent, waited = (median(values) for values in zip(*parts, strict=True))
-            over = Spread.of(seconds(run) / part[3] for run, part in zip(runs, parts, strict=True))
-            times = (f"{value:.2f}" for value in (waited, dense, aggregation, wire, bound))
-            taken = Spread.of(map(seconds, runs)).text()
-            rows.append((model, f"{workers}, mode {mode}", taken, f"{sent / MEGA:.1f}", *times, over.text()))
+            sent, *times, bound = (median(values) for values in zip(*parts, strict=True))
+            taken = Spread.of(run.seconds for run in runs).text()
+            over = Spread.of(run.seconds / part[-1] for run, part in zip(runs, parts, strict=True)).text()
+            seconds = (f"{value:.2f}" for value in (*times, bound))
+            rows.append((model, f"{way.workers}, mode {way.mode}", taken, f"{sent / MEGA:.1f}", *seconds, over))
     return rows
 
 
-def _parts(run: Run, bandwidth: float) -> tuple[float, float, float, float, float, float]:
-    """Seconds of dense layers, aggregation and wire, their bound, bytes of the busiest worker, seconds waited."""
-    traffic = [process.traffic for process in run.processes if process.traffic]
-    dense, aggregation = max(t.dense for t in traffic), max(t.aggregation for t in traffic)
-    busiest = max(max(t.sent, t.received) for t in traffic)
-    bound = epoch_bound(dense, aggregation, busiest, bandwidth)
-    return dense, aggregation, busiest / bandwidth, bound, busiest, max(t.waited for t in traffic)
+def _parts(run: Run, bandwidth: float) -> tuple[float, ...]:
+    """Bytes of the busiest worker, seconds waited, of dense layers, aggregation and wire, and their bound.
 
-
-def _continue_inside(argv: Sequence[str]) -> None:
-    """Run this program again, in place of this process, in namespaces of its own; does not return."""
-    program = [sys.executable, "-m", "benchmarks.network", *argv]
-    os.environ[INSIDE] = "1"
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no word about addresses that have no names there
-    os.execvp("unshare", ["unshare", "--mount", "--net", *program])
-
-
-def _measure(argv: Sequence[str], arguments: argparse.Namespace) -> Results:
-    """Connect the namespaces, then measure; results are saved after each run."""
-    _connect(max(arguments.workers), arguments.gbit)
-    plan = replace(command.plan_of(arguments), worker=networked_worker, host=HUB)
-    setting = command.setting_of("benchmarks.network", argv, arguments)
-    setting["network"] = f"a namespace for each worker, {arguments.gbit:g} Gbit/s each way (tbf)"
-    with command.work_directory(arguments.work) as work:
-        graph = prepare(arguments.graph, command.size_of(arguments), arguments.data, work, arguments.seed)
-        return measure_each([graph], plan, setting, work / "network.json")[0]
+    The bound is for transfers that hide behind the aggregations: dense + max(aggregation, wire).
+    """
+    traffic = [process.traffic for process in run.processes]
+    busiest = max(max(one.sent, one.received) for one in traffic)
+    waited, dense, aggregation = (
+        max(getattr(one, name) for one in traffic) for name in ("waited", "dense", "aggregation")
+    )
+    wire = busiest / bandwidth
+    return busiest, waited, dense, aggregation, wire, dense + max(aggregation, wire)
 
 
 def networked_worker(report: Callable[[Any], None], job: Job, partition_json: Path) -> Measurement:

@@ -1,153 +1,167 @@
-"""Memory and time against the number of partitions, of which one is in memory: `python -m benchmarks.out_of_core`.
+"""Memory and time against the number of partitions, one of them in memory: `python -m benchmarks.out_of_core`.
 
-Beside them stands the same training of the whole graph in memory. Memory is the greatest anonymous resident memory
-(RssAnon: what cannot be dropped) while it trains, above that of training the same model on a graph of 200 nodes, for
-which all code is loaded. Pages of the spill file that the system keeps in its cache are not in it: they go where memory
-is needed.
+The same training of the whole graph in memory is beside them. Memory is the greatest anonymous resident memory
+(RssAnon, which cannot be dropped) while it trains, above that of training the same model on a graph of 200 nodes, for
+which all code is loaded. Pages of the spill file that the system keeps in its cache are not in it: they go if memory is
+needed. With `--group` runs with several partitions have a control group of so much memory, page cache included.
 
-With `--cold` they are dropped at every turn. A run with several partitions then comes after one with them, and the last
-columns compare: seconds an epoch in the warm run (its compute and copies), the disk's bandwidth in the same folder, the
-mean of before and after, and the seconds over those that follow: warm + written / bandwidth + read / bandwidth.
-
-With `--limit` or `--group` runs with several partitions have so much memory beside their code; that of the whole graph
-has all, to compare losses. What that memory is less than stands in the first line.
+With `--evaluate` the outputs of all nodes are computed, starting with an empty page cache, and compared with those of
+the whole graph in memory. Both write a table into docs/out_of_core.md.
 """
 
 import argparse
-import json
+import contextlib
+import errno
 import os
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
+
+from benchmarks import command
 from benchmarks.graphs import GeneratedSize, Prepared, prepare
-from benchmarks.limits import control_group
-from benchmarks.models import HIDDEN, MODELS
-from benchmarks.out_of_core_training import EPOCH, IMPORTED
+from benchmarks.models import MODELS
+from benchmarks.out_of_core_run import EPOCH, IMPORTED
+from benchmarks.plots import draw_lines
+from benchmarks.report import publish, setting
+from sar.errors import ConfigError, SarError
 
 SAMPLE_SECONDS = 0.003
-LIMIT_SECONDS = 900
-DISK_SECONDS = 4.0
-"""For which the disk is measured, before and after a run."""
-PIECE = 2**24
-"""Bytes that are then written and read at a time."""
+PICTURE = "out_of_core.png"
+HEADER = ("model", "partitions", "MB in training", "MB / in memory", "s / epoch", "s / in memory")
+EVALUATION = ("model", "computed by", "s", "MB read", "MB written", "largest difference")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 class Run(NamedTuple):
-    """One training.
+    """One training or evaluation."""
 
-    parts: 1 for the whole graph in memory.
-    megabytes: in training, and at any time after the imports; above `base`.
-    seconds: of the median epoch after the first; written and read are megabytes to and from the disk in the mean one.
-    """
-
-    model: str
-    parts: int
     losses: list[float]
-    megabytes: float
-    at_any_time: float
-    seconds: float
-    written: float
+    megabytes: float  # at the peak
+    seconds: float  # of the median epoch after the first
+    written: float  # MB to the disk in the mean epoch after the first
     read: float
 
 
-def measure(
-    partition_json: Path,
-    model: str,
-    parts: int,
-    spill: Path,
-    *options: str,
-    threads: int = 1,
-    base: int = 0,
-    script: str = "out_of_core_training",
-) -> Run:
-    """Run a script of this folder in a process of its own, with `parts` virtual workers where there are several."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[1])}
+def main(argv: Sequence[str]) -> None:
+    """Measure, and write the table."""
+    parser = command.new_parser("benchmarks.out_of_core", __doc__, repeats=0)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, help="(all)")
+    parser.add_argument("--parts", nargs="+", type=int, default=[8, 32], metavar="P", help="(%(default)s)")
+    parser.add_argument("--epochs", type=int, default=3, metavar="N", help="(%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="(%(default)s)")
+    parser.add_argument("--group", type=int, metavar="MB", help="memory of a control group, page cache included")
+    parser.add_argument("--evaluate", action="store_true", help="compute outputs of all nodes instead of training")
+    arguments = parser.parse_args(argv)
+    with command.work_directory(arguments.work) as work:
+        graph = prepare("rmat", command.size_of(arguments), arguments.data, work, arguments.seed)
+        rows = evaluations(graph, arguments) if arguments.evaluate else trainings(graph, arguments)
+    memory = "all of the machine" if arguments.group is None else f"a control group of {arguments.group} MB"
+    options = {"graph": graph.words().replace("*", ""), "memory": f"{memory}, {arguments.threads} threads"}
+    conditions = setting(command.shown("benchmarks.out_of_core", argv), options)
+    section = "evaluation" if arguments.evaluate else "out of core"
+    alt = "Memory and time of an epoch against the number of partitions"
+    picture = "" if arguments.evaluate else f"![{alt}]({PICTURE})"
+    publish(arguments.docs / "out_of_core.md", section, conditions, rows, picture)
+
+
+def trainings(graph: Prepared, arguments: argparse.Namespace) -> list[tuple[str, ...]]:
+    """A row for each model and number of partitions; `HEADER` first. Draws the picture."""
+    small_size = GeneratedSize(200, 1000, arguments.features)
+    small = prepare("rmat", small_size, arguments.data, graph.folder, arguments.seed)
+    how = {"classes": graph.num_classes, "epochs": arguments.epochs}
+    rows: list[tuple[str, ...]] = [HEADER]
+    megabytes, ratios = dict[str, list[float]](), dict[str, list[float]]()
+    for model in arguments.models:
+        base = measure(small, model, 1, arguments, **how).megabytes
+        runs = {parts: measure(graph, model, parts, arguments, **how) for parts in (1, *arguments.parts)}
+        for run in runs.values():
+            if not np.allclose(run.losses, runs[1].losses, rtol=1e-3):
+                raise SarError(f"{model}: losses are {run.losses}; expected {runs[1].losses}, as in memory.")
+        whole = runs[1].megabytes - base
+        megabytes[model] = [run.megabytes - base for run in runs.values()]
+        ratios[model] = [run.seconds / runs[1].seconds for run in runs.values()]
+        for (parts, run), size, ratio in zip(runs.items(), megabytes[model], ratios[model], strict=True):
+            share = "1" if parts == 1 else f"1 / {whole / size:.1f}"
+            name = "in memory" if parts == 1 else str(parts)
+            rows.append((model, name, f"{size:.0f}", share, f"{run.seconds:.2f}", f"{ratio:.2f}"))
+    panels = {"MB in training": megabytes, "time of an epoch / in memory": ratios}
+    draw_lines([1, *arguments.parts], panels, arguments.docs / PICTURE, "partitions, one in memory at a time")
+    return rows
+
+
+def evaluations(graph: Prepared, arguments: argparse.Namespace) -> list[tuple[str, ...]]:
+    """A row for each model and number of partitions; `EVALUATION` first."""
+    rows: list[tuple[str, ...]] = [EVALUATION]
+    for model in arguments.models:
+        expected, out = (graph.folder / f"{model}-{name}.npy" for name in ("whole", "parts"))
+        measure(graph, model, 1, arguments, classes=graph.num_classes, out=expected)
+        for parts in arguments.parts:
+            graph.partitions(parts)
+            _forget(graph.folder)
+            run = measure(graph, model, parts, arguments, classes=graph.num_classes, out=out)
+            difference = f"{np.abs(np.load(out) - np.load(expected)).max():.0e}"
+            moved = f"{run.read:,.0f}", f"{run.written:,.0f}"
+            rows.append((model, f"sar, {parts} partitions", f"{run.seconds:,.0f}", *moved, difference))
+    return rows
+
+
+def measure(graph: Prepared, model: str, parts: int, arguments: argparse.Namespace, **options: object) -> Run:
+    """Run the script in a process of its own, with a virtual worker for each partition if there are several."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[1])}
     environment |= {"THP_MEM_ALLOC_ENABLE": "1"}  # as in a script that sets sar up before it makes a tensor
     if parts > 1:
-        environment |= {"SAR_RESIDENT": "1", "SAR_SPILL_DIR": str(spill), "SAR_PARTS": str(parts)}
-    command = [sys.executable, "-m", f"benchmarks.{script}", str(partition_json), "--model", model, *options]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    timer = threading.Timer(LIMIT_SECONDS, process.kill)
-    timer.start()
-    memory = _Memory()
-    losses: list[float] = []
-    seconds: list[float] = []
-    whole = 0
-    io: list[tuple[int, int]] = []  # at the end of every epoch
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            words = line.split()
-            if words[0] == IMPORTED:
-                memory.watch(int(words[1]))
-            elif words[0] == EPOCH and words[2] == "begins" and words[1] == "0":
-                whole = memory.peak
-                memory.peak = 0
-            elif words[0] == EPOCH and words[2] == "took":
-                losses.append(float(words[5]))
-                seconds.append(float(words[3]))
-                io.append(_io(process.pid))
-        if process.wait() != 0:
-            raise RuntimeError(f"{command} ended with {process.returncode}")
-    finally:
-        timer.cancel()
-        process.kill()
-        memory.stop()
-    training, any_time = memory.peak - base, max(memory.peak, whole) - base
-    later = max(len(io) - 1, 1)
-    moved = [(end - begin) / later for begin, end in zip(io[0] if io[1:] else (0, 0), io[-1], strict=True)]
-    in_training, at_any_time, *others = (number / 2**20 for number in (training, any_time, *moved))
-    return Run(model, parts, losses, in_training, at_any_time, median(seconds[1:] or seconds), *others)
+        environment |= {"SAR_RESIDENT": "1", "SAR_SPILL_DIR": str(graph.folder), "SAR_PARTS": str(parts)}
+    script = [sys.executable, "-m", "benchmarks.out_of_core_run", str(graph.partitions(parts)), "--model", model]
+    script += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    limited = arguments.group is not None and parts > 1
+    with control_group(arguments.group) if limited else contextlib.nullcontext() as group:
+        script += [] if group is None else ["--group", str(group)]
+        with subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            timer = threading.Timer(arguments.time_limit, process.kill)
+            timer.start()
+            try:
+                run = _listen(process)
+            finally:
+                timer.cancel()
+                process.kill()
+    if process.returncode != 0:
+        raise SarError(f"{' '.join(script)} ended with status {process.returncode}.")
+    print(f"{graph.name}: {model}, {parts} partitions: {run}", flush=True)
+    return run
 
 
-class Cold(NamedTuple):
-    """What an epoch without a page cache is compared with: `warm` seconds, and a disk of so many bytes a second."""
-
-    warm: float
-    write: float
-    read: float
-
-    def expected(self, run: Run) -> float:
-        """Seconds of an epoch whose bytes go to and from the disk while nothing is computed."""
-        return self.warm + run.written * 2**20 / self.write + run.read * 2**20 / self.read
-
-
-def measure_cold(file: Path, model: str, parts: int, spill: Path, *options: str, **how: Any) -> tuple[Run, Cold]:
-    """Train without a page cache of the spilled tensors, and measure what that is compared with."""
-    warm = measure(file, model, parts, spill, *options, **how)
-    most = round((warm.written + 1) * 2**20)  # as much as an epoch writes
-    disk = [_disk_bandwidth(spill, most)]
-    run = measure(file, model, parts, spill, *options, "--cold", **how)
-    disk.append(_disk_bandwidth(spill, most))
-    return run, Cold(warm.seconds, *(sum(either) / 2 for either in zip(*disk, strict=True)))
-
-
-def _disk_bandwidth(folder: Path, most: int) -> tuple[float, float]:
-    """Bytes per second to and from the disk of a folder, past the page cache; `most` bytes are written at most."""
-    piece, written, read = os.urandom(PIECE), 0, 0  # some file systems compress
-    with tempfile.TemporaryFile(dir=folder) as file:
-        began = now = time.perf_counter()
-        while not written or (now - began < DISK_SECONDS / 2 and written + PIECE <= most):
-            written += os.write(file.fileno(), piece)
-            os.fdatasync(file.fileno())
-            now = time.perf_counter()
-        write = written / (now - began)
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        began = now = time.perf_counter()
-        while read < written and now - began < DISK_SECONDS / 2:
-            read += len(os.pread(file.fileno(), PIECE, read))
-            now = time.perf_counter()
-    return write, read / (now - began)
+def _listen(process: "subprocess.Popen[str]") -> Run:
+    """Note memory and disk traffic of a run at the moments of which it tells."""
+    assert process.stdout is not None
+    memory = MemorySampler()
+    losses, seconds, moved = list[float](), list[float](), list[tuple[int, int]]()
+    for line in process.stdout:
+        words = line.split()
+        if words[0] == IMPORTED:
+            memory.watch(int(words[1]))
+        elif words[:3] == [EPOCH, "0", "begins"]:
+            memory.peak = 0
+        elif words[0] == EPOCH and words[2] == "took":
+            seconds.append(float(words[3]))
+            losses.append(float(words[5]))
+            moved.append(_disk_traffic(process.pid))
+    process.wait()
+    memory.stop()
+    if not moved:
+        return Run([], 0, 0, 0, 0)
+    first, later = moved[0] if moved[1:] else (0, 0), max(len(moved) - 1, 1)
+    written, read = ((end - begin) / later / 2**20 for begin, end in zip(first, moved[-1], strict=True))
+    return Run(losses, memory.peak / 2**20, median(seconds[1:] or seconds), written, read)
 
 
-class _Memory:
+class MemorySampler:
     """The greatest RssAnon of a process, in bytes, sampled by a thread."""
 
     def __init__(self) -> None:
@@ -156,10 +170,8 @@ class _Memory:
         self._thread: threading.Thread | None = None
 
     def watch(self, pid: int) -> None:
-        """Begin, once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(pid,), daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._run, args=(pid,), daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         self._end.set()
@@ -167,86 +179,58 @@ class _Memory:
             self._thread.join()
 
     def _run(self, pid: int) -> None:
-        with suppress(OSError):  # it has ended
-            while not self._end.is_set():
-                self.peak = max(self.peak, _anonymous(pid))
-                time.sleep(SAMPLE_SECONDS)
+        with contextlib.suppress(OSError):  # it has ended
+            while not self._end.wait(SAMPLE_SECONDS):
+                with open(f"/proc/{pid}/status") as status:
+                    lines = (line.split() for line in status if line.startswith("RssAnon"))
+                    self.peak = max(self.peak, *(int(words[1]) * 1024 for words in lines), 0)
 
 
-def _anonymous(pid: int) -> int:
-    with open(f"/proc/{pid}/status") as status:
-        return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon")), 0)
-
-
-def _io(pid: int) -> tuple[int, int]:
+def _disk_traffic(pid: int) -> tuple[int, int]:
     """Bytes that a process has had written to and read from the disk."""
     lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(lines["write_bytes"]), int(lines["read_bytes"])
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("bench-out-of-core"), help="graph, partitions, spill file")
-    parser.add_argument("--nodes", type=int, default=GeneratedSize.nodes)
-    parser.add_argument("--edges", type=int, default=GeneratedSize.edges)
-    parser.add_argument("--features", type=int, default=GeneratedSize.features)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--parts", nargs="+", type=int, default=[1, 8, 32], help="1: the whole graph in memory")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cold", action="store_true", help="drop the page cache of spilled tensors at every turn")
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--limit", type=int, metavar="MB", help="RLIMIT_DATA beside code")
-    either.add_argument("--group", type=int, metavar="MB", help="control group with so much, page cache included")
-    arguments = parser.parse_args()
-    size = GeneratedSize(arguments.nodes, arguments.edges, arguments.features)
-    graph = prepare("rmat", size, Path(), arguments.work, 0)
-    options = ["--epochs", str(arguments.epochs), "--classes", str(graph.num_classes)]
-    small = prepare("rmat", GeneratedSize(200, 1000, arguments.features), Path(), arguments.work, 0)
-    results: list[dict[str, Any]] = []
-    if arguments.limit is not None or arguments.group is not None:
-        print(_sizes(graph, arguments.limit or arguments.group), "\n")
-    titles = ["model", "partitions", "loss", "MB in training", "MB at any time", "s / epoch", "MB written", "MB read"]
-    titles += ["s warm", "MB/s to disk", "MB/s from disk", "s / expected"] if arguments.cold else []
-    _print_row(titles)
-    _print_row(["---"] * len(titles))
-    for model in arguments.models:
-        base = round(measure(small.partitions(1), model, 1, arguments.work, *options[:4]).megabytes * 2**20)
-        for parts in arguments.parts:
-            file = graph.partitions(parts)
-            how: dict[str, Any] = {"threads": arguments.threads, "base": base}
-            cold = None
-            limits = ["--limit", str(arguments.limit)] if arguments.limit is not None and parts > 1 else []
-            limited = arguments.group is not None and parts > 1
-            with control_group(arguments.group) if limited else nullcontext() as group:
-                limits += [] if group is None else ["--group", str(group)]
-                if arguments.cold and parts > 1:
-                    run, cold = measure_cold(file, model, parts, arguments.work, *options, *limits, **how)
-                else:
-                    run = measure(file, model, parts, arguments.work, *options, *limits, **how)
-            results.append({**run._asdict(), "cold": None if cold is None else cold._asdict()})
-            row = [model, parts, f"{run.losses[-1]:.6f}", f"{run.megabytes:.0f}", f"{run.at_any_time:.0f}"]
-            row += [f"{run.seconds:.2f}", f"{run.written:.0f}", f"{run.read:.0f}"]
-            if cold is not None:
-                row += [f"{cold.warm:.2f}", f"{cold.write / 2**20:.0f}", f"{cold.read / 2**20:.0f}"]
-                row.append(f"{run.seconds / cold.expected(run):.2f}")
-            _print_row(row)
-    (arguments.work / "out-of-core.json").write_text(json.dumps(results))
+def _forget(folder: Path) -> None:
+    """Remove the files of a folder from the page cache."""
+    for file in filter(Path.is_file, folder.rglob("*")):
+        opened = os.open(file, os.O_RDONLY)
+        os.fsync(opened)
+        os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(opened)
 
 
-def _sizes(graph: Prepared, allowed: int) -> str:
-    nodes, edges = graph.data.total_nodes, graph.data.total_edges * 16 / 2**20
-    features, activations = nodes * graph.num_features * 4 / 2**20, nodes * 2 * HIDDEN * 4 / 2**20
-    return (
-        f"Features: {features:.0f} MB. Edges, as pairs of node IDs: {edges:.0f} MB. Rows of two hidden layers: "
-        f"{activations:.0f} MB. Memory for runs with several partitions: {allowed} MB."
-    )
+@contextlib.contextmanager
+def control_group(megabytes: int) -> Iterator[Path]:
+    """A group below this process's own, for children to join; gone at the end, when they must have ended.
 
+    Page cache counts, too, as on a small machine. What a process has had before it joins stays with the group that it
+    was in, so the limit is on memory that it takes later, and on pages of files that it is the first to read or write.
 
-def _print_row(cells: list[Any]) -> None:
-    print("|", " | ".join(map(str, cells)), "|", flush=True)
+    Raises:
+        ConfigError: there is no controller of memory, or this process may not use it.
+    """
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    folder = CONTROL_GROUPS / "memory" / own["memory"].lstrip("/") if "memory" in own else None
+    parent = folder or CONTROL_GROUPS / own.get("", "").lstrip("/")
+    group, limit = parent / f"sar-{os.getpid()}", "memory.limit_in_bytes" if "memory" in own else "memory.max"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise ConfigError(f"Cannot make a control group in {parent}: {error.strerror}.") from error
+    try:
+        if not (group / limit).exists():
+            raise ConfigError(f"{parent} does not give its groups a controller of memory.")
+        (group / limit).write_text(str(megabytes * 2**20))
+        yield group
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM):
+            raise
+        raise ConfigError(f"Cannot set {limit} in {group}: {error.strerror}.") from error
+    finally:
+        group.rmdir()
 
 
 if __name__ == "__main__":
-    main()
+    command.run_main(main)

@@ -1,116 +1,157 @@
-"""Runs the rows of a benchmark in processes of their own, interleaved with single-process DGL."""
+"""Runs ways to train side by side, each in processes of its own, and takes ratios within the same repeat."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-from benchmarks import measure, summary
+from benchmarks import measure
 from benchmarks.graphs import Prepared
-from benchmarks.measure import Job, Measurement
-from benchmarks.results import SINGLE, Results, Run, save
+from benchmarks.measure import DGL, Job, Measurement
 from sar.errors import SarError
 from sar.host.processes import run_workers
 
 LOSS_TOLERANCE = 2e-3
 """Of a loss, relative: rounding drifts apart while training, a wrong exchange shows at once."""
 
-Target = Callable[[Callable[[Any], None], Job, Path], Measurement]
+
+class Way(NamedTuple):
+    """A way to train: `workers` of sar, or one process without it if 0."""
+
+    name: str
+    workers: int = 0
+    mode: int = 1
+    layers: str = DGL
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure on a graph.
-
-    job: settings that all rows share; its model, classes and mode are set for each.
-    threads: of single-process DGL, and of all workers together, but at least one each.
-    time_limit: seconds for one run.
-    worker: what a worker process runs.
-    host: the address at which workers find each other.
-    """
+    """What to measure on a graph. All ways are compared with the first."""
 
     models: Sequence[str]
-    workers: Sequence[int]
-    modes: Sequence[int]
+    ways: Sequence[Way]
     repeats: int
-    job: Job
-    threads: int
-    time_limit: float
-    worker: Target = measure.worker
-    host: str = "127.0.0.1"
+    job: Job  # settings that all share; model, classes, layers and mode are set for each
+    threads: int  # of a single process, and of all workers together, but at least one each
+    time_limit: float  # seconds for one run
+    worker: Callable[..., Measurement] = measure.worker
+    host: str = "127.0.0.1"  # the address at which workers find each other
 
 
-def run_all(graph: Prepared, plan: Plan, setting: dict[str, str]) -> Iterator[Results]:
-    """Measure every row once, then again for each repeat; yields the results so far after each run.
+class Spread(NamedTuple):
+    """Median, least and greatest of the repeats."""
+
+    median: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        listed = list(values)
+        return cls(median(listed), min(listed), max(listed))
+
+    def text(self, digits: int = 2) -> str:
+        """As `1.20 (1.10-1.40)`, or only the median if all are the same."""
+        middle = f"{self.median:.{digits}f}"
+        if self.least == self.greatest:
+            return middle
+        return f"{middle} ({self.least:.{digits}f}-{self.greatest:.{digits}f})"
+
+
+class Run(NamedTuple):
+    """One training run; `processes` are by rank, `single` is the run that it is compared with."""
+
+    processes: list[Measurement]
+    single: list[Measurement]
+
+    @property
+    def seconds(self) -> float:
+        """The median epoch of the slowest process."""
+        return slowest_epoch(self.processes)
+
+    @property
+    def over_single(self) -> float:
+        return self.seconds / slowest_epoch(self.single)
+
+    @property
+    def rise(self) -> float:
+        """Bytes of memory of the process that needs most."""
+        return max(process.rise for process in self.processes)
+
+    @property
+    def share(self) -> float:
+        """The most that a worker needs over its share by nodes of what one process needs; 1 is ideal."""
+        total, whole = sum(process.num_nodes for process in self.processes), self.single[0].rise
+        return max(process.rise * total / (whole * process.num_nodes) for process in self.processes)
+
+    @property
+    def sent(self) -> float:
+        """Bytes of the worker that sends most."""
+        return max(process.traffic.sent for process in self.processes)
+
+
+def slowest_epoch(processes: Sequence[Measurement]) -> float:
+    """Seconds of the median epoch of the slowest process."""
+    return max(median(process.seconds) for process in processes)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The runs on one graph, by model and way, one for each repeat."""
+
+    graph: Prepared
+    runs: dict[tuple[str, Way], list[Run]] = field(default_factory=dict)
+
+    def spread(self, model: str, way: Way, number: Callable[[Run], float]) -> Spread:
+        """Of a number of each run."""
+        return Spread.of(map(number, self.runs[model, way]))
+
+
+def run_all(graph: Prepared, plan: Plan) -> Results:
+    """Measure every way of every model once, then again for each repeat, and print a line for each.
 
     Raises:
-        SarError: a run failed, or its losses are not those of single-process DGL.
+        SarError: a run failed, or its losses are not those of the first way.
     """
-    data, runs = graph.data, list[Run]()
-    results = Results(
-        graph.name, data.total_nodes, data.total_edges, graph.num_features, graph.num_classes, setting, runs
-    )
+    results = Results(graph)
     for repeat in range(plan.repeats):
         for model in plan.models:
             job = replace(plan.job, model=model, num_classes=graph.num_classes)
-            alone = _single(graph, plan, job, repeat)
-            runs.append(alone)
-            yield results
-            for workers in plan.workers:
-                for mode in plan.modes:
-                    run = _workers(graph, plan, replace(job, mode=mode), workers, repeat)
-                    _check_losses(run, alone, job)
-                    runs.append(run)
-                    yield results
+            single: list[Measurement] = []
+            for way in plan.ways:
+                if model == "GAT" and way.layers == measure.PYG_CSR:
+                    continue  # whose layer cannot use it
+                processes = _train(graph, plan, replace(job, mode=way.mode, layers=way.layers), way)
+                single = single or processes
+                run = Run(processes, single)
+                what = f"{graph.name}, {len(graph.graph.src):,} edges {repeat + 1}: {model}, {way.name}"
+                if job.wire is None:
+                    _check_losses(run, what)
+                results.runs.setdefault((model, way), []).append(run)
+                print(f"{what}: {run.seconds:.3f} s an epoch, {run.rise / 1e6:.0f} MB at most", flush=True)
+    return results
 
 
-def measure_each(graphs: Iterable[Prepared], plan: Plan, setting: dict[str, str], results_file: Path) -> list[Results]:
-    """Measure on every graph, with a line printed and all results saved after each run."""
-    done: list[Results] = []
-    for graph in graphs:
-        for results in run_all(graph, plan, setting):
-            print(f"{graph.name}, {graph.data.total_edges:,} edges {describe(results.runs[-1])}", flush=True)
-            save([*done, results], results_file)
-        done.append(results)
-    return done
-
-
-def describe(run: Run) -> str:
-    """One line about a run."""
-    who = "DGL" if run.workers == SINGLE else f"sar, W = {run.workers}, mode {run.mode}"
-    rise = max(process.rise for process in run.processes) / 1e6
-    return f"{run.repeat + 1}: {run.model}, {who}: {summary.seconds(run):.3f} s an epoch, {rise:.0f} MB at most"
-
-
-def threads_each(threads: int, workers: int) -> int:
-    """Of each worker, where all together have those of one process: at least one."""
-    return max(threads // workers, 1)
-
-
-def _single(graph: Prepared, plan: Plan, job: Job, repeat: int) -> Run:
-    processes = run_workers(
-        measure.single, job, graph.file, n_workers=1, n_threads=plan.threads, time_limit=plan.time_limit
-    )
-    return Run(job.model, SINGLE, 0, repeat, processes)
-
-
-def _workers(graph: Prepared, plan: Plan, job: Job, workers: int, repeat: int) -> Run:
-    processes = run_workers(
-        plan.worker,
+def _train(graph: Prepared, plan: Plan, job: Job, way: Way) -> list[Measurement]:
+    target: Any = plan.worker if way.workers else measure.single
+    file: Path = graph.partitions(way.workers) if way.workers else graph.file
+    processes: list[Measurement] = run_workers(
+        target,
         job,
-        graph.partitions(workers),
-        n_workers=workers,
-        n_threads=threads_each(plan.threads, workers),
+        file,
+        n_workers=way.workers or 1,
+        n_threads=max(plan.threads // (way.workers or 1), 1),
         time_limit=plan.time_limit,
         host=plan.host,
     )
-    return Run(job.model, workers, job.mode, repeat, processes)
+    return processes
 
 
-def _check_losses(run: Run, alone: Run, job: Job) -> None:
+def _check_losses(run: Run, what: str) -> None:
     """Refuse to report a run that computed something else."""
-    difference = summary.loss_difference(run, alone)
-    if job.wire is None and not difference <= LOSS_TOLERANCE * max(map(abs, alone.processes[0].losses)):
-        raise SarError(
-            f"{describe(run)}: a loss differs by {difference:.2e} from that of single-process DGL; expected the same."
-        )
+    losses, expected = run.processes[0].losses, run.single[0].losses
+    if losses and expected:  # there was memory for both
+        worst = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
+        if not worst <= LOSS_TOLERANCE * max(map(abs, expected)):
+            raise SarError(f"{what}: a loss differs by {worst:.2e} from that of one process; expected the same.")

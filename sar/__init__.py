@@ -31,7 +31,7 @@ from sar.comm.collectives import all_max, all_sum
 from sar.common_tuples import PartitionData, ShardEdgesAndFeatures, suffix_key_lookup
 from sar.config import Config
 from sar.core import DistributedBlock, GraphShardManager, HeteroGraphShardManager, construct_full_graph, construct_mfgs
-from sar.core.passing.builtin import message_has_parameters
+from sar.core.passing.messages import message_has_parameters
 from sar.errors import SarError
 from sar.logging_setup import logger, logging_setup
 from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, global_ids, pair_graph

@@ -60,8 +60,9 @@ class GlobalConfig:
             off on all workers if models are meant to differ, or if hosts with different processors round differently.
         patch_dgl (True or False; default True):
             Call `sar.patch_dgl` whenever a distributed graph is made while DGL is imported. False leaves DGL as it is.
-        timeout (a positive number of seconds; default 1800.0):
-            Longest wait for other workers. The death of a worker is noticed at once, whatever the timeout.
+        timeout (a positive number of seconds; default 600.0):
+            Longest wait for other workers. The death of a worker is noticed at once, whatever the timeout. A frozen
+            one, or one whose host has vanished, is named when the wait ends.
     """
 
     disable_sr: bool = False
@@ -73,7 +74,7 @@ class GlobalConfig:
     wire_dtype_gradients: torch.dtype | None = None
     check_replicas: bool = True
     patch_dgl: bool = True
-    timeout: float = 1800.0
+    timeout: float = 600.0
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _ACCEPTED:

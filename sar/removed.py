@@ -1,10 +1,14 @@
 """Names that sar had once, and what to do instead: for the errors of scripts that still use them."""
 
+_WHOLE_GRAPH = "It computes the whole graph; a loader with fan-out -1 computes a few nodes, see docs/howto/infer.md."
 _SUBGRAPHS = "PyTorch Geometric has {} for graphs of one machine; sar.DistNeighborSampler samples from all workers."
 REMOVED = {
     "sar.ClusterGCNSampler": _SUBGRAPHS.format("ClusterLoader"),
     "sar.SAINTSampler": _SUBGRAPHS.format("GraphSAINTSampler"),
     "sar examples": "The scripts are in the folder examples/ of the repository.",
+    "sar infer --allow-outside": "Put the files of the directory into it.",
+    "sar infer --check": _WHOLE_GRAPH,
+    "sar infer --hops": _WHOLE_GRAPH,
     "sar inspect --picture": "`sar inspect --json` prints the numbers, as traffic.",
     "sar inspect --allow-outside": "Copy the files below the directory; DGL and sar write them there.",
     "sar inspect --values": "sar.load_dgl_partition_data returns the features: features[name].isnan().any().",

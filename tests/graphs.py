@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -138,17 +137,3 @@ def partition_in_memory(
         partitions.append(PartitionData(all_shard_edges, ranges, own, ["_N"], [("_N", "_E", "_N")], None))
     edge_counts = shards.sum(axis=1).tolist()
     return PartitionedGraph(partitions, src, dst, graph.num_nodes, node_ids, order, node_counts, edge_counts)
-
-
-def load_cora() -> tuple[EdgeList, Tensor, Tensor]:
-    """Edges, dense features (N, 1433) and labels (N,) of cora; skips the test where the data is not there."""
-    path = DATA / "cora.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; SAR_TEST_DATA names the folder of the test data sets.")
-    with np.load(path, allow_pickle=False) as arrays:
-        src, dst = (torch.from_numpy(arrays[name].astype(np.int64)) for name in ("src", "dst"))
-        rows = np.repeat(np.arange(len(arrays["feat_indptr"]) - 1), np.diff(arrays["feat_indptr"]))
-        features = np.zeros(tuple(arrays["feat_shape"]), dtype=np.float32)
-        features[rows, arrays["feat_indices"]] = arrays["feat_data"]
-        labels = torch.from_numpy(arrays["label"])
-        return EdgeList(src, dst, int(arrays["num_nodes"])), torch.from_numpy(features), labels

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sar.common_tuples import EID, NID, ORIG_ID
-from tests.graphs import EdgeList, load_cora, partition_in_memory, random_graph
+from tests.graphs import partition_in_memory, random_graph
 
 
 @pytest.fixture(params=[1, 2, 4])
@@ -91,12 +91,3 @@ def test_graphs_without_edges(graph):
     assert parts.edge_counts == [0, 0]
     assert parts.node_counts == [graph.num_nodes, 0]
     assert [len(partition.all_shard_edges) for partition in parts.partitions] == [2, 2]
-
-
-def test_cora_is_read_whole():
-    graph, features, labels = load_cora()
-    assert isinstance(graph, EdgeList)
-    assert (graph.num_nodes, len(graph.src)) == (2708, 10556)
-    assert features.shape == (2708, 1433)
-    assert (features != 0).sum() > 40_000
-    assert labels.unique().tolist() == list(range(7))

@@ -11,19 +11,21 @@ import sar
 from sar.cli import main
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide
+from sar.partition.ingest.chunked import write_chunked
 from sar.partition.ingest.masks import with_split
-from sar.partition.npz_files import write_npz
 from tests.stages import stages_in, without_stages
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    write_npz(with_split(community_graph(300, 2400, 6, 4)), tmp_path / "graph.npz")
-    return tmp_path / "graph.npz"
+    return write_chunked(with_split(community_graph(300, 2400, 6, 4)), tmp_path / "graph")
 
 
 def said_by_partition(file: Path, capsys) -> list[str]:
-    assert main(["partition", str(file), "--parts", "2", "--out", str(file.parent / "parts"), "--method", "ldg"]) == 0
+    assert (
+        main(["partition", str(file), "--parts", "2", "--out", str(file.parent.parent / "parts"), "--method", "ldg"])
+        == 0
+    )
     said = capsys.readouterr().err
     assert without_stages(said) == "" or sys.stderr.isatty()
     return stages_in(said)

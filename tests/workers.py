@@ -330,7 +330,7 @@ def _serve(
             faulthandler.dump_traceback_later(timeout, exit=True)
             outcome = _outcome(module, name, arguments, stopped)
             faulthandler.cancel_dump_traceback_later()
-            channel.send_bytes(_pickle((outcome, group.stopped is not None, group.final)))
+            channel.send_bytes(_pickle((outcome, group.failure is not None, group.final)))
     faulthandler.dump_traceback_later(CLOSE_LIMIT / 2, exit=True)
     dist.destroy_process_group()
     atexit._run_exitfuncs()

@@ -19,7 +19,7 @@ from sar.removed import advice
 COMMANDS = {
     "chunk": "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it.",
     "demo": "Train GraphSAGE and GAT with several workers and with one process, and compare.",
-    "infer": "Compute outputs of a trained model for some nodes, reading no more than they depend on.",
+    "infer": "Write the outputs of a trained model for all nodes, or for some, one partition in memory at a time.",
     "inspect": "Show what is in a partition directory, and check that its files fit together.",
     "launch": "Start the workers of one host, as torchrun does, with threads and network set up.",
     "partition": "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read.",

@@ -26,7 +26,6 @@ from sar.partition.graph_source import ONLY_TYPE, GraphSource
 from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
-from sar.partition.npz_files import read_npz, write_npz
 
 MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}
 HEADER = "model, trained by, test accuracy, s / epoch, MB sent / epoch, peak memory (MB), largest logit difference"
@@ -50,8 +49,8 @@ class Run(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `sar demo`."""
     add = parser.add_argument
-    add("--dataset", help="an .npz file, or a name known to dgl.data or OGB; default: a generated graph")
-    add("--data", metavar="DIR", help="folder of .npz files (DATASET.npz) and of downloads")
+    add("--dataset", metavar="NAME", help="known to dgl.data or OGB; default: a generated graph")
+    add("--data", metavar="DIR", help="folder of downloads")
     add("--parts", type=int, default=2, metavar="W", help="partitions and workers (%(default)s)")
     add("--epochs", type=int, default=40, metavar="N", help="(%(default)s)")
     add("--lr", type=float, default=0.01, help="learning rate of Adam (%(default)s)")
@@ -101,9 +100,7 @@ def _graph(arguments: argparse.Namespace) -> tuple[GraphSource, str]:
         edges = arguments.nodes * arguments.degree // 2 * 2
         graph, name = community_graph(arguments.nodes, edges, seed=arguments.seed), "communities"
     else:
-        graph, name = load_dataset(arguments.dataset, arguments.data), Path(arguments.dataset).stem
-    if not graph.is_homogeneous:
-        raise ConfigError(f"'{name}' is heterogeneous; the demo's models need one node type and one edge type.")
+        graph, name = load_dataset(arguments.dataset, arguments.data), arguments.dataset
     (fields,) = graph.node_data.values()
     for field, what in (("feat", "node features"), ("label", "labels of nodes")):
         if field not in fields:
@@ -119,8 +116,10 @@ def _train_all(arguments: argparse.Namespace, graph: GraphSource, folder: Path) 
     parts = divide(graph, folder / "partitions", "graph", arguments.parts)
     sizes = " + ".join(f"{nodes:,}" for nodes in parts.nodes)
     print(f"METIS: {sizes} nodes; {parts.edge_cut:.1%} of the edges lead from one part to another")
-    whole = folder / "graph.npz"
-    write_npz(graph, whole)
+    whole, (fields,) = folder / "whole.pt", graph.node_data.values()
+    torch.save(
+        [*map(torch.from_numpy, graph.ends()), {key: torch.from_numpy(x[:]) for key, x in fields.items()}], whole
+    )
     in_processes = partial(run_workers, train, arguments, time_limit=arguments.time_limit)
     runs: dict[str, list[Run]] = {name: [] for name in MODELS}
     for name, of_model in runs.items():
@@ -167,7 +166,7 @@ def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, traine
     model.eval()
     with torch.no_grad():
         accuracy = task.accuracy(model(graph, x), "test")
-        if source.suffix == ".npz":
+        if source.suffix == ".pt":
             model.load_state_dict(torch.load(trained, weights_only=True))
         elif sar.rank() == 0:
             torch.save(model.state_dict(), trained)
@@ -187,17 +186,15 @@ def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Te
         part = sar.load_dgl_partition_data(str(source), sar.rank(), device)
         task, x = sar.Task.of(part), sar.suffix_key_lookup(part.node_features, "feat")
         return sar.construct_full_graph(part), x, task, part.node_features["orig_id"]
-    whole = read_npz(source)
-    (columns,) = whole.node_data.values()
-    fields = {name: torch.from_numpy(column[:]) for name, column in columns.items()}
+    src, dst, fields = torch.load(source, weights_only=True)
+    num_nodes = len(fields["label"])
     task = sar.Task(fields["label"], {mask.removesuffix("_mask"): fields[mask] for mask in SPLIT})
-    src, dst = whole.ends()
     if has_dgl():
-        graph = dgl_graph(src, dst, whole.total_nodes)
+        graph = dgl_graph(src.numpy(), dst.numpy(), num_nodes)
     else:
-        edges = [ShardEdgesAndFeatures((torch.from_numpy(src), torch.from_numpy(dst)), {})]
-        graph = sar.construct_full_graph(PartitionData(edges, [(0, whole.total_nodes)], {}, ["_N"], [ONLY_TYPE]))
-    return graph, fields["feat"], task, torch.arange(whole.total_nodes)
+        edges = [ShardEdgesAndFeatures((src, dst), {})]
+        graph = sar.construct_full_graph(PartitionData(edges, [(0, num_nodes)], {}, ["_N"], [ONLY_TYPE]))
+    return graph, fields["feat"], task, torch.arange(num_nodes)
 
 
 # -- the table and the picture

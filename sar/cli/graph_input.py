@@ -17,7 +17,7 @@ from sar.logging_setup import told_on_stderr
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import GraphSource, Progress, logged_stages
 from sar.partition.ingest.chunked import METADATA
-from sar.partition.ingest.files import FORMATS
+from sar.partition.ingest.sources import FORMATS
 from sar.partition.pipeline import OutputOptions, read_input
 
 _TYPED = re.compile(r"([^:=]+:[^:=]+:[^:=]+)=(.+)")
@@ -42,8 +42,6 @@ def add_input(parser: argparse.ArgumentParser) -> None:
         add(f"--{kind}-feature", action="append", default=[], metavar=form, help=field)
     delimiter = "between fields of text: a character, or TAB; default: found out from the first row of each file"
     add("--delimiter", type=lambda text: "\t" if text in ("TAB", "\\t") else text, metavar="CHARACTER", help=delimiter)
-    comment = "begins lines before the first row to pass over, '' none; default: # and %%"
-    add("--comment", metavar="TEXT", help=comment)
     header = "whether text begins with names of columns, in all tables; default: found out in each"
     add("--header", action=argparse.BooleanOptionalAction, help=header)
     add("--columns", nargs=2, metavar=("SRC", "DST"), help="of text and Parquet, by name or number")
@@ -53,7 +51,6 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     for name in ("train", "val", "test"):
         listed = f"file with the IDs of the nodes of {name}_mask, such as train.csv, an .npy file or FILE#COLUMN"
         add(f"--{name}-nodes", action="append", default=[], metavar="[NTYPE=]FILE", help=listed)
-    add("--mask-column", type=int, metavar="K", help="of masks with several columns, (N, k): which to take, from 0")
     add("--allow-empty", action="store_true", help="take files without edges")
     add("--allow-nan", action="store_true", help="take NaN in features")
     add(
@@ -77,7 +74,7 @@ def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -
 
 def input_of(arguments: argparse.Namespace) -> Callable[[Path], GraphSource]:
     """Reads the input with the options that `add_input` declares; its argument is a directory for copies."""
-    as_given = ("format", "delimiter", "header", "dtype", "allow_nan", "allow_outside", "ids", "comment", "mask_column")
+    as_given = ("format", "delimiter", "header", "dtype", "allow_nan", "allow_outside", "ids")
     return partial(
         read_input,
         _path(arguments.input),

@@ -19,7 +19,7 @@ from sar.errors import ConfigError
 from sar.host.memory import PeakMemory, machine_memory
 from sar.kernels import load_kernels
 from sar.partition.inspect.text_tables import as_text, mega, of_limit
-from sar.train.graph_counts import count_graph
+from sar.train.counted_graph import count_graph
 from sar.train.plan import WorkerPlan, fewest_workers, plan_training
 
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="sage",
         metavar="MODEL",
         help="sage, gcn or gat, or FILE.py:FUNCTION, which returns a module when called with the graph's types and "
-        "widths (sar.train.graph_counts.GraphInfo) (%(default)s)",
+        "widths (sar.train.counted_graph.GraphInfo) (%(default)s)",
     )
     add("--layers", type=int, default=3, metavar="L", help="of sage, gcn and gat (%(default)s)")
     add("--hidden", type=int, default=256, metavar="D", help="their width, of gat of all heads together (%(default)s)")

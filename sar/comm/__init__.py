@@ -9,7 +9,6 @@ from sar.comm.collectives import (
     sync_params,
 )
 from sar.comm.gradients import ddp_sum_hook
-from sar.comm.joining import nfs_ip_init
 from sar.comm.session import (
     backend,
     comm_device,
@@ -20,6 +19,7 @@ from sar.comm.session import (
     recover,
     world_size,
 )
+from sar.comm.setup import nfs_ip_init
 from sar.comm.statistics import Statistics, statistics
 from sar.outofcore.workers import initialize_comms
 

@@ -1,4 +1,4 @@
-"""The launcher's view of this process (torchrun, Slurm or MPI), and the network interface for its messages.
+"""The launcher's view of this process (torchrun, Slurm or MPI), and the device and network interface for its messages.
 
 [Note: interfaces]
 By default gloo resolves the host's name to choose its address. This is a loopback address on hosts whose name is in
@@ -15,6 +15,8 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
+
+import torch
 
 from sar.errors import ConfigError
 
@@ -76,6 +78,30 @@ def first_host(nodelist: str) -> str:
     if match is None:
         raise ConfigError(f"Cannot read the Slurm node list {nodelist!r}; pass master_ip_address.")
     return "".join(part or "" for part in match.groups())
+
+
+def choose_device(device: torch.device | str | None, backend: str, local_rank: int | None) -> torch.device:
+    """The device of tensors that travel. A CUDA device becomes the current one.
+
+    This is the device asked for, else for nccl the one with the local rank, else the current one. Under Slurm each
+    process may see one device only, which has index 0 in all of them.
+    """
+    asked = torch.device(device or ("cuda" if backend == "nccl" else "cpu"))
+    if (asked.type == "cuda") != (backend == "nccl"):
+        raise ConfigError(f"Tensors cannot travel on {asked} with backend {backend}; leave _comm_device out.")
+    if asked.type != "cuda":
+        return asked
+    count, number = torch.cuda.device_count(), asked.index
+    if number is None and device is None and local_rank is not None:
+        number = 0 if count == 1 else local_rank
+    if count == 0 or (number is not None and number >= count):
+        raise ConfigError(
+            f"nccl needs a CUDA device for each worker, but this process sees {count} of them and is to take number "
+            f"{number or 0}. Start as many workers on a host as it has GPUs, or take gloo: there workers may share one."
+        )
+    chosen = torch.device("cuda", torch.cuda.current_device() if number is None else number)
+    torch.cuda.set_device(chosen)
+    return chosen
 
 
 _SIOCGIFADDR = 0x8915

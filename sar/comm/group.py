@@ -5,12 +5,11 @@ If a peer sends more bytes than were posted, gloo aborts the process; if it send
 success. So before anything is posted, all workers compare a digest of the call's text in one all-gather of a few bytes:
 `Group.agree`. Its n-th use on one worker meets the n-th on every other one.
 
-A wait ends in one of five ways:
+A wait ends in one of four ways:
 - The data arrives.
-- `Config.timeout` passes.
 - The peer's process dies, which closes its connections.
 - The peer raises an error, and closes its connections (`Group.abort`).
-- A peer has shown no sign of life for long, and a worker closes its own connections for that ([Note: signs of life]).
+- `Config.timeout` passes, because the peer is frozen, its host has vanished, or it takes that long.
 
 `abort` first leaves a note with the reason in the store. A worker that loses a connection looks for the note, closes
 its own connections, so that the workers that wait for *it* get the error, too, and raises. Nobody polls during a
@@ -49,7 +48,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import FollowedCall, Statistics, counters, listeners
-from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
+from sar.comm.transport import LEFT_EARLY, Failure, Message, Shared, Transport
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
 from sar.logging_setup import logger
@@ -60,8 +59,6 @@ T = TypeVar("T")
 
 REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to call `recover` after an error."""
-
-CONNECTING: Final = "connecting"
 
 FORKED: Final = (
     "This process was forked from a worker, whose connections and threads it does not have, so it cannot make "
@@ -82,9 +79,8 @@ class Group:
         self.local_peers, self.clock, self.spilled = transport.local_peers, transport.clock, transport.spilled
         self.generation = 0  # counts recoveries; equal on all workers
         self.calls = 0  # agreed on in this generation; equal on all workers
-        self._wait: tuple[str, int | None, float] | None = None  # call, peer (None for all) and start of a wait
-        self.stopped: str | None = None  # the reason why this generation ended
-        self.final = False  # whether the group cannot recover
+        self.waiting: str | None = None  # the call in which this worker waits for others
+        self.failure: Failure | None = None  # why this generation has ended
         self.replicas: Replicas | None = None  # compares the workers' models: see [Note: replicas]
         # Called by `sync_params` and `gather_grads` with the model and the call's name; raise if they refuse the model.
         self.model_checks: set[Callable[[Any, str], None]] = set()
@@ -94,7 +90,6 @@ class Group:
         self._transport = transport
         self._connected = False  # in this generation
         self._alone = len(transport.local_peers) == 1  # in its process; if not, the group of the processes counts bytes
-        self._known = True  # whether a call has raised the reason in `stopped`
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
         self.paused: Callable[[], object] | None = None  # runs the unfinished rest of the latest call
@@ -115,56 +110,43 @@ class Group:
     @property
     def transport(self) -> Transport:
         """The transport, connected in this generation. On first use all workers connect together."""
-        connected = self._connected
         self.check()
-        if not connected:
+        if not self._connected:
             self._connect(Config.timeout)
         return self._transport
+
+    def check(self) -> None:
+        """Raise the error that has ended this generation, if any."""
+        if self.failure is not None:
+            raise self._stop_error(self.failure)
+
+    @property
+    def final(self) -> bool:
+        """Whether the group has failed and cannot recover."""
+        return self.failure is not None and self.failure.final
 
     def check_model(self, model: Any, call: str) -> None:
         """Raise an error if one of `model_checks` refuses a model."""
         for check in self.model_checks if self.world_size > 1 else ():
             check(model, call)
 
-    def check(self) -> None:
-        """Raise the error that has stopped this generation, if any."""
-        if self.stopped is not None:
-            raise self._stop_error()
-
     @property
     def call_id(self) -> int:
         """A unique number of up to 61 bits for the latest agreed call, equal on all workers."""
         return self.generation << 32 | self.calls
 
-    @property
-    def waiting(self) -> Wait | None:
-        """This worker's present wait, if any."""
-        if self._wait is None:
-            return None
-        call, peer, began = self._wait
-        return Wait(call, ("all workers" if call == CONNECTING else self._who(peer)), began)
-
-    def _who(self, peer: int | None) -> str:
-        return "another worker" if peer is None else self._transport.name(peer)
-
-    @property
-    def whereabouts(self) -> str:
-        """Description of what this worker does, for others' errors."""
-        return f"not waiting; its latest call: {self._latest}" if self.waiting is None else str(self.waiting)
-
     def recover(self, step: int) -> int:
         """Recover from an error together with all other workers; return the least of their steps ([Note: recovery])."""
         if self.world_size == 1:
             return step
-        if self.final:
-            raise self._stop_error()
-        if self.stopped is None:  # another worker's error has not arrived yet, or there is none and we stop the others
+        if self.failure is not None and self.failure.final:
+            raise self._stop_error(self.failure)
+        if self.failure is None:  # another worker's error has not arrived yet, or there is none and we stop the others
             self.abort(sys.exc_info()[1] or CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
         self.paused = None
         with self._lock:
             self.generation += 1
-            self.stopped = None
-            self._connected = False
+            self.failure, self._connected = None, False
         if self.replicas is not None:
             self.replicas.forget_steps()  # only some workers may have taken them, and all will repeat them
         with self.guard():
@@ -173,46 +155,35 @@ class Group:
 
     def _connect(self, limit: float) -> None:
         """Connect in this generation, once all workers are ready to."""
-        before, self._wait = self._wait, (CONNECTING, None, time.monotonic())
+        before, self.waiting = self.waiting, "connecting"
         try:
             self._transport.connect(self, limit)
         finally:
-            self._wait = before
+            self.waiting = before
         self.calls = 0
         self._connected = True
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
         """Tell all workers, once, that this one cannot go on, and why: see [Note: agreement and failure]."""
         told = f"{self.name.capitalize()} raised {type(error).__name__}: {error}"
-        own = str(error) if isinstance(error, CommunicationError) else told
-        self.stop(self.generation, own, final=final, told=told)
+        self.stop(Failure(str(error) if isinstance(error, CommunicationError) else told, told, final))
 
-    def stop(self, generation: int, own: str, *, final: bool, told: str | None = None) -> None:
-        """Stop the group for the reason `own`, from any thread. Does nothing if the generation has ended.
-
-        `told` is the reason for other workers if the caller raises the error itself. Without it, the next call raises.
-        """
-        known = told is not None
+    def stop(self, failure: Failure) -> None:
+        """End this generation on all workers, from any thread. Does nothing if it has ended."""
         with self._lock:
-            if self.world_size == 1 or generation != self.generation:
+            if self.world_size == 1 or self.failure is not None:
                 return
-            if self.stopped is not None:
-                self._known |= known
-                return
-            self.stopped, self.final, self._known = own, final or self._transport.final, known
-        self._transport.abort(generation, own, own if told is None else told, final=self.final)
+            self.failure = failure = failure._replace(final=failure.final or self._transport.final)
+        self._transport.abort(self.generation, failure)
 
-    def _stop_error(self) -> CommunicationError:
-        """The error that a call after the stop raises."""
-        raised, self._known = self._known, True
-        if self.stopped is FORKED:
+    def _stop_error(self, failure: Failure) -> CommunicationError:
+        """The error that a call after a failure raises."""
+        if failure.here is FORKED:
             return CommunicationError(FORKED)
-        if self.final:
-            return PeerError(f"{self.stopped}\nThis is final: restart all workers.")
-        if not raised:
-            return PeerError(f"{self.stopped}")
+        if failure.final:
+            return PeerError(f"{failure.here}\nThis is final: restart all workers.")
         return CommunicationError(
-            f"An earlier error has stopped distributed calls on all workers: {self.stopped}\n"
+            f"An earlier error has stopped distributed calls on all workers: {failure.here}\n"
             "To go on, call sar.recover() on every worker, or restart all."
         )
 
@@ -220,11 +191,12 @@ class Group:
         """Make every further call raise in a forked process, because its connections belong to the parent."""
         self._lock, self._owner, self.paused = threading.Lock(), None, None
         if self.world_size > 1:
-            self.stopped, self.final = FORKED, True
+            self.failure = Failure(FORKED, FORKED, final=True)
 
     def close(self) -> None:
         """Leave the group for good. Waits of peers for this worker fail."""
-        self.stopped, self.final = f"Worker {self.rank} has left.", True
+        left = f"Worker {self.rank} has left."
+        self.failure = Failure(left, left, final=True)
         self._transport.close()
 
     def guard(self) -> "Guard":
@@ -365,7 +337,7 @@ class Group:
 
         The operation has to respect `Config.timeout` itself. `peer` is the worker it depends on, None for all.
         """
-        before, self._wait = self._wait, (call, peer, time.monotonic())  # for the liveness thread
+        before, self.waiting = self.waiting, call
         start = time.perf_counter()
         try:
             if traced():
@@ -377,8 +349,8 @@ class Group:
             raise
         except RuntimeError as error:
             who = self._who(peer)
-            if self.stopped is not None:  # by another thread
-                stopping = self._stop_error()
+            if self.failure is not None:  # of another thread
+                stopping = self._stop_error(self.failure)
                 place = f"({self.name.capitalize()} was waiting for {who} in: {call})"
                 raise type(stopping)(f"{stopping}\n{place}") from error
             explained = self._transport.explain(error, self, call, who)
@@ -388,9 +360,12 @@ class Group:
             self.abort(cause, final=final)  # closes this worker's connections
             raise cause from error
         finally:
-            self._wait = before
+            self.waiting = before
             if self._alone:
                 self.counters.seconds_waited += time.perf_counter() - start
+
+    def _who(self, peer: int | None) -> str:
+        return "another worker" if peer is None else self._transport.name(peer)
 
 
 @dataclass(eq=False, slots=True)

@@ -1,14 +1,13 @@
-"""Transports between processes, over gloo and NCCL, with a common base class.
+"""The transport between processes: gloo, and NCCL for tensors on GPUs.
 
-Workers find each other, and leave the reasons of their errors, in the job's store (`store_notes.py`). The first
-connection also starts the thread that watches for signs of life (`liveness.py`).
+Workers find each other, and leave the reasons of their errors, in the job's store (`store.py`), over a connection of
+their own if torch can make one.
 """
 
+import json
 import os
 import re
 import time
-from abc import abstractmethod
-from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -19,65 +18,61 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
-from sar.comm import store_notes
-from sar.comm.liveness import Answers, Liveness
-from sar.comm.store_notes import POLL_SECONDS, SilentStoreError, StoreNotes, in_background
-from sar.comm.transport import LEFT_EARLY, Member, Message, Transport
+from sar.comm.store import POLL_SECONDS, STORE_SECONDS, JobStore, SilentStoreError, bounded
+from sar.comm.transport import LEFT_EARLY, Failure, Member, Message, Transport
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, PeerError
 from sar.logging_setup import logger
 
 CONNECT_TIMEOUT: Final = 40.0
 """Seconds that connecting may take once all workers are ready to."""
+PATIENCE = 3.0
+"""Seconds to wait for a text that a peer writes at about the same time, such as before it closes its connections."""
 CLOSING_TAG: Final = 2**31 - 1
-GATHERING_TAG: Final = 2**31 - 3  # `liveness.ANSWER_TAG` is in between
+GATHERING_TAG: Final = 2**31 - 2
 LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
 """gloo's message for a broken connection. Any other error is this worker's own."""
 OVERDUE: Final = ("Timed out waiting", "timeout caused pair closure")
 """gloo's messages for its own time-outs. "timed out" alone may be the system's message for a broken connection."""
 
 
-class Failure(NamedTuple):
-    """Cause of an error of a transport: a wait took too long (`overdue`), or a connection broke for some `reason`."""
-
-    overdue: bool
-    reason: str
-
-
 class ProcessTransport(Transport):
-    """Connections between processes that share the key-value store of a job; `device` is by default the CPU."""
+    """Connections between processes that share a store, over TCP by gloo. `device` is by default the CPU.
+
+    Tensors of another device travel by NCCL, which is untested with more than one worker, as that needs two GPUs.
+
+    [Note: gloo's threads]
+    gloo runs a collective step by step in another thread. Posting all messages of an agreement at once is faster.
+
+    gloo's receiving thread spins while another thread, to send, holds the lock of the same connection. If a message
+    wakes it up and it preempts the sender, it spins until its time slice is over. So we start gloo's threads in the
+    batch scheduling class, whose threads preempt no others when they wake up.
+
+    [Note: order on the device]
+    NCCL has a stream of its own. A message begins there once the device has done all work queued before it was posted.
+    A wait makes the computing stream wait for the message, and does not block the host, which goes on to queue the next
+    tile's messages; these travel while this tile is computed. After the wait a buffer may be used again, because all
+    later work on it, on the device or as a message, is queued behind. So only agreements, which travel over gloo, keep
+    the workers' hosts in step, and end their waits if one fails.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, device: torch.device | None = None) -> None:
         super().__init__(rank, world_size, device or torch.device("cpu"))
-        self.notes = StoreNotes(store, rank, world_size, self.name)
-        self.liveness: Liveness | None = None
         self._store = store
+        own = store.clone() if world_size > 1 and hasattr(store, "clone") else store
+        self.notes = JobStore(own, "sar")
         self._open = False
+        self._gloo: Any = None
+        self._nccl: Any = None  # None for tensors on the CPU
+        self._awaited: int | None = None  # the worker whose part of an `all_gather` is missing
 
-    @abstractmethod
-    def _connect(self, generation: int) -> None:
-        """Connect to all workers, which are ready to connect."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close all connections, from any thread, so that the waits of all workers for this one end."""
-
-    @abstractmethod
-    def failure(self, error: RuntimeError) -> Failure | None:
-        """The cause of an error of this transport; None for any other error."""
+    # -- connections
 
     def connect(self, group: Member, limit: float) -> None:
-        liveness = self.liveness = self.liveness or Liveness(group, self.notes)
-        liveness.answers = None
         try:
             self._wait_for_all(group, limit)
-            connecting = in_background(partial(self._connect, group.generation))
-            while not connecting.done():
-                group.check()
-                futures.wait([connecting], POLL_SECONDS)
-            connecting.result()
+            bounded(partial(self._connect, group.generation), CONNECT_TIMEOUT + STORE_SECONDS)
             self._open = True
-            liveness.answers = Answers(self)
         except CommunicationError:
             raise
         except RuntimeError as error:
@@ -91,94 +86,30 @@ class ProcessTransport(Transport):
 
     def _wait_for_all(self, group: Member, limit: float) -> None:
         """Wait until every worker is ready to connect in this generation. Raise if one fails before that."""
-        deadline = time.monotonic() + limit
+        deadline, pause = time.monotonic() + limit, POLL_SECONDS
         ready = [f"{group.generation}/ready/{rank}" for rank in range(self.world_size)]
-        self.notes.write(ready[self.rank], "")
-        pause = POLL_SECONDS
-        while True:
-            group.check()
-            try:
-                note = self.notes.read_note(group.generation)
-                if note is not None:
-                    failure = PeerError(note.reason)
-                    group.abort(failure, final=note.final)
-                    raise failure
+        absent, left = list(range(self.world_size)), list[int]()
+        while not left and time.monotonic() < deadline:
+            with suppress(SilentStoreError):
+                self.notes.write(ready[self.rank], "")
+                failure = self.read_note(group.generation)
+                if failure is not None:
+                    error = PeerError(failure.for_others)
+                    group.abort(error, final=failure.final)
+                    raise error
                 absent = self.notes.absent(ready)
                 if not absent:
                     return
-                signs = self.notes.signs(absent) if pause > store_notes.PATIENCE / 10 else []
-                left = [rank for rank, sign in zip(absent, signs, strict=False) if sign == store_notes.LEFT]
-            except SilentStoreError:  # the liveness thread decides when the store has been silent for too long
-                left = []
-            if left:
-                raise RuntimeError(f"workers {left} have left.")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"workers {self.notes.absent(ready)} did not come within {limit:.0f} s.")
+                gone = self.notes.read([f"left/{rank}" for rank in absent])
+                left = [rank for rank, mark in zip(absent, gone, strict=True) if mark is not None]
             time.sleep(pause)
-            pause = min(1.2 * pause, store_notes.PATIENCE / 5)
-
-    def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
-        """See `Transport.abort`. Leaves a note in the store and closes all connections."""
-        try:
-            self.notes.leave_note(generation, told, final=final)
-        finally:  # Ctrl-C may interrupt the note
-            if self._open:
-                self._open = False
-                self._close()
-
-    def close(self) -> None:
-        if self.liveness is not None:
-            self.liveness.close()
-        self.liveness = None
-
-    def explain(
-        self, error: RuntimeError, group: Member, call: str, who: str
-    ) -> tuple[CommunicationError, bool] | None:
-        failure = self.failure(error)
-        if failure is None:
-            return None
-        overdue, generation, me = failure.overdue, group.generation, self.name(self.rank)
-        note = None
-        with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
-            self.notes.write(f"{generation}/at/{group.calls}/{self.rank}", call)  # for `whereabouts` of others
-            note = self.notes.read_note(generation, 0 if overdue else store_notes.PATIENCE)
-        if note is not None:
-            place = f"({me.capitalize()} was waiting for {who} in: {call})"
-            return PeerError(f"{note.reason}\n{place}"), note.final
-        if overdue:
-            waited = f"{me.capitalize()} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
-            # gloo has closed the connections already: leave the note before asking around.
-            self.notes.leave_note(generation, f"{me.capitalize()} raised CommunicationTimeout: {waited}", final=False)
-            return CommunicationTimeout(f"{waited}\n{self.whereabouts(group, call)}\n{LEFT_EARLY}"), False
-        lost = (
-            f"The connection to {who} closed without an error message ({failure.reason}): its process died or left, or "
-            f"its host or the network is gone, while {me} waited in: {call}\nSee that worker's own output. "
-            f"{LEFT_EARLY}\n{self.whereabouts(group, call)}"
+            pause = min(1.2 * pause, PATIENCE / 5)
+        raise RuntimeError(
+            f"workers {left} have left." if left else f"workers {absent} did not come within {limit:g} s."
         )
-        return PeerError(lost), True
-
-    def whereabouts(self, group: Member, call: str) -> str:
-        return self.notes.whereabouts(group.generation, group.calls, call)
-
-    def wait(self, work: Any, peer: int) -> None:
-        work.wait(timedelta(seconds=Config.timeout))
-
-
-class GlooTransport(ProcessTransport):
-    """Connections of gloo, over TCP between CPUs. Takes the arguments of `ProcessTransport`.
-
-    [Note: gloo's threads]
-    gloo runs a collective step by step in another thread. Posting all messages of an agreement at once is faster.
-
-    gloo's receiving thread spins while another thread, to send, holds the lock of the same connection. If a message
-    wakes it up and it preempts the sender, it spins until its time slice is over. So we start gloo's threads in the
-    batch scheduling class, whose threads preempt no others when they wake up.
-    """
-
-    _gloo: Any = None
 
     def _connect(self, generation: int) -> None:
-        store = dist.PrefixStore(f"sar/{generation}/gloo", self._store)
+        """Connect to all workers, which are ready to connect."""
         limit = timedelta(seconds=CONNECT_TIMEOUT)
         # Start gloo's threads in the batch class, if the system has it and the user has not chosen a class.
         usual = hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER
@@ -186,13 +117,34 @@ class GlooTransport(ProcessTransport):
             with suppress(OSError):  # a sandbox
                 if usual:
                     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            store = dist.PrefixStore(f"sar/{generation}/gloo", self._store)
             self._gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
         finally:
             with suppress(OSError):
                 if usual:
                     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        if self.device.type != "cpu":  # NCCL connects in its first operation, which has to be one among all workers
+            store = dist.PrefixStore(f"sar/{generation}/nccl", self._store)
+            self._nccl = new_nccl(store, self.rank, self.world_size)
+            met = torch.ones(1, dtype=torch.int32, device=self.device)
+            self._nccl.allreduce([met], AllreduceOptions()).wait(limit)
+
+    def abort(self, generation: int, failure: Failure) -> None:
+        """See `Transport.abort`. Leaves a note in the store and closes all connections."""
+        try:
+            self._leave_note(generation, failure)
+        finally:  # Ctrl-C may interrupt the note
+            if self._open:
+                self._open = False
+                self._close()
 
     def _close(self) -> None:
+        """Close all connections, from any thread, so that the waits of all workers for this one end."""
+        if self._nccl is not None:  # its kernels would wait on the device for ever
+            try:
+                self._nccl.abort()
+            except RuntimeError as error:
+                logger.debug("aborting NCCL: %s", error)
         for k in range(1, self.world_size):  # a time-out on any open connection makes gloo close all
             peer, nothing = (self.rank + k) % self.world_size, torch.empty(1, dtype=torch.uint8, device="cpu")
             try:
@@ -201,30 +153,97 @@ class GlooTransport(ProcessTransport):
                 logger.debug("closing connections: %s", closed)
 
     def close(self) -> None:
-        super().close()
-        self._gloo = None
+        with suppress(RuntimeError):  # the store is gone
+            self.notes.write_at_exit(f"left/{self.rank}")
+        self._gloo = self._nccl = None
 
-    def failure(self, error: RuntimeError) -> Failure | None:
-        overdue = any(words in str(error) for words in OVERDUE)
-        lost = LOST.search(str(error))
-        return None if lost is None and not overdue else Failure(overdue, "" if lost is None else lost[1])
+    # -- errors, with the reasons and calls that workers leave in the store
+
+    def _leave_note(self, generation: int, failure: Failure) -> None:
+        """Write the reason why this worker gives up, unless the generation already has a note."""
+        try:
+            self.notes.write_once(f"{generation}/note", json.dumps(failure))
+        except RuntimeError:
+            logger.warning("the store is gone; other workers will see only closed connections")
+
+    def read_note(self, generation: int, patience: float = 0.0) -> Failure | None:
+        """The first note of a generation, if one appears within `patience` seconds."""
+        [text] = self.notes.read([f"{generation}/note"], patience)
+        return None if text is None else Failure(*json.loads(text))
+
+    def whereabouts(self, group: Member, call: str) -> str:
+        """See `Transport.whereabouts`. Waits for the others' calls, which they report at about the same time."""
+        ranks = range(self.world_size)
+        try:
+            self.notes.write(f"{group.generation}/at/{self.rank}", call)
+            calls = self.notes.read([f"{group.generation}/at/{rank}" for rank in ranks], PATIENCE)
+            gone = self.notes.read([f"left/{rank}" for rank in ranks])
+        except RuntimeError:
+            return "  the store cannot be reached: the process that hosts it, usually worker 0, has ended or is frozen"
+        silent = "no answer: it computes, or its process is frozen or dead, or its host has vanished"
+        states = [silent if mark is None else "has ended" for mark in gone]
+        return "\n".join(f"  {self.name(rank)}: {calls[rank] or states[rank]}" for rank in ranks)
+
+    def lost(self, error: RuntimeError) -> str | None:
+        """The reason why a connection broke; None for an error of another kind."""
+        if isinstance(error, dist.DistBackendError):
+            return str(error).partition("\n")[0]
+        found = LOST.search(str(error))
+        return None if found is None else found[1]
+
+    def explain(
+        self, error: RuntimeError, group: Member, call: str, who: str
+    ) -> tuple[CommunicationError, bool] | None:
+        overdue, reason = any(words in str(error) for words in OVERDUE), self.lost(error)
+        if reason is None and not overdue:
+            return None
+        generation, me = group.generation, self.name(self.rank)
+        if self._awaited is not None:
+            who, self._awaited = self.name(self._awaited), None
+        note = None
+        with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
+            self.notes.write(f"{generation}/at/{self.rank}", call)  # for `whereabouts` of others
+            note = self.read_note(generation, 0 if overdue else PATIENCE)
+        if note is not None:
+            place = f"({me.capitalize()} was waiting for {who} in: {call})"
+            return PeerError(f"{note.for_others}\n{place}"), note.final
+        if overdue:
+            waited = f"{me.capitalize()} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
+            # gloo has closed the connections already: leave the note before asking around.
+            told = f"{me.capitalize()} raised CommunicationTimeout: {waited}"
+            self._leave_note(generation, Failure(waited, told, final=False))
+            return CommunicationTimeout(f"{waited}\n{self.whereabouts(group, call)}\n{LEFT_EARLY}"), False
+        ended = (
+            f"The connection to {who} closed without an error message ({reason}): its process died or left, or "
+            f"its host or the network is gone, while {me} waited in: {call}\nSee that worker's own output. "
+            f"{LEFT_EARLY}\n{self.whereabouts(group, call)}"
+        )
+        return PeerError(ended), True
+
+    # -- operations
+
+    def _carrier(self, tensor: Tensor) -> Any:
+        """The process group that combines and broadcasts tensors on this device."""
+        return self._gloo if self._nccl is None or tensor.device.type != self.device.type else self._nccl
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `Transport.all_gather`, and [Note: gloo's threads] for the point-to-point messages."""
+        if self._nccl is not None and self._carrier(tensor) is self._nccl:
+            gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+            self._nccl.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
+            return gathered
         gathered = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in range(self.world_size)]
         works = []
         for k in range(1, self.world_size) if tensor.nbytes else ():
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
-            works.append(self._gloo.recv([gathered[source]], source, GATHERING_TAG))
-            works.append(self._gloo.send([tensor], reader, GATHERING_TAG))
+            works.append((source, self._gloo.recv([gathered[source]], source, GATHERING_TAG)))
+            works.append((reader, self._gloo.send([tensor], reader, GATHERING_TAG)))
         end = time.monotonic() + Config.timeout
-        for work in works:
+        for peer, work in works:
+            self._awaited = peer
             work.wait(timedelta(seconds=max(end - time.monotonic(), 1e-3)))
+        self._awaited = None
         return gathered
-
-    def _carrier(self, tensor: Tensor) -> Any:
-        """The process group that combines and broadcasts tensors on this device."""
-        return self._gloo
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
         options = _timed(AllreduceOptions())
@@ -238,70 +257,15 @@ class GlooTransport(ProcessTransport):
         self._carrier(tensor).broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """See `Transport.post`. Messages are matched by tag."""
-        receive = None if inbound is None else self._gloo.recv([inbound.data], inbound.peer, tag)
-        send = None if outbound is None else self._gloo.send([outbound.data], outbound.peer, tag)
-        return receive, send
+        """See `Transport.post`. gloo matches messages by tag.
 
-
-class _Queued(NamedTuple):
-    """Work of NCCL, which runs in a stream of its own."""
-
-    work: Any
-
-
-class NcclTransport(GlooTransport):
-    """NCCL for tensors on GPUs, and gloo for the rest. Untested with more than one worker, as that needs two GPUs.
-
-    [Note: order on the device]
-    NCCL has a stream of its own. A message begins there once the device has done all work queued before it was posted.
-    A wait makes the computing stream wait for the message, and does not block the host, which goes on to queue the next
-    tile's messages; these travel while this tile is computed. After the wait a buffer may be used again, because all
-    later work on it, on the device or as a message, is queued behind. So only agreements, which travel over gloo, keep
-    the workers' hosts in step, and end their waits if one fails.
-    """
-
-    _nccl: Any = None
-
-    def _connect(self, generation: int) -> None:
-        """Connect gloo and NCCL. NCCL connects in its first operation, so we start with one among all workers."""
-        super()._connect(generation)
-        self._nccl = new_nccl(dist.PrefixStore(f"sar/{generation}/nccl", self._store), self.rank, self.world_size)
-        met = torch.ones(1, dtype=torch.int32, device=self.device)
-        self._nccl.allreduce([met], AllreduceOptions()).wait(timedelta(seconds=CONNECT_TIMEOUT))
-
-    def _close(self) -> None:
-        """Abort NCCL, whose kernels would wait on the device for ever, and then close gloo's connections."""
-        try:
-            self._nccl.abort()
-        except RuntimeError as error:
-            logger.debug("aborting NCCL: %s", error)
-        super()._close()
-
-    def close(self) -> None:
-        super().close()
-        self._nccl = None
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        if self._carrier(tensor) is self._gloo:
-            return super().all_gather(tensor)
-        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        self._nccl.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
-        return gathered
-
-    def _carrier(self, tensor: Tensor) -> Any:
-        return self._nccl if tensor.device.type == self.device.type else self._gloo
-
-    def failure(self, error: RuntimeError) -> Failure | None:
-        if isinstance(error, dist.DistBackendError):
-            return Failure(False, str(error).partition("\n")[0])
-        return super().failure(error)
-
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """See `Transport.post`. Both messages are bytes, in one batch with a common wait, and are matched by order."""
-        messages = [message for message in (inbound, outbound) if message is not None]
-        if not all(self._carrier(message.data) is self._nccl for message in messages):
-            return super().post(inbound, outbound, tag)
+        NCCL's are bytes, in one batch with a common wait, and are matched by order.
+        """
+        messages = () if self._nccl is None else (inbound, outbound)
+        if not any(message is not None and self._carrier(message.data) is self._nccl for message in messages):
+            receive = None if inbound is None else self._gloo.recv([inbound.data], inbound.peer, tag)
+            send = None if outbound is None else self._gloo.send([outbound.data], outbound.peer, tag)
+            return receive, send
         self._nccl._start_coalescing()
         if inbound is not None:
             self._nccl.recv([inbound.data.view(-1).view(torch.uint8)], inbound.peer, tag)
@@ -315,7 +279,13 @@ class NcclTransport(GlooTransport):
         if isinstance(work, _Queued):
             work.work.wait()  # without a limit, which would block the host; the process group has one
         else:
-            super().wait(work, peer)
+            work.wait(timedelta(seconds=Config.timeout))
+
+
+class _Queued(NamedTuple):
+    """Work of NCCL, which runs in a stream of its own."""
+
+    work: Any
 
 
 def new_nccl(store: dist.Store, rank: int, world_size: int) -> Any:

@@ -24,11 +24,9 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan
 from sar.comm.rows import RowFormat
-from sar.comm.settings import UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
-from sar.comm.tiles import GradientReturn, LocalFields, Tile
+from sar.comm.tiles import UNLIMITED_ROWS, GradientReturn, HaloPlan, LocalFields, Settings, Tile
 
 
 class SharedRows:
@@ -48,10 +46,10 @@ class SharedRows:
         plan: HaloPlan,
         settings: Settings,
         signature: str,
-        *,
         fields: Sequence[Tensor] | None,
         local: LocalFields | None,
         returns: GradientReturn | None,
+        *,
         keep: bool,
         tile_rows: int,
     ) -> None:

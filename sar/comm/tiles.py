@@ -1,11 +1,215 @@
-"""Tiles, the unit of exchange and of computation, and the gradients that return for them."""
+"""The tiles of an exchange: a relation's halo lists, the settings of a call, and the tiles that both result in."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from sar.comm.halo_plan import HaloSlice
+from sar.comm.group import Group
+from sar.comm.rows import RowFormat
+from sar.config import Config, GlobalConfig
+from sar.id_slices import pieces
+from sar.spillable import moved_to_file
+
+SCHEDULES = 8
+"""Number of schedules, one per tile size, that a plan caches."""
+UNLIMITED_ROWS = 2**62
+ROWS_PER_TILE = 8  # tiles into which a worker's mean rows are cut at least, unless these get small
+SMALL_TILE = 2**20
+"""Size in bytes above which larger messages are hardly faster."""
+
+
+class HaloSlice(NamedTuple):
+    """Rows begin:end of the halo list of `owner`'s rows that `reader` reads. Only the last slice is below `size`."""
+
+    owner: int
+    reader: int
+    begin: int
+    end: int
+    size: int
+
+
+class Step(NamedTuple):
+    """One step of the exchange: the tile this worker receives and the tile it sends, if any."""
+
+    place: int  # index within its round; part of the message's address
+    receive: HaloSlice | None
+    send: HaloSlice | None
+
+
+class HaloPlan:
+    """One worker's halo lists of a relation. `halo_counts` and `mean_rows` are equal on all workers."""
+
+    def __init__(
+        self, rank: int, send_rows: list[Tensor], halo_counts: Tensor, mean_rows: int, local_rows: Sequence[Tensor] = ()
+    ) -> None:
+        self.rank = rank
+        self.world_size = len(send_rows)
+        # Rows of this worker that each worker q reads, ascending, (H_q,) int32 or int64.
+        self.send_rows = [moved_to_file(rows) for rows in send_rows]
+        self.halo_counts: list[list[int]] = halo_counts.tolist()  # [p][r]: the number of rows of p that r reads
+        self.mean_rows = mean_rows  # rows of a worker, averaged over all workers
+        self.local_rows = local_rows  # if several workers share a process, each one's `send_rows`, concatenated
+        self._per_process = max(len(local_rows), 1)
+        # Offset of each reader's rows in an owner's `local_rows`.
+        self._begins = [list(accumulate(counts, initial=0)) for counts in self.halo_counts if local_rows]
+        self._schedules: dict[int, list[Step]] = {}  # by rows of a tile; the latest used is last
+
+    def to(self, device: torch.device) -> "HaloPlan":
+        """The plan on a device. If workers share a process it stays on the CPU, like the rows of waiting workers."""
+        if self.local_rows:
+            return self
+        send_rows = [rows.to(device) for rows in self.send_rows]
+        return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts, device="cpu"), self.mean_rows)
+
+    @classmethod
+    def agreed(cls, group: Group, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
+        """Build the plan; a collective call.
+
+        Args:
+            send_rows: rows of this worker that each other worker reads.
+            halos: rows of each worker that this one reads.
+            rows: number of this worker's rows.
+            what: name of the relation, for errors.
+        """
+        own = torch.tensor([*map(len, halos), rows], device="cpu")
+        counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))
+        local_rows: list[Tensor] = []
+        if len(group.local_peers) > 1:
+            send_rows = [rows.cpu() for rows in send_rows]
+            shared = group.share([torch.cat(send_rows)], [], f"halo lists of {what}")
+            local_rows = [peer.read[0].rows for peer in shared.values()]
+        return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size, local_rows)
+
+    def rows_of(self, halo: HaloSlice) -> Tensor:
+        """Indices of a slice in the owner's rows. The owner is this worker or another one of its process."""
+        if halo.owner == self.rank:
+            return self.send_rows[halo.reader][halo.begin : halo.end]
+        before = self._begins[halo.owner][halo.reader]
+        return self.local_rows[halo.owner % self._per_process][before + halo.begin : before + halo.end]
+
+    def local_slices(self, tile_rows: int) -> list[HaloSlice]:
+        """Slices of at most `tile_rows` rows that this worker reads of others in its process."""
+        first = self.rank // self._per_process * self._per_process
+        return [
+            HaloSlice(owner, self.rank, cut.start, cut.stop, tile_rows)
+            for owner in range(first, first + self._per_process)
+            for cut in pieces(self.halo_counts[owner][self.rank] if owner != self.rank else 0, tile_rows)
+        ]
+
+    def _slice(self, owner: int, reader: int, index: int, tile_rows: int) -> HaloSlice | None:
+        """The slice at `index` among slices of at most `tile_rows` rows of a halo list; None if it has fewer."""
+        begin, rows = index * tile_rows, self.halo_counts[owner][reader]
+        return HaloSlice(owner, reader, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None
+
+    def schedule(self, tile_rows: int) -> list[Step]:
+        """All steps of an exchange with tiles of at most `tile_rows` rows; cached.
+
+        In round k every process p reads from (p - k) mod W and sends to (p + k) mod W. A round has as many steps as its
+        longest halo list needs, *on every worker*. So all go through the same sequence of steps, and the worker that is
+        furthest behind never waits for a message that has not been posted.
+
+        If several workers share a process, those of the same place in their processes exchange at the same time. Such a
+        worker receives the rows that it reads itself, and sends rows of all workers of its process.
+        """
+        if tile_rows in self._schedules:
+            steps = self._schedules[tile_rows] = self._schedules.pop(tile_rows)  # now the latest used
+            return steps
+        size, counts = self._per_process, self.halo_counts
+        process, place = divmod(self.rank, size)
+        processes = self.world_size // size
+        steps = []
+        for k in range(1, processes):
+            source, reader = (process - k) % processes * size, (process + k) % processes * size + place
+            number = 0
+            for u in range(size):
+                longest = max(counts[(x - k) % processes * size + u][x * size + place] for x in range(processes))
+                for index in range(-(-longest // tile_rows)):
+                    receive = self._slice(source + u, self.rank, index, tile_rows)
+                    send = self._slice(process * size + u, reader, index, tile_rows)
+                    steps.append(Step(number * size + place, receive, send))
+                    number += 1
+        self._schedules[tile_rows] = steps
+        if len(self._schedules) > SCHEDULES:
+            del self._schedules[next(iter(self._schedules))]
+        return steps
+
+
+class Settings(NamedTuple):
+    """Snapshot of `Config` at the start of a call. Its backward runs under the same settings."""
+
+    depth: int
+    buffer_bytes: int
+    max_elements: int
+    keep: bool  # keep fetched rows for the backward (modes 2 and 3)
+    one_shot: bool  # post the whole exchange at once (mode 3)
+    wire_features: torch.dtype | None
+    wire_gradients: torch.dtype | None
+
+    @classmethod
+    def current(cls, *, one_shot: bool = False) -> "Settings":
+        return cls(
+            Config.pipeline_depth,
+            Config.comm_buffer_bytes,
+            Config.max_collective_size,
+            Config.disable_sr or one_shot,
+            one_shot,
+            Config.wire_dtype_features,
+            Config.wire_dtype_gradients,
+        )
+
+    def __str__(self) -> str:
+        """The mode, and the settings of `Config` that differ from their defaults."""
+        values = {
+            "disable_sr": self.keep,
+            "pipeline_depth": self.depth,
+            "comm_buffer_bytes": self.buffer_bytes,
+            "max_collective_size": self.max_elements,
+            "wire_dtype_features": self.wire_features,
+            "wire_dtype_gradients": self.wire_gradients,
+        }
+        changed = (f"{name} {value}" for name, value in values.items() if value != getattr(GlobalConfig, name))
+        return ", ".join([f"mode {3 if self.one_shot else 2 if self.keep else 1}", *changed])
+
+    def tile_rows(self, row: RowFormat, mean_rows: int, *, both_ways: bool) -> int:
+        """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks.
+
+        Tiles above `SMALL_TILE` are a fraction of a worker's mean rows, so that buffers are a fraction of the memory of
+        features. `both_ways` is True if one exchange fetches rows and returns gradients.
+        """
+        limits = [UNLIMITED_ROWS]
+        if not self.one_shot and row.row_bytes:
+            buffers = (4 if both_ways else 2) * (self.depth + 1)
+            limits.append(self.buffer_bytes // buffers // row.row_bytes)
+            limits.append(max(mean_rows // ROWS_PER_TILE, SMALL_TILE // row.row_bytes))
+        if self.max_elements and row.row_elements:
+            limits.append(self.max_elements // row.row_elements)
+        return power_of_two(min(limits))
+
+
+def power_of_two(limit: int) -> int:
+    """The largest power of two up to `limit`, at least 1."""
+    return 1 << max(limit, 1).bit_length() - 1
+
+
+class Layout(NamedTuple):
+    """The tiles of an exchange, from the widest row of either direction, so that forward and backward agree."""
+
+    steps: list[Step]
+    depth: int  # steps in flight while one is computed
+    first: int  # steps whose rows are posted at the start, before any buffer holds gradients
+    local_rows: int  # rows of a tile that is copied within the process; larger, because only one exists at a time
+
+    @classmethod
+    def of(cls, plan: HaloPlan, settings: Settings, widest: RowFormat, *, both_ways: bool = True) -> "Layout":
+        """The layout for rows of at most `widest`; `both_ways` if one exchange may fetch rows and return gradients."""
+        steps = plan.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
+        depth = len(steps) if settings.one_shot else settings.depth
+        row_bytes = max(widest.row_bytes, 1)
+        rows = min(settings.buffer_bytes // 4 // row_bytes, max(plan.mean_rows // 2, SMALL_TILE // row_bytes))
+        return cls(steps, depth, (2 if both_ways else 1) * depth + 1, power_of_two(rows))
 
 
 class Tile(NamedTuple):

@@ -34,32 +34,22 @@ class Message(NamedTuple):
     data: Tensor
 
 
-class Wait(NamedTuple):
-    """A wait of this worker in a distributed call."""
+class Failure(NamedTuple):
+    """The reason why a generation of the group has ended."""
 
-    call: str
-    who: str  # name of the worker or workers that it depends on
-    began: float  # time of this process's monotonic clock
-
-    def __str__(self) -> str:
-        return f"waiting for {self.who} for {time.monotonic() - self.began:.0f} s in: {self.call}"
+    here: str  # for later calls of this worker
+    for_others: str  # for the other workers; it names this one
+    final: bool  # whether the group cannot recover
 
 
 class Member(Protocol):
     """The part of `Group` that transports use."""
 
     generation: int
-    calls: int
-    final: bool
+    waiting: str | None
     counters: Statistics
 
-    @property
-    def waiting(self) -> Wait | None: ...
-    @property
-    def whereabouts(self) -> str: ...
-    def check(self) -> None: ...
     def abort(self, error: BaseException, *, final: bool = False) -> None: ...
-    def stop(self, generation: int, own: str, *, final: bool) -> None: ...
     def post(self, inbound: Message | None, outbound: Message | None, tag: int, call: str) -> tuple[Any, Any]: ...
     def wait(self, work: Any, peer: int, call: str) -> None: ...
     def wait_for(self, operation: Callable[[], T], call: str, peer: int | None = None) -> T: ...
@@ -135,11 +125,8 @@ class Transport(ABC):
         """Make the connections of the group's generation, together with all other workers, within `limit` seconds."""
 
     @abstractmethod
-    def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
-        """End all workers' waits for this one in a generation, and tell them the reason. Any thread may call this.
-
-        Workers of this process get the reason `own`, others `told`. If `final`, none can recover.
-        """
+    def abort(self, generation: int, failure: Failure) -> None:
+        """End all workers' waits for this one in a generation, and tell them the reason. Any thread may call this."""
 
     def close(self) -> None:  # noqa: B027
         """Close the transport for good. Does nothing if the connections outlive the group."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan
+from sar.comm.tiles import HaloPlan
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure, digest
 from sar.errors import PartitionError

@@ -20,40 +20,51 @@ gradient that may be differentiated again depends on all inputs of the call thro
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import reduce
-from itertools import chain, islice
-from operator import or_
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.exchange import Exchange, Layout
+from sar.comm.exchange import Exchange
 from sar.comm.gradients import refuse_average
 from sar.comm.group import Group, is_transforming, refuse_transforms
-from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import BACKWARD
-from sar.comm.tiles import OWN_ROWS, GradientReturn, LocalFields, Tile
+from sar.comm.tiles import OWN_ROWS, SMALL_TILE, GradientReturn, HaloSlice, Layout, LocalFields, Settings, Tile
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype
 from sar.ranges import named, traced
 from sar.spillable import empty_spillable
 
+AnOperation = TypeVar("AnOperation", bound="Operation")
 
-@dataclass(frozen=True)
-class CallContext:
+OPERATIONS: Final = 32
+"""Number of operations that a relation caches."""
+
+
+class CallContext(NamedTuple):
     """The graph, relation and settings of a call, for its forward and its backward."""
 
     structure: Structure
     relation: Relation
     settings: Settings
+
+    def operation(self, key: tuple[Any, ...], make: Callable[[], AnOperation]) -> AnOperation:
+        """The operation that equal calls share, which have the same `key`; the relation caches it."""
+        operations = self.relation.operations
+        key = (*key, self.settings, self.structure.signature, torch.is_grad_enabled())
+        operation: AnOperation | None = operations.get(key)
+        if operation is None:
+            operation = operations[key] = make()
+            if len(operations) > OPERATIONS:
+                del operations[next(iter(operations))]
+        return operation
 
     def signature(self, call: str) -> str:
         """The text by which workers compare a call: its operation, relation, graph and settings."""
@@ -69,12 +80,26 @@ class CallContext:
         return on_cpu and not few and len(self.structure.group.local_peers) == 1
 
 
+@dataclass(eq=False)
+class Operation:
+    """What equal calls along a relation share. It has no reference to the relation, so that unused graphs are freed."""
+
+    signature: str  # see `CallContext.signature`
+    widest: RowFormat | None  # widest rows that travel in either direction; None if nothing travels
+    layouts: dict[bool, Layout] = field(init=False, default_factory=dict)  # by `TileCall.both_ways`, on first use
+
+
 class ForwardOutput(NamedTuple):
     """Results of a forward, for the caller, and tensors to save for the backward."""
 
     results: tuple[Tensor, ...]
     saved: Sequence[Tensor | None] = ()
     constants: tuple[Tensor, ...] = ()  # results that are never differentiable
+
+
+def widest_rows(fields: Iterable[Tensor]) -> RowFormat:
+    """The format of the rows of fields, whose gradients travel in float32 at least."""
+    return RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in fields))
 
 
 def zero_total(field: Tensor) -> Tensor:
@@ -89,7 +114,10 @@ class Collective(ABC):
         self.group = group  # None for an operation of this worker alone
         self.signature = signature  # text by which workers compare the call; see `CallContext.signature`
         self.distributed = distributed and group is not None and group.world_size > 1
-        self.needs: tuple[bool, ...] = ()  # whether each input needs a gradient on this worker
+        self.backward_communicates = self.distributed  # equal on all workers; the forward may set it
+        # Sends errors that are raised inside to all workers.
+        self.guard: Callable[[], AbstractContextManager[object]] = nullcontext if group is None else group.guard
+        self.needs: Sequence[bool] = ()  # whether each input needs a gradient on this worker
         self.all_flags: list[int] = []  # `flags` of every worker, by rank
         self.needed = 0  # OR of all workers' flags; by default bit i is set if input i needs a gradient
         self.dtypes: list[torch.dtype | None] = []  # dtypes of the inputs
@@ -107,11 +135,6 @@ class Collective(ABC):
     def backward(self, saved: list[Any], *grads: Tensor) -> Sequence[Tensor | None]:
         """Compute the gradient of each input, None if this worker needs none, from the gradients of the results."""
 
-    @property
-    def backward_communicates(self) -> bool:
-        """Whether workers must meet in the backward; equal on all of them."""
-        return self.distributed
-
     def flags(self) -> int:
         """This worker's bits for the agreement, up to 63. `needed` is their OR over all workers."""
         bits = 0
@@ -121,88 +144,84 @@ class Collective(ABC):
 
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the results, as one node of autograd."""
-        results: tuple[Tensor, ...] = Node.apply(self.anchor(*inputs), self, *inputs)
+        results: tuple[Tensor, ...] = Node.apply(self.anchor(inputs), self, *inputs)
         return results
 
-    def anchor(self, *inputs: Tensor | None) -> Tensor:
+    def anchor(self, inputs: Sequence[Tensor | None]) -> Tensor:
         """An input that ties the node to autograd on all workers: see [Note: one worker's gradient is everybody's]."""
         if is_transforming():
             with self.guard():
                 refuse_transforms(*inputs)  # torch would ask for rules that no call has
-        grad = torch.is_grad_enabled()
-        if grad:
-            self.input_ties = [(x[:0] if x.dim() else x).clone() for x in inputs if x is not None and x.requires_grad]
+        grad, needs = torch.is_grad_enabled(), []
+        for x in inputs:
+            self.dtypes.append(None if x is None else x.dtype)
+            needs.append(need := grad and x is not None and x.requires_grad)  # torch's own are true under `no_grad`
+            if x is not None and need:
+                self.input_ties.append((x[:0] if x.dim() else x).clone())
+        self.needs = needs
         return torch.empty(0, requires_grad=grad and self.distributed, device="cpu")
-
-    def begin(self, what: str, flags: int = 0, *, communicates: bool) -> list[int]:
-        """Begin one direction; return the flags of all workers if it communicates, else of this worker only."""
-        if self.group is not None and communicates:
-            return self.group.agree(what, flags)
-        if self.group is not None:
-            self.group.follow(what)
-        return [flags]
-
-    def guard(self) -> AbstractContextManager[object]:
-        """The group's guard; without a group, a context that does nothing."""
-        return nullcontext() if self.group is None else self.group.guard()
 
     # -- steps shared by the nodes of autograd
 
-    def begin_forward(self, ctx: Any, inputs: Sequence[Tensor | None]) -> None:
+    def begin_forward(self) -> None:
         """Agree on the forward."""
-        self.needs = ctx.needs_input_grad[2:]
-        self.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
-        self.all_flags = self.begin(self.signature, self.flags(), communicates=self.distributed)
-        self.needed = reduce(or_, self.all_flags)
-        self.number = 0 if self.group is None else self.group.call_id
+        flags = self.needed = self.flags()
+        if self.group is None:
+            return
+        if self.distributed:
+            self.all_flags = self.group.agree(self.signature, flags)
+            for flags in self.all_flags:
+                self.needed |= flags
+        else:
+            self.group.follow(self.signature)
+            self.all_flags = [flags]
+        self.number = self.group.call_id
 
     def end_forward(self, ctx: Any, output: ForwardOutput) -> tuple[Tensor, ...]:
         """Save tensors for the backward, and return the results."""
         ctx.call = self
-        if self.needed:
-            ctx.save_for_backward(*output.saved, *chain.from_iterable(self.kept.values()))
-            if self.kept:
-                self.num_kept, self.kept = {halo: len(rows) for halo, rows in self.kept.items()}, {}
-            constants = [r for r in output.results if not r.is_floating_point() and not r.is_complex()]
-            ctx.mark_non_differentiable(*output.constants, *constants)
-        else:
+        if not self.needed:
             ctx.mark_non_differentiable(*output.results)
+            return output.results
+        ctx.save_for_backward(*output.saved, *chain.from_iterable(self.kept.values()))
+        if self.kept:
+            self.num_kept, self.kept = {halo: len(rows) for halo, rows in self.kept.items()}, {}
+        constants = list(output.constants)
+        for result in output.results:
+            if not (result.is_floating_point() or result.is_complex()):
+                constants.append(result)
+        ctx.mark_non_differentiable(*constants)
         return output.results
 
     def begin_backward(self, ctx: Any) -> list[Any]:
         """Agree on the backward, and return the saved tensors."""
         saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
         ctx.maybe_clear_saved_tensors()
-        self.begin(f"{BACKWARD}{self.signature}; call {self.number}", communicates=self.backward_communicates)
-        num_saved = len(saved) - sum(self.num_kept.values())
-        rows = iter(saved[num_saved:])
-        self.kept = {halo: list(islice(rows, count)) for halo, count in self.num_kept.items()}
-        return saved[:num_saved]
+        if self.group is not None:
+            begin = self.group.agree if self.backward_communicates else self.group.follow
+            begin(f"{BACKWARD}{self.signature}; call {self.number}")
+        for halo, count in reversed(self.num_kept.items()):
+            saved, self.kept[halo] = saved[:-count], saved[-count:]
+        return saved
 
     def end_backward(self, input_grads: Sequence[Tensor | None], *grads: Tensor) -> Any:
         """The gradients of a node's arguments: the anchor, the call, and the inputs."""
-        columns = zip(input_grads, self.dtypes, self.needs, strict=True)
-        arguments = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in columns)]
+        arguments: list[Tensor | None] = [None, None]
+        for grad, dtype, need in zip(input_grads, self.dtypes, self.needs, strict=True):
+            arguments.append(grad.to(dtype) if need and grad is not None else None)
         return NotTwice.apply(arguments, *self.input_ties, *grads) if torch.is_grad_enabled() else tuple(arguments)
 
 
 class TileCall(Collective):
     """An operation along a relation, which goes through the relation's tiles in the forward and in the backward."""
 
-    def __init__(self, context: CallContext, signature: str, *, distributed: bool = True) -> None:
-        super().__init__(context.structure.group, signature, distributed=distributed)
+    def __init__(self, context: CallContext, operation: Operation, *, distributed: bool = True) -> None:
+        super().__init__(context.structure.group, operation.signature, distributed=distributed)
         self.context = context
         self.relation = context.relation
-
-    @property
-    def rows_needed(self) -> bool:
-        """Whether the backward reads rows of the sources; equal on all workers."""
-        return bool(self.needed)
-
-    def layout(self, fields: Sequence[Tensor]) -> Layout:
-        """The tiles of an exchange of fields, whose gradients travel in float32 at least; equal in both directions."""
-        widest = RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in fields))
-        return Layout.of(self.relation.plan, self.context.settings, widest)
+        self.layouts, self.widest = operation.layouts, operation.widest
+        self.both_ways = True  # whether an exchange may fetch rows and return gradients; the forward may set it
+        self.rereads = True  # whether the backward, if there is one, reads rows of the sources; the forward may set it
 
     def tiles(
         self,
@@ -213,24 +232,37 @@ class TileCall(Collective):
         returns: GradientReturn | None = None,
         own_first: bool = False,
     ) -> Iterator[tuple[EdgeBlock, Tile]]:
-        """Iterate over all edges of the relation: each block with the tile it reads, from `Exchange.exchange_tiles`.
+        """Iterate over all edges of the relation: each block with the tile it reads, from `Exchange.tiles`.
 
         The first messages are posted at once. Edges that read this worker's rows come with `OWN_ROWS`, while these
         travel. In modes 2 and 3 the forward keeps the rows that the backward reads, which does not fetch them again.
         """
-        if not self.distributed:
-            rank, counts = self.context.structure.group.rank, map(len, self.relation.halos)
+        (structure, relation, settings), layouts = self.context, self.layouts
+        if not self.distributed or self.widest is None:
+            rank, counts = structure.group.rank, map(len, relation.halos)
             halos = [HaloSlice(part, rank, 0, count, count) for part, count in enumerate(counts)]
             tiles = (OWN_ROWS if halo.owner == rank else OWN_ROWS._replace(halo=halo) for halo in halos)
-            return zip(self.relation.blocks, tiles, strict=True)
-        structure, settings = self.context.structure, self.context.settings
-        keep, layout, pool = settings.keep and self.rows_needed, self.layout(fields or ()), session.current().pool
-        exchange = Exchange(structure.group, self.relation.plan, settings, layout, pool, self.signature)
-        fields = None if keep and backward else fields
-        received = exchange.exchange_tiles(
-            structure.device, fields, keep=keep, local=local, returns=returns, own_first=own_first
+            return zip(relation.blocks, tiles, strict=True)
+        if self.both_ways not in layouts:
+            layouts[self.both_ways] = Layout.of(relation.plan, settings, self.widest, both_ways=self.both_ways)
+        keep, pool = settings.keep and self.rereads and self.needed != 0, session.current().pool
+        exchange = Exchange(
+            *(
+                structure.group,
+                relation.plan,
+                settings,
+                layouts[self.both_ways],
+                pool,
+                self.signature,
+                structure.device,
+            ),
+            None if keep and backward else fields,
+            keep=keep,
+            local=local,
+            returns=returns,
+            own_first=own_first,
         )
-        return self._with_blocks(received, keep)
+        return self._with_blocks(exchange.tiles(), keep)
 
     def _with_blocks(self, received: Iterable[Tile], keep: bool) -> Iterator[tuple[EdgeBlock, Tile]]:
         for tile in received:
@@ -259,7 +291,7 @@ class Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         with call.guard():
-            call.begin_forward(ctx, inputs)
+            call.begin_forward()
             output = call.forward(*inputs)
         return call.end_forward(ctx, output)
 

@@ -34,11 +34,16 @@ def uncompiled(function: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
+_KINDS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call runs hooks, of the module or all modules, other than those of sar's profiles and plans."""
-    kinds = [f"{direction}{pre}_hooks" for direction in ("forward", "backward") for pre in ("", "_pre")]
-    hooks = [(getattr(module, f"_{kind}"), getattr(hooks_of_all_modules, f"_global_{kind}")) for kind in kinds]
-    return any(not is_written_in(hook, "sar.train") for both in hooks for of in both for hook in of.values())
+    for kind in _KINDS:
+        for hook in (*getattr(module, f"_{kind}").values(), *getattr(hooks_of_all_modules, f"_global_{kind}").values()):
+            if not is_written_in(hook, "sar.train"):
+                return True
+    return False
 
 
 def is_written_in(function: Any, package: str) -> bool:

@@ -8,6 +8,7 @@ travel in the same order as in one node. If the layer's computation fails in the
 finishes the call, because other workers wait for it.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -21,28 +22,33 @@ from sar.core.collective import ForwardOutput, NotTwice, TileCall
 from sar.errors import GraphError
 from sar.per_thread import PerThread
 
-Steps = Generator[None, None, Any]
-"""One direction of a call, as a generator that yields at points where it may pause and returns the results."""
+Steps = Generator[None, None, None]
+"""One direction of a call, as a generator that yields where it may pause."""
 
 
 class Overlapping(TileCall):
     """A collective that may pause while its first messages travel."""
 
-    # Subclasses define these: the index of the input with rows of sources, and `forward` and `backward` as generators.
-    source: int | None
-    forward_steps: Callable[..., Steps]
-    backward_steps: Callable[..., Steps]
-
+    output: Any = None  # what the steps have computed; taken away by whoever returns it
     _rest: Steps | None = None  # the unfinished rest of one direction, for which other workers may be waiting
-    _output: Any = None  # its result, until `resume` returns it
+
+    @abstractmethod
+    def forward_steps(self, *inputs: Any) -> Steps:
+        """`forward`, which sets `output` instead of returning it."""
+
+    @abstractmethod
+    def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
+        """`backward`, which sets `output` instead of returning it."""
 
     def forward(self, *inputs: Any) -> ForwardOutput:
-        output: ForwardOutput = _run_to_end(self.forward_steps(*inputs))
-        return output
+        for _ in self.forward_steps(*inputs):
+            pass
+        return vars(self).pop("output")
 
     def backward(self, saved: list[Any], *grads: Tensor) -> Sequence[Tensor | None]:
-        input_grads: Sequence[Tensor | None] = _run_to_end(self.backward_steps(saved, *grads))
-        return input_grads
+        for _ in self.backward_steps(saved, *grads):
+            pass
+        return vars(self).pop("output")
 
     def pause(self, steps: Steps) -> None:
         """Run the first step. `resume`, or else the group's next agreement, runs the rest."""
@@ -59,24 +65,19 @@ class Overlapping(TileCall):
         if steps is not None:
             self.group.check()
             with torch.no_grad():
-                self._output = _run_to_end(steps)
+                for _ in steps:
+                    pass
 
     def resume(self) -> Any:
         """Run the remaining steps, and return the result without keeping a reference to it."""
         with self.guard():
             self.finish()
-            output, self._output = self._output, None
-            return output
+            return vars(self).pop("output")
 
-    def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """Compute the results, as one node of autograd, or as two with the work of `meanwhile` between them."""
-        work = _meanwhile.value
-        rows = None if self.source is None else inputs[self.source]
-        if work is None or not self.distributed or rows is None or not self.context.can_hide_wire(rows):
-            return super().apply(*inputs)
-        _meanwhile.value = None
+    def apply_beside(self, work: Callable[[], Tensor], *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """Compute the results as two nodes of autograd, with other work between them."""
         with self.guard():
-            tie, before = _FirstHalf.apply(self.anchor(*inputs), self, *inputs), _versions(inputs)
+            tie, before = _FirstHalf.apply(self.anchor(inputs), self, *inputs), _versions(inputs)
             work()
             if _versions(inputs) != before:
                 raise GraphError(
@@ -87,15 +88,8 @@ class Overlapping(TileCall):
         return results
 
 
-def _run_to_end(steps: Steps) -> Any:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-
-
-_meanwhile = PerThread[Callable[[], Tensor] | None](None)
+waiting_work = PerThread[Callable[[], Tensor] | None](None)
+"""The work of `meanwhile`, until a call takes it."""
 
 
 @contextmanager
@@ -105,7 +99,7 @@ def meanwhile(work: Callable[[], Tensor]) -> Iterator[Callable[[], Tensor]]:
     It yields a function that returns the result, which it computes on first use if no call has done so.
     """
     result = cache(work)
-    with _meanwhile.set_to(result):
+    with waiting_work.set_to(result):
         yield result
 
 
@@ -120,7 +114,7 @@ class _FirstHalf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, call: Overlapping, *inputs: Tensor | None) -> Tensor:
         with call.guard():
-            call.begin_forward(ctx, inputs)
+            call.begin_forward()
             call.pause(call.forward_steps(*inputs))
         ctx.call = call
         return torch.empty_like(anchor)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan, HaloSlice
+from sar.comm.tiles import HaloPlan, HaloSlice
 from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.errors import GraphError, MissingMethodError
 from sar.id_slices import to_offsets
@@ -53,7 +53,7 @@ class Relation:
     # By tile size; the latest used is last.
     _tiles: dict[int, dict[HaloSlice, EdgeBlock]] = field(init=False, default_factory=dict)
     _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
-    _degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
+    _degrees: dict[tuple[torch.dtype, int, bool, float], Tensor] = field(init=False, default_factory=dict)
     operations: dict[Any, Any] = field(init=False, default_factory=dict)  # built-in calls, compiled: see `Operation`
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Relation:
             )
         return self.message_order
 
-    @property
+    @cached_property
     def num_edges(self) -> int:
         return sum(block.num_edges for block in self.blocks)
 
@@ -121,15 +121,24 @@ class Relation:
         degrees = self.in_degrees[self.in_degrees > 0].unique().tolist()
         return [(degree, (self.in_degrees == degree).nonzero().squeeze(1)) for degree in degrees]
 
-    def degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
-        """In-degrees, at least 1, (N_dst, 1, ...) with `dims` dimensions; cached."""
-        if (dtype, dims) not in self._degrees:
-            self._degrees[dtype, dims] = self._make_degrees(dtype, dims)
-        return self._degrees[dtype, dims]
+    @cached_property
+    def has_isolated(self) -> bool:
+        """Whether a node of this worker has no in-edges."""
+        return bool((self.in_degrees == 0).any())
+
+    def degrees(self, dtype: torch.dtype, dims: int = 2, *, out: bool = False, power: float = 1.0) -> Tensor:
+        """In-degrees or out-degrees, at least 1, to a power, (N, 1, ...) with `dims` dimensions; cached."""
+        key = dtype, dims, out, power
+        degrees = self._degrees.get(key)
+        if degrees is None:
+            degrees = self._degrees[key] = self._make_degrees(*key)
+        return degrees
 
     @lasting
-    def _make_degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
-        return self.in_degrees.clamp(min=1).to(dtype).view(-1, *[1] * (dims - 1))
+    def _make_degrees(self, dtype: torch.dtype, dims: int, out: bool, power: float) -> Tensor:
+        degrees = (self.out_degrees if out else self.in_degrees).clamp(min=1).to(dtype)
+        degrees = degrees if power == 1 else degrees.reciprocal() if power == -1 else degrees.pow(power)
+        return degrees.view(-1, *[1] * (dims - 1))
 
     @lasting
     def to(self, device: torch.device) -> "Relation":
@@ -192,7 +201,7 @@ class Structure:
         edges = [relation.num_edges for relation in self.relations]
         self.group.own_sizes.update(counts, edges, (sum(counts), sum(edges)))
 
-    @property
+    @cached_property
     def is_block(self) -> bool:
         return self.src is not self.dst
 

@@ -13,8 +13,8 @@ from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
-from sar.core.passing.builtin import copy_to_edges
-from sar.core.passing.message_passing import max_at_sources, sum_at_sources
+from sar.core.passing.at_sources import max_at_sources, sum_at_sources
+from sar.core.passing.messages import copy_to_edges
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, edge_softmax_backward, edge_softmax_forward
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sar.comm.collectives import all_gather_json
 from sar.comm.group import Group
 from sar.comm.statistics import counters
-from sar.comm.transport import Member, Message, Shared, SharedTensor, Spilled, Transport
+from sar.comm.transport import Failure, Member, Message, Shared, SharedTensor, Spilled, Transport
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.residency import Residency
 from sar.outofcore.turns import Turns
@@ -73,9 +73,9 @@ class InProcessTransport(Transport):
             raise
         self._meet("a recovery", None, lambda _: self._outer.recover(0), in_order=True)
 
-    def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
-        self._turns.fail(PeerError(own), self._place)
-        self._outer.stop(self._outer.generation, told, final=final)
+    def abort(self, generation: int, failure: Failure) -> None:
+        self._turns.fail(PeerError(failure.here), self._place)
+        self._outer.stop(failure)
 
     def whereabouts(self, group: Member, call: str) -> str:
         calls = all_gather_json(self.all_gather, call)
@@ -111,8 +111,7 @@ class InProcessTransport(Transport):
     @property
     def _call(self) -> str:
         """Description of the distributed call that this worker is in."""
-        waiting = None if self._group is None else self._group.waiting
-        return "" if waiting is None else waiting.call
+        return "" if self._group is None else self._group.waiting or ""
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
         open_to_others = SharedTensor if self._residency is None else self._residency.open_to_others

@@ -30,14 +30,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sar.comm import session
+from sar.comm import session, setup
 from sar.comm.group import Group
-from sar.comm.liveness import STALL_SECONDS
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, PeerError
-from sar.host.memory import available_memory
 from sar.logging_setup import logger
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import SpillFile
@@ -46,8 +44,8 @@ from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Swapped, Turns
 
 POLL_SECONDS = 0.1
-AT_HAND = 0.25
-"""Share of the memory available before the first turn that rows read by all partitions may take."""
+STALL_SECONDS = 30.0
+"""Seconds without a turn after which a stall is reported for the first time, and again each time it has doubled."""
 GRACE = 10.0
 """Seconds that the workers have to end after an error."""
 BUSY = 0.05
@@ -94,7 +92,7 @@ def initialize_comms(
     master_ip_address: str | None = None,
     backend: str | None = None,
     _comm_device: torch.device | str | None = None,
-    master_port_number: int = session.DEFAULT_PORT,
+    master_port_number: int = setup.DEFAULT_PORT,
 ) -> None:
     """Connect this worker to all others; uses the process group of `torch.distributed` if there is one already.
 
@@ -116,10 +114,9 @@ def initialize_comms(
             MASTER_PORT, takes precedence over the default.
 
     Raises:
-        ConfigError: if arguments are missing or contradict each other or the existing process group, or if the workers
-            have different versions of sar, torch or DGL.
-        CommunicationError: if the workers cannot be reached within `Config.timeout`, or belong to another job: see
-            [Note: one job].
+        ConfigError: if arguments are missing or contradict each other or the existing process group.
+        CommunicationError: if the workers cannot be reached within `Config.timeout`, belong to another job, or have
+            different versions of sar, torch or DGL: see [Note: one job].
     """
     asked = None if session.is_initialized() else wanted()
     if asked is not None and threading.current_thread() is not threading.main_thread():
@@ -128,7 +125,7 @@ def initialize_comms(
             f"thread {threading.current_thread().name!r}, as under Ray Train. Start the script with `sar launch`, "
             "torchrun, srun or mpirun."
         )
-    session.connect(
+    setup.connect(
         *(_rank, _world_size, master_ip_address, backend, _comm_device, master_port_number),
         shares_process=asked is not None,
     )
@@ -186,13 +183,9 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
         )
     turns = Turns(size, process.group.rank * size, (*STATE, Swapped(session.current, session.set_current)))
     files: list[SpillFile] = []
-    of_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    with process.group.guard():
-        share = torch.tensor(max(AT_HAND * available_memory() / of_host, 1), dtype=torch.float64, device="cpu")
-        at_hand = float(torch.stack(process.group.all_gather(share, "memory that is available")).min())
 
     def run(place: int) -> Any:
-        residency = Residency(files[place], at_hand) if files else None
+        residency = Residency(files[place]) if files else None
         group = Group(InProcessTransport(process.group, turns, place, residency))
         group.replicas = Replicas()
         session.set_current(process._replace(group=group, pool=BufferPool(group.device)))

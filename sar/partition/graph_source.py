@@ -63,18 +63,6 @@ def find_outside(src: Array, dst: Array, num_nodes: tuple[int, int]) -> tuple[in
     return min(found, key=lambda one: one[0], default=None)
 
 
-def check_ends(
-    src: Array, dst: Array, num_nodes: tuple[int, int], where: str, first_row: int, advice: str = ""
-) -> None:
-    """Raise `PartitionError` if an edge ends at no node, as `find_outside` tells it.
-
-    `where` names the edges, whose first one has the number `first_row`; `advice` ends the error.
-    """
-    if (found := find_outside(src, dst, num_nodes)) is not None:
-        row, problem = found
-        raise PartitionError(f"{where}, row {first_row + row} (from 0): {problem}{advice}")
-
-
 def check_parts(part_of: Array, num_nodes: int, num_parts: int, whose: str) -> None:
     """Raise `ConfigError`, which names the assignment, unless it has a part from 0 to P - 1 for each node."""
     if part_of.shape != (num_nodes,) or part_of.dtype.kind not in "iu":
@@ -104,6 +92,10 @@ class EdgeSource(Protocol):
         for start in range(0, self.num_edges, rows):
             yield self.read(start, min(start + rows, self.num_edges))
 
+    def describe(self, row: int, problem: str) -> str:
+        """For errors: where an edge is, and what is wrong with it."""
+        return f"row {row} (from 0): {problem}"
+
 
 class Column(Protocol):
     """A field of nodes or edges with a row for each, (rows, ...); `numpy.ndarray` and `numpy.memmap` are columns."""
@@ -131,7 +123,7 @@ def parts_of_slice(lengths: Sequence[int], start: int, stop: int) -> Iterator[tu
 
 @dataclass(frozen=True)
 class JoinedColumn:
-    """Columns of the same row shape, one after the other: (sum of rows, ...). The dtype holds the values of all."""
+    """Columns of the same dtype and row shape, one after the other: (sum of rows, ...)."""
 
     parts: Sequence[Column]
 
@@ -141,16 +133,13 @@ class JoinedColumn:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        dtypes = [part.dtype for part in self.parts]
-        return dtypes[0] if len({*dtypes}) == 1 else np.result_type(*dtypes)
+        return self.parts[0].dtype
 
     def __getitem__(self, rows: slice, /) -> Array:
         start, stop, _ = rows.indices(self.shape[0])
         lengths = [part.shape[0] for part in self.parts]
         pieces = [self.parts[number][low:high] for number, low, high in parts_of_slice(lengths, start, stop)]
-        if len(pieces) == 1:
-            return pieces[0].astype(self.dtype, copy=False)
-        return np.concatenate(pieces, dtype=self.dtype) if pieces else self.parts[0][0:0].astype(self.dtype)
+        return pieces[0] if len(pieces) == 1 else np.concatenate([self.parts[0][0:0], *pieces])
 
 
 @dataclass(frozen=True)
@@ -185,15 +174,43 @@ class ReversedEdges(EdgeSource):
 
 
 @dataclass(frozen=True)
+class _CheckedEdges(EdgeSource):
+    """Edges whose ends are nodes, else reading them raises `PartitionError`: compiled loops rely on that."""
+
+    edges: EdgeSource
+    num_nodes: tuple[int, int]  # of the source and the destination type
+    name: str
+
+    @property
+    def num_edges(self) -> int:
+        return self.edges.num_edges
+
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
+        src, dst = self.edges.read(start, stop)
+        if (found := find_outside(src, dst, self.num_nodes)) is not None:
+            raise PartitionError(f"edges of {self.name}, {self.edges.describe(start + found[0], found[1])}")
+        return src, dst
+
+
+@dataclass(frozen=True)
 class GraphSource:
     """A directed graph, of one or several types, with fields. Types are numbered in their order here."""
 
     num_nodes: Mapping[str, int]  # N_t by node type
-    edges: Mapping[CanonicalEtype, EdgeSource]  # by (source type, relation, destination type)
+    edges: Mapping[CanonicalEtype, EdgeSource]  # by (source type, relation, destination type); whoever reads them
+    # relies on their ends being nodes, which is checked here and nowhere else
     node_data: Mapping[str, Mapping[str, Column]]  # by node type, then name: columns of N_t rows
     edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]  # likewise of E_r rows, in the order of the edges
     name: str = ""  # of the graph, if its files have one
     notes: Sequence[str] = ()  # remarks for the user on how the graph was read
+
+    def __post_init__(self) -> None:
+        edges = {}
+        for etype, source in self.edges.items():
+            of_file = source.edges if isinstance(source, _CheckedEdges) else source
+            ends = self.num_nodes.get(etype[0], 0), self.num_nodes.get(etype[2], 0)
+            edges[etype] = _CheckedEdges(of_file, ends, ":".join(etype))
+        object.__setattr__(self, "edges", edges)
 
     @classmethod
     def homogeneous(cls, src: Column, dst: Column, num_nodes: int, node_data: Mapping[str, Column]) -> "GraphSource":
@@ -232,16 +249,10 @@ class GraphSource:
         return sum(edges.num_edges for edges in self.edges.values())
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """Sources and destinations of all edges, type after type, with nodes numbered likewise; as in `EdgeSource`.
-
-        Every end is a node, as compiled loops rely on; else `PartitionError`.
-        """
+        """Sources and destinations of all edges, type after type, with nodes numbered likewise; as in `EdgeSource`."""
         for etype, edges in self.edges.items():
             first, other = self.first_node[etype[0]], self.first_node[etype[2]]
-            num_nodes, row = (self.num_nodes[etype[0]], self.num_nodes[etype[2]]), 0
             for src, dst in edges.chunks(rows):
-                check_ends(src, dst, num_nodes, f"edges of {':'.join(etype)}", row)
-                row += len(src)
                 yield src + first if first else src, dst + other if other else dst  # adding 0 would copy
 
     @property

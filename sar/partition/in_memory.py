@@ -15,12 +15,11 @@ from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
-from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource, logged_stages
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource, first_outside, logged_stages
 from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.features import without_nan
 from sar.partition.ingest.masks import check_splits, with_masks, with_split
 from sar.partition.ingest.objects import as_array, from_object
-from sar.partition.npz_files import mask_of_ids
 from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport, by_worker_0, part_sizes
 
@@ -113,9 +112,7 @@ def partition_graph(
     if unknown := sorted(set(split_idx or ()) - _OF_SPLITS.keys()):
         raise ConfigError(f"split_idx has {unknown[0]!r}; expected node IDs by {', '.join(_OF_SPLITS)}.")
     lists = [(_OF_SPLITS[split], ids) for split, ids in (split_idx or {}).items()]
-    graph = with_masks(
-        graph, lists, lambda _, ids, ntype: mask_of_ids("split_idx", as_array("split_idx", ids), graph.num_nodes[ntype])
-    )
+    graph = with_masks(graph, lists, lambda _, ids, ntype: _mask_of(ids, graph.num_nodes[ntype]))
     field = balance_edges if isinstance(balance_edges, str) else None
     balance = (IN_EDGES if field is None else f"{IN_EDGES}/{field}",) if balance_edges else ()
     options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance)
@@ -174,6 +171,16 @@ def _without_nan(data: Mapping[T, Mapping[str, Column]]) -> dict[T, dict[str, Co
         kind: {name: without_nan(x, name, f"field '{kind}/{name}'", allow_nan=False) for name, x in fields.items()}
         for kind, fields in data.items()
     }
+
+
+def _mask_of(split_ids: Any, num_nodes: int) -> Array:
+    ids = as_array("split_idx", split_ids)
+    is_list = ids.ndim == 1 and ids.dtype.kind in "iu"
+    if not is_list or first_outside(np.ascontiguousarray(ids, np.int64), num_nodes) is not None:
+        raise ConfigError(f"split_idx has others than IDs of the {num_nodes} nodes, (K,) from 0 on.")
+    mask = np.zeros(num_nodes, np.bool_)
+    mask[ids] = True
+    return mask
 
 
 def _check_parts(graph: GraphSource, num_parts: int) -> None:

@@ -1,7 +1,7 @@
 """Makes directories that appear whole: in `DIR.partial` beside their place, and moved to it once they are complete.
 
-`DIR.partial` holds the new directory, scratch files, a lock and, for a moment, the directory that is replaced. A run
-that is killed leaves it behind; the next run that makes DIR puts a replaced directory back and removes the rest.
+`DIR.partial` holds the new directory, scratch files and a lock. A run that is killed leaves it behind, and the next run
+that makes DIR removes it.
 """
 
 import contextlib
@@ -35,8 +35,9 @@ class NewDirectory(NamedTuple):
 def new_directory(target: Path, *, overwrite: bool | None = None) -> Iterator[NewDirectory]:
     """Make a directory in the `with` block; when the block ends, its files are on the disk and it is in its place.
 
-    An error, or a kill at any moment, leaves the state before: nothing, an empty directory or, with `overwrite`,
-    earlier partitions.
+    An error leaves the state before: nothing, an empty directory or, with `overwrite`, earlier partitions. So does a
+    kill, but for the moment in which earlier partitions have gone and the new ones, complete in `DIR.partial/new`, are
+    about to be moved.
 
     Args:
         target: the directory.
@@ -52,8 +53,6 @@ def new_directory(target: Path, *, overwrite: bool | None = None) -> Iterator[Ne
     new, old, scratch = (partial / name for name in ("new", "old", "scratch"))
     with _disk_explained(partial), _locked(partial):
         try:
-            if _restore(old, target):
-                check_replaceable(target, overwrite)
             for left in (new, old, scratch):
                 shutil.rmtree(left, ignore_errors=True)
             new.mkdir()
@@ -65,18 +64,14 @@ def new_directory(target: Path, *, overwrite: bool | None = None) -> Iterator[Ne
             check_replaceable(target, overwrite)  # others may have put files there meanwhile
             if target.is_dir() and any(target.iterdir()):
                 target.replace(old)
-            put_in_place(new, target)
+            try:
+                put_in_place(new, target)
+            except BaseException:
+                if old.exists():
+                    old.replace(target)
+                raise
         finally:
-            _restore(old, target)
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def _restore(old: Path, target: Path) -> bool:
-    """Put a directory back whose place no other has taken; True if there was one."""
-    if not old.exists() or target.exists():
-        return False
-    old.replace(target)
-    return True
 
 
 @contextlib.contextmanager

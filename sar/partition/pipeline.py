@@ -13,9 +13,9 @@ from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
 from sar.partition.assign.assignment_files import write_assignment
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest.cleanup import clean_up
-from sar.partition.ingest.files import ADVICE, Files
 from sar.partition.ingest.masks import with_split
 from sar.partition.ingest.open import open_graph
+from sar.partition.ingest.sources import ADVICE, Files
 from sar.partition.inspect.report import DirectoryReport
 from sar.partition.new_directory import check_replaceable, new_directory
 from sar.partition.write.write import write_parts

@@ -1,6 +1,16 @@
-"""A mini-batch in plain tensors, sampled by all workers together, with features, before DGL or PyG gets it."""
+"""A mini-batch in plain tensors, sampled by all workers together, before DGL or PyTorch Geometric gets it.
 
-from collections.abc import Callable, Mapping
+[Note: in step]
+A node's in-edges are on its owner. So each layer takes two exchanges: the nodes whose neighbors are wanted go to their
+owners, and the drawn edges come back. Workers without seeds take part, because others may ask them. What is drawn for a
+node depends on the asker's key, the layer and the node, not on who draws, or when.
+
+The workers agree once, on the batch: its exchanges follow from that, in number and order, and messages tell their own
+lengths.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,11 +19,56 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
-from sar.common_tuples import CanonicalEtype
-from sar.sampling.draws import copy_rows
-from sar.sampling.neighbors import SampledLayer
+from sar.common_tuples import EID, CanonicalEtype
+from sar.id_slices import to_offsets
+from sar.sampling.draws import Numbering, copy_rows, derive_key, draw_in_edges
 from sar.sampling.owner_requests import NodesByOwner, Rows, send_requests
+from sar.sampling.seed_edges import SeedColumn
 from sar.sampling.worker_graph import Features, WorkerGraph
+
+PAIRS = 2**32  # the number of the pairs' key among those of a batch; layers have those from 0 on
+
+
+class PairSettings(NamedTuple):
+    """How seed edges become pairs of nodes."""
+
+    negatives: (
+        Sequence[float] | None
+    )  # for every edge type, negative pairs to draw for a seed; None for no second graph
+    both_ends: bool  # whether negative pairs have any two nodes; else (u, v') for a seed (u, v)
+    excludes: bool  # whether the seeds and their reverse edges are left out of the blocks
+
+
+@dataclass(frozen=True)
+class SamplingSource:
+    """The graph, features and settings to sample with."""
+
+    graph: WorkerGraph
+    fanouts: Sequence[Sequence[int]]  # edges to draw at a node by layer, input layer first, and edge type
+    replace: bool  # draw with replacement
+    pairs: PairSettings | None = None  # if seeds are edges
+
+
+class SampledEdges(NamedTuple):
+    """The sampled edges of one type, by destination."""
+
+    etype: CanonicalEtype
+    indptr: Tensor  # (N_dst + 1,) int64
+    src: Tensor  # (E,) int64: positions among the sources
+    features: dict[str, Tensor]  # (E, ...) each; `_ID` among them
+
+    @property
+    def dst(self) -> Tensor:
+        """Positions among the destinations, (E,) int64."""
+        return torch.repeat_interleave(self.indptr.diff())
+
+
+class SampledLayer(NamedTuple):
+    """The sampled edges of one layer, and the nodes that they join."""
+
+    nodes: dict[str, Tensor]  # global IDs of the sources of every type, (N_src,) int64; the destinations come first
+    num_dst: dict[str, int]
+    edges: list[SampledEdges]
 
 
 class PairsOfType(NamedTuple):
@@ -34,25 +89,11 @@ class Pairs(NamedTuple):
     numbers: list[Tensor]  # by type, (S,) int64: `SeedColumn.NUMBER` of the seeds
 
 
-# Draws the layers of a batch, input layer first, and the pairs of seeds that are edges. Seeds and key are those of
-# `start_batch`. All workers call it together, once they have agreed on the batch.
-Draw = Callable[[Group, WorkerGraph, Tensor, int], tuple[list[SampledLayer], Pairs | None]]
-
-
-@dataclass(frozen=True)
-class SamplingSource:
-    """The graph, features and settings to sample with."""
-
-    graph: WorkerGraph
-    draw: Draw
-
-
 class Batch(NamedTuple):
     """A sampled mini-batch."""
 
     layers: list[SampledLayer]  # input layer first
     pairs: Pairs | None  # if seeds are edges
-    num_nodes: int  # of the whole graph
     inputs: Features  # of the first layer's sources
     outputs: Features  # of the last layer's destinations
 
@@ -71,25 +112,94 @@ def start_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -
             [Note: seed edges]; may be empty.
         key: 63 bits, which belong to this worker and batch.
     """
-    graph = source.graph
-    layers, pairs = source.draw(group, graph, seeds, key)
-    outputs = {ntype: nodes[: layers[-1].num_dst[ntype]] for ntype, nodes in layers[-1].nodes.items()}
-    features = _start_fetching(group, graph, layers[0].nodes, outputs)
-    return lambda: Batch(layers, pairs, graph.num_nodes, *features())
+    graph, exclude, pairs, layers = source.graph, None, None, list[SampledLayer]()
+    if source.pairs is None:
+        nodes = graph.by_type(seeds)
+    else:
+        pairs = draw_pairs(group, graph, source.pairs, seeds, derive_key(key, PAIRS))
+        nodes = pairs.nodes
+        if source.pairs.excludes:
+            exclude = seeds[:, [SeedColumn.ID, SeedColumn.REVERSE]].flatten()
+    for number in reversed(range(len(source.fanouts))):
+        layers.insert(0, sample_layer(group, source, nodes, number, derive_key(key, number), exclude))
+        nodes = layers[0].nodes
+    outputs = {ntype: of_type[: layers[-1].num_dst[ntype]] for ntype, of_type in layers[-1].nodes.items()}
+    features = start_fetching(group, graph, nodes, outputs)
+    return lambda: Batch(layers, pairs, *features())
 
 
-@dataclass
-class _FeatureRequest:
-    """Nodes of one type whose features are wanted."""
+def sample_layer(
+    group: Group,
+    source: SamplingSource,
+    destinations: Mapping[str, Tensor],
+    number: int,
+    key: int,
+    exclude: Tensor | None,
+) -> SampledLayer:
+    """Sample in-edges of nodes of any workers: see [Note: in step].
 
-    ntype: str
-    tables: dict[str, Tensor]  # features of this worker's nodes, by name
-    count: int  # of the wanted nodes
-    nodes: list[Tensor]  # by owner, global IDs of the nodes to get from there
-    positions: list[Tensor]  # by owner, their places among the wanted ones
+    Args:
+        group: the workers.
+        source: the graph and settings.
+        destinations: distinct global IDs of every node type, (n,) int64 each.
+        number: of the layer.
+        key: 63 bits that belong to this worker, batch and layer.
+        exclude: IDs of edges that are left out after the draws, as DGL does, (X,) int64.
+    """
+    graph, fanouts = source.graph, source.fanouts[number]
+    relations = [k for k, fanout in enumerate(fanouts) if fanout]
+    ntypes = sorted({graph.relations[k].etype[2] for k in relations})
+    asked = {ntype: NodesByOwner.sort(destinations[ntype], graph.node_ranges) for ntype in ntypes}
+    # A request has the asker's key, and the nodes of each type.
+    requests = [
+        [torch.tensor([key], device="cpu"), *(asked[ntype].nodes[worker] for ntype in ntypes)]
+        for worker in range(group.world_size)
+    ]
+
+    def draw(request: list[Tensor]) -> list[Tensor | Rows]:
+        """Draw edges at this worker's nodes; the columns of `WorkerRelation.formats` of each type with a fan-out."""
+        asker_key, *nodes = request
+        by_type = dict(zip(ntypes, nodes, strict=True))
+        columns: list[Tensor | Rows] = []
+        for k in relations:
+            relation, wanted = graph.relations[k], by_type[graph.relations[k].etype[2]]
+            rows, relation_key = graph.rows(relation.etype[2], wanted), derive_key(int(asker_key), k)
+            offsets, picked = draw_in_edges(
+                rows, wanted, relation.indptr, relation.weights, fanouts[k], source.replace, relation_key
+            )
+            columns += [offsets.diff(), Rows(relation.src, picked), Rows(relation.ids, picked)]
+            if relation.features:
+                rows = relation.rows.index_select(0, picked)  # several times faster than indexing
+                columns += [Rows(feature, rows) for feature in relation.features.values()]
+        return columns
+
+    formats = [field for k in relations for field in graph.relations[k].formats]
+    by_owner = send_requests(group, f"{graph.signature}, layer {number}", requests, draw, formats)()
+    columns = (torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*by_owner, strict=True))
+    edges = []
+    for k, relation in enumerate(graph.relations):
+        if k in relations:
+            counts, *values = (next(columns) for _ in relation.formats)
+            indptr, values = asked[relation.etype[2]].restore_segments(counts, values)
+        else:
+            indptr = torch.zeros(len(destinations[relation.etype[2]]) + 1, dtype=torch.int64, device="cpu")
+            values = [column[:0].clone() for column in (relation.src, relation.ids, *relation.features.values())]
+        if exclude is not None:
+            kept = ~torch.isin(values[1], exclude)
+            indptr, values = to_offsets(kept)[indptr], [column[kept] for column in values]
+        features = dict(zip([EID, *relation.features], values[1:], strict=True))
+        edges.append(SampledEdges(relation.etype, indptr, values[0], features))
+    numbering = {}  # of the sources: the destinations come first, then others as they come up
+    for ntype, nodes in destinations.items():
+        others = sum(len(sampled.src) for sampled in edges if sampled.etype[0] == ntype)
+        numbering[ntype] = Numbering(len(nodes) + others, graph.num_nodes)
+        numbering[ntype].add(nodes)
+    edges = [sampled._replace(src=numbering[sampled.etype[0]].add(sampled.src)) for sampled in edges]
+    num_dst = {ntype: len(nodes) for ntype, nodes in destinations.items()}
+    return SampledLayer({ntype: numbers.nodes for ntype, numbers in numbering.items()}, num_dst, edges)
 
 
-def _start_fetching(
+def start_fetching(
     group: Group,
     graph: WorkerGraph,
     input_nodes: Mapping[str, Tensor],
@@ -100,42 +210,120 @@ def _start_fetching(
     Own rows are copied; remote ones come from their owners, with one message to each owner and one back. The function
     that is returned waits for these, and returns the last two fields of `Batch`.
     """
-    own_rank, workers = group.rank, range(group.world_size)
-    wanted = []
-    for features, nodes in ((graph.inputs, input_nodes), (graph.outputs, output_nodes)):
-        for ntype, tables in features.items():
-            asked = NodesByOwner.sort(nodes[ntype], graph.node_ranges)
-            wanted.append(_FeatureRequest(ntype, tables, len(nodes[ntype]), list(asked.nodes), list(asked.positions)))
+    wanted = [  # the features of this worker's nodes of a type, and the nodes whose features are wanted
+        (ntype, tables, NodesByOwner.sort(nodes[ntype], graph.node_ranges))
+        for features, nodes in ((graph.inputs, input_nodes), (graph.outputs, output_nodes))
+        for ntype, tables in features.items()
+    ]
     if not wanted:
         return lambda: ({}, {})
 
     def respond(nodes: list[Tensor]) -> list[Rows]:
         columns = []
-        for request, ids in zip(wanted, nodes, strict=True):
-            rows = graph.rows(request.ntype, ids)
-            columns += [Rows(table, rows) for table in request.tables.values()]
+        for (ntype, tables, _), ids in zip(wanted, nodes, strict=True):
+            rows = graph.rows(ntype, ids)
+            columns += [Rows(table, rows) for table in tables.values()]
         return columns
 
-    none = torch.empty(0, dtype=torch.int64, device="cpu")
-    requests = [[none if p == own_rank else request.nodes[p] for request in wanted] for p in workers]
-    formats = [FieldFormat.of(table) for request in wanted for table in request.tables.values()]
-    lengths = [[len(request.nodes[p]) for request in wanted for _ in request.tables] for p in workers]
+    own_rank, none = group.rank, torch.empty(0, dtype=torch.int64, device="cpu")
+    workers = range(group.world_size)
+    requests = [[none if p == own_rank else asked.nodes[p] for _, _, asked in wanted] for p in workers]
+    formats = [FieldFormat.of(table) for _, tables, _ in wanted for table in tables.values()]
+    lengths = [[len(asked.nodes[p]) for _, tables, asked in wanted for _ in tables] for p in workers]
     arrive = send_requests(group, f"{graph.signature}: features", requests, respond, formats, lengths)
 
     def finish() -> tuple[Features, Features]:
         batch: list[tuple[str, dict[str, Tensor]]] = []
-        for request in wanted:
-            own, features = graph.rows(request.ntype, request.nodes[own_rank]), {}
-            for name, table in request.tables.items():
-                out = features[name] = table.new_empty((request.count, *table.shape[1:]))
-                copy_rows(table, own, out, request.positions[own_rank])
-            batch.append((request.ntype, features))
+        for ntype, tables, asked in wanted:
+            own, features = graph.rows(ntype, asked.nodes[own_rank]), {}
+            for name, table in tables.items():
+                out = features[name] = table.new_empty((sum(map(len, asked.nodes)), *table.shape[1:]))
+                copy_rows(table, own, out, asked.positions[own_rank])
+            batch.append((ntype, features))
         for p, response in enumerate(arrive()):
             if p != own_rank:
                 columns = iter(response)
-                for request, (_, features) in zip(wanted, batch, strict=True):
+                for (_, _, asked), (_, features) in zip(wanted, batch, strict=True):
                     for out in features.values():
-                        copy_rows(next(columns), None, out, request.positions[p])
+                        copy_rows(next(columns), None, out, asked.positions[p])
         return dict(batch[: len(graph.inputs)]), dict(batch[len(graph.inputs) :])
 
     return finish
+
+
+# -- seeds that are edges
+
+
+def draw_pairs(group: Group, graph: WorkerGraph, settings: PairSettings, seeds: Tensor, key: int) -> Pairs:
+    """The seeds and negative pairs, as positions among the nodes that they join.
+
+    The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely; with `both_ends` pairs
+    (u', v') have any two nodes, and there are `negatives` for a seed on average, rounded up in a batch.
+
+    Args:
+        group: the workers.
+        graph: this worker's part of the graph.
+        settings: of the pairs.
+        seeds: rows, see [Note: seed edges].
+        key: 63 bits that belong to this worker and batch.
+    """
+    generator = torch.Generator().manual_seed(key)
+    by_type = [seeds[seeds[:, SeedColumn.TYPE] == number] for number in range(len(graph.relations))]
+    pairs = []
+    features = _features_of_seeds(group, graph, by_type)
+    for relation, of_type, of_seeds in zip(graph.relations, by_type, features, strict=True):
+        src, dst = of_type[:, SeedColumn.SRC].contiguous(), of_type[:, SeedColumn.DST].contiguous()
+        pairs.append(PairsOfType(relation.etype, src, dst, of_seeds))
+    num_types = len(pairs)
+    for (etype, src, dst, _), count in zip(pairs[:num_types], settings.negatives or [], strict=False):
+        total = math.ceil(len(src) * count)
+        dst = _any_nodes(graph, etype[2], total, generator)
+        any_source = settings.both_ends
+        src = _any_nodes(graph, etype[0], total, generator) if any_source else src.repeat_interleave(int(count))
+        pairs.append(PairsOfType(etype, src, dst, {}))
+    numbering = {}
+    for ntype in graph.node_types:
+        most = sum(len(of_type.src) for of_type in pairs for end in (0, 2) if of_type.etype[end] == ntype)
+        numbering[ntype] = Numbering(most, graph.num_nodes)
+    for number, (etype, src, dst, _) in enumerate(pairs):
+        pairs[number] = pairs[number]._replace(src=numbering[etype[0]].add(src), dst=numbering[etype[2]].add(dst))
+    nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
+    negative = pairs[num_types:] if settings.negatives is not None else None
+    numbers = [of_type[:, SeedColumn.NUMBER].contiguous() for of_type in by_type]
+    return Pairs(nodes, pairs[:num_types], negative, numbers)
+
+
+def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Generator) -> Tensor:
+    """Global IDs of nodes of a type, all equally likely, (count,) int64."""
+    mine = graph.runs.types == graph.node_types.index(ntype)
+    ends = torch.cat([graph.runs.starts[1:], torch.tensor([graph.num_nodes], device="cpu")])
+    reached = (ends - graph.runs.starts)[mine].cumsum(0)
+    drawn = torch.randint(int(reached[-1]) if count else 1, (count,), generator=generator, device="cpu")
+    return drawn + (ends[mine] - reached)[torch.searchsorted(reached, drawn, right=True)]
+
+
+def _features_of_seeds(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """The seeds' IDs and features, which their owners have; for every edge type (S, ...) each."""
+    features = [{EID: of_type[:, SeedColumn.ID].contiguous()} for of_type in by_type]
+    formats = [FieldFormat.of(feature) for relation in graph.relations for feature in relation.features.values()]
+    if not formats:
+        return features
+    asked = [NodesByOwner.sort(of_type[:, SeedColumn.DST].contiguous(), graph.node_ranges) for of_type in by_type]
+    requests = [
+        [of_type[nodes.positions[p], SeedColumn.PLACE] for of_type, nodes in zip(by_type, asked, strict=True)]
+        for p in range(group.world_size)
+    ]
+
+    def respond(places: list[Tensor]) -> list[Rows]:
+        columns = []
+        for relation, of_type in zip(graph.relations, places, strict=True):
+            if relation.features:
+                rows = relation.rows[of_type]
+                columns += [Rows(feature, rows) for feature in relation.features.values()]
+        return columns
+
+    by_owner = send_requests(group, f"{graph.signature}: seed edges", requests, respond, formats)()
+    columns = map(torch.cat, zip(*by_owner, strict=True))
+    for relation, nodes, of_type in zip(graph.relations, asked, features, strict=True):
+        of_type |= {name: nodes.restore(next(columns)) for name in relation.features}
+    return features

@@ -83,23 +83,6 @@ class Numbering:
         _loops().number_nodes(nodes.numpy(), *table, numbers.numpy())
         return numbers
 
-    def find(self, nodes: Tensor) -> Tensor:
-        """The numbers of these nodes, (n,) int64; -1 if they have none."""
-        numbers = torch.empty(len(nodes), dtype=torch.int64, device="cpu")
-        _loops().find_numbers(nodes.numpy(), self._slots, *self._hash, self._nodes.numpy(), numbers.numpy())
-        return numbers
-
-
-def order_segments(place: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Put segments, `counts` long, into another order: the i-th is to be segment `place[i]`; (n,) int64 both.
-
-    Returns (n + 1,) offsets in the new order, and for every element there its old position.
-    """
-    starts = to_offsets(counts)
-    indptr, order = torch.empty_like(starts), torch.empty(int(starts[-1]), dtype=torch.int64, device="cpu")
-    _loops().order_segments(place.numpy(), starts.numpy(), indptr.numpy(), order.numpy())
-    return indptr, order
-
 
 def copy_rows(table: Tensor, rows: Tensor | None, out: Tensor, places: Tensor | None) -> None:
     """out[places] = table[rows] for contiguous tensors of equal dtype and width; None stands for all in order."""

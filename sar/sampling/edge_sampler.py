@@ -1,7 +1,6 @@
 """The sampler of seed edges: around a neighbor sampler, as in DGL, with negative pairs."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,64 +9,16 @@ from torch import Tensor
 
 from sar.adapters.dgl.graphs import make_pair_graph
 from sar.comm import session
-from sar.comm.group import Group
-from sar.comm.rows import FieldFormat
-from sar.common_tuples import EID, NID, CanonicalEtype
+from sar.common_tuples import NID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, GraphError
-from sar.sampling.batch import Batch, Pairs, PairsOfType, SamplingSource
-from sar.sampling.draws import Numbering, derive_key
-from sar.sampling.neighbors import SampledLayer, sample_layers
-from sar.sampling.owner_requests import NodesByOwner, Rows, send_requests
+from sar.sampling.batch import Batch, PairSettings, SamplingSource
 from sar.sampling.sampler import DistNeighborSampler, LabelShifts, by_etype, sample_batch
-from sar.sampling.seeds import SeedColumn, SeedEdges, edge_ids, look_up_edges, reverse_edges
+from sar.sampling.seed_edges import SeedColumn, SeedEdges, edge_ids, look_up_edges, reverse_edges
 from sar.sampling.worker_graph import WorkerGraph
 
 Etype = str | CanonicalEtype
 LABEL = "edge_label"  # the edge feature that PyTorch Geometric calls the labels of seed edges
-PAIRS = 2**32  # the number of the pairs' key among those of a batch; layers have those from 0 on
-
-
-def draw_pairs(
-    group: Group, graph: WorkerGraph, seeds: Tensor, key: int, negatives: Sequence[float] | None, both_ends: bool
-) -> Pairs:
-    """The seeds and negative pairs, as positions among the nodes that they join.
-
-    The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely.
-
-    Args:
-        group: the workers, which have agreed on the batch, inside `group.guard()`.
-        graph: this worker's part of the graph.
-        seeds: rows, see [Note: seed edges].
-        key: 63 bits that belong to this worker and batch.
-        negatives: for every edge type, pairs to draw for a seed; None for no second graph.
-        both_ends: negative pairs (u', v') have any two nodes of the types. There are `negatives` for a seed on average,
-            rounded up in a batch.
-    """
-    generator = torch.Generator().manual_seed(key)
-    by_type = [seeds[seeds[:, SeedColumn.TYPE] == number] for number in range(len(graph.relations))]
-    pairs = []
-    for relation, of_type, features in zip(
-        graph.relations, by_type, _edge_features(group, graph, by_type), strict=True
-    ):
-        src, dst = of_type[:, SeedColumn.SRC].contiguous(), of_type[:, SeedColumn.DST].contiguous()
-        pairs.append(PairsOfType(relation.etype, src, dst, features))
-    num_types = len(pairs)
-    for (etype, src, dst, _), count in zip(pairs[:num_types], negatives or [], strict=False):
-        total = math.ceil(len(src) * count)
-        dst = _any_nodes(graph, etype[2], total, generator)
-        src = _any_nodes(graph, etype[0], total, generator) if both_ends else src.repeat_interleave(int(count))
-        pairs.append(PairsOfType(etype, src, dst, {}))
-    numbering = {}
-    for ntype in graph.node_types:
-        most = sum(len(of_type.src) for of_type in pairs for end in (0, 2) if of_type.etype[end] == ntype)
-        numbering[ntype] = Numbering(most, graph.num_nodes)
-    for number, (etype, src, dst, _) in enumerate(pairs):
-        pairs[number] = pairs[number]._replace(src=numbering[etype[0]].add(src), dst=numbering[etype[2]].add(dst))
-    nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
-    negative = pairs[num_types:] if negatives is not None else None
-    numbers = [of_type[:, SeedColumn.NUMBER].contiguous() for of_type in by_type]
-    return Pairs(nodes, pairs[:num_types], negative, numbers)
 
 
 class EdgePredictionSampler:
@@ -163,23 +114,15 @@ class EdgePredictionSampler:
         return self.to_graphs(sample_batch(self, full_graph_manager, edges))
 
     def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
-        """The source of batches, that of the inner sampler with draws of pairs."""
+        """The source of batches: that of the inner sampler, with pairs."""
         with session.current_group().guard():
             source = self.sampler.prepare(graph, call)
             if self._source is None or self._source[0] is not source:
-                fanouts, replace_drawn = self.sampler.fanouts_by_type(graph), bool(self.sampler.replace)
-                excludes, both_ends = self.exclude is not None, self.mode == "binary"
                 given = None if self.negatives is None else by_etype(graph, self.negatives)
                 negatives = None if given is None else [given.get(etype, 0) for etype in graph.canonical_etypes]
-
-                def draw(group: Group, local: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], Pairs]:
-                    pairs = draw_pairs(group, local, seeds, derive_key(key, PAIRS), negatives, both_ends)
-                    exclude = seeds[:, [SeedColumn.ID, SeedColumn.REVERSE]].flatten() if excludes else None
-                    return sample_layers(group, local, pairs.nodes, key, fanouts, replace_drawn, exclude), pairs
-
-                settings = f"seed edges, excluded {excludes}, negative pairs {negatives}, both ends {both_ends}"
-                local = replace(source.graph, signature=f"{source.graph.signature}, {settings}")
-                self._source = source, replace(source, graph=local, draw=draw)
+                pairs = PairSettings(negatives, both_ends=self.mode == "binary", excludes=self.exclude is not None)
+                local = replace(source.graph, signature=f"{source.graph.signature}, seed edges, {pairs}")
+                self._source = source, replace(source, graph=local, pairs=pairs)
             return self._source[1]
 
     def find_seeds(
@@ -260,39 +203,3 @@ class EdgePredictionSampler:
                 "each of this worker's edges."
             )
         return given.cpu()
-
-
-def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Generator) -> Tensor:
-    """Global IDs of nodes of a type, all equally likely, (count,) int64."""
-    mine = graph.runs.types == graph.node_types.index(ntype)
-    ends = torch.cat([graph.runs.starts[1:], torch.tensor([graph.num_nodes], device="cpu")])
-    reached = (ends - graph.runs.starts)[mine].cumsum(0)
-    drawn = torch.randint(int(reached[-1]) if count else 1, (count,), generator=generator, device="cpu")
-    return drawn + (ends[mine] - reached)[torch.searchsorted(reached, drawn, right=True)]
-
-
-def _edge_features(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-    """The seeds' IDs and features, which their owners have; for every edge type (S, ...) each."""
-    features = [{EID: of_type[:, SeedColumn.ID].contiguous()} for of_type in by_type]
-    formats = [FieldFormat.of(feature) for relation in graph.relations for feature in relation.features.values()]
-    if not formats:
-        return features
-    asked = [NodesByOwner.sort(of_type[:, SeedColumn.DST].contiguous(), graph.node_ranges) for of_type in by_type]
-    requests = [
-        [of_type[nodes.positions[p], SeedColumn.PLACE] for of_type, nodes in zip(by_type, asked, strict=True)]
-        for p in range(group.world_size)
-    ]
-
-    def respond(places: list[Tensor]) -> list[Rows]:
-        columns = []
-        for relation, of_type in zip(graph.relations, places, strict=True):
-            if relation.features:
-                rows = relation.rows[of_type]
-                columns += [Rows(feature, rows) for feature in relation.features.values()]
-        return columns
-
-    by_owner = send_requests(group, f"{graph.signature}: seed edges", requests, respond, formats)()
-    columns = map(torch.cat, zip(*by_owner, strict=True))
-    for relation, nodes, of_type in zip(graph.relations, asked, features, strict=True):
-        of_type |= {name: nodes.restore(next(columns)) for name in relation.features}
-    return features

@@ -42,7 +42,7 @@ from sar.sampling.batch import Batch, SamplingSource, start_batch
 from sar.sampling.draws import derive_key, random_key
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.sampler import DistNeighborSampler
-from sar.sampling.seed_batches import SeedBatches
+from sar.sampling.seeds import SeedBatches
 
 POLL_SECONDS: Final = 1.0
 EXIT_SECONDS: Final = 5.0  # how long the interpreter waits for a thread when it exits
@@ -220,7 +220,7 @@ class DataLoader:
         with session.current_group().guard() as group:
             source = self._sampler.prepare(self._graph, self._call)
             thread, self._thread = self._thread, None  # so that another iteration meanwhile has a thread of its own
-            number = 0 if thread is None or thread.group.stopped is not None else thread.number
+            number = 0 if thread is None or thread.group.failure is not None else thread.number
             if set(group.agree(self._call, number)) != {number} or thread is None or not number:
                 thread = SamplingThread(self._num_workers)
                 weakref.finalize(self, thread.end).atexit = False
@@ -232,7 +232,7 @@ class DataLoader:
 
 def arrive(group: Group, generation: int, wait: Callable[[], Batch]) -> Batch | None:
     """Wait for a batch that was started in a generation of the group; None if its connections are closed by now."""
-    return wait() if group.generation == generation and group.stopped is None else None
+    return wait() if group.generation == generation and group.failure is None else None
 
 
 class SamplingThread(threading.Thread):
@@ -258,7 +258,7 @@ class SamplingThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        while self.group.stopped is None and (epoch := self._epochs.get()) is not None:
+        while self.group.failure is None and (epoch := self._epochs.get()) is not None:
             epoch.make(self.group)
             del epoch  # with its batches
         self.group.close()
@@ -270,11 +270,7 @@ class SamplingThread(threading.Thread):
         try:
             for _ in batches:
                 with session.current_group().guard() as group:
-                    batch = None
-                    while batch is None:  # the thread's own waits are bounded
-                        group.check()
-                        with suppress(queue.Empty):
-                            batch = epoch.made.get(timeout=POLL_SECONDS)
+                    batch = epoch.made.get()  # the thread's own waits are bounded
                     epoch.allowed.release()
                     if isinstance(batch, BaseException):
                         group.abort(batch, final=epoch.final)

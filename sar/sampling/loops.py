@@ -192,25 +192,6 @@ def number_nodes(
 
 
 @kernel
-def find_numbers(given: Array, slots: Array, factor: Index, shift: Index, nodes: Array, numbers: Array) -> None:
-    """The numbers that `number_nodes` gave, -1 for other nodes."""
-    for i in range(u64(given.size)):
-        numbers[i] = slots[_number(u64(given[i]), slots, factor, shift, nodes)]
-
-
-@kernel
-def order_segments(place: Array, starts: Array, indptr: Array, order: Array) -> None:
-    """Let segment place[i], starts[place[i]]:starts[place[i] + 1], come i-th; offsets, and elements' old positions."""
-    at = u64(0)
-    for i in range(u64(place.size)):
-        indptr[i] = at
-        for position in range(u64(starts[u64(place[i])]), u64(starts[u64(place[i]) + ONE])):
-            order[at] = position
-            at += ONE
-    indptr[u64(place.size)] = at
-
-
-@kernel
 def copy_rows(begin: int, end: int, table: Array, rows: Array, out: Array, places: Array, width: Index) -> None:
     """out[places[i]] = table[rows[i]] for begin <= i < end, of `width` elements each; empty indices stand for i."""
     for i in range(u64(begin), u64(end)):

@@ -10,7 +10,7 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
 from sar.id_slices import to_offsets
-from sar.sampling.draws import copy_rows, order_segments
+from sar.sampling.draws import copy_rows
 
 ID_FORMAT = FieldFormat(torch.int64)
 
@@ -42,7 +42,9 @@ class NodesByOwner:
         if len(self.nodes) == 1:  # one worker, nothing was sorted
             return to_offsets(counts), list(columns)
         place = self.restore(torch.arange(len(counts), device="cpu"))  # of each node, among the sorted ones
-        indptr, order = order_segments(place, counts)
+        starts, counts = to_offsets(counts)[place], counts[place]
+        indptr = to_offsets(counts)
+        order = torch.repeat_interleave(starts - indptr[:-1], counts) + torch.arange(int(indptr[-1]), device="cpu")
         return indptr, [column.index_select(0, order) for column in columns]
 
 
@@ -97,23 +99,6 @@ def send_requests(
         return [own if p == group.rank else unpack(message, formats) for p, message in enumerate(found)]
 
     return finish
-
-
-def look_up(
-    group: Group,
-    call: str,
-    asked: NodesByOwner,
-    columns: Sequence[Tensor],
-    respond: Callable[[list[Tensor]], list[Tensor]],
-    formats: Sequence[FieldFormat],
-) -> list[Tensor]:
-    """The owners' responses to their part of `columns`, (n,) int64: a row for each node, in the given order.
-
-    The rest is as of `send_requests`.
-    """
-    requests = [[column[positions] for column in columns] for positions in asked.positions]
-    responses = send_requests(group, call, requests, respond, formats)()
-    return [asked.restore(torch.cat(pieces)) for pieces in zip(*responses, strict=True)]
 
 
 def pack(columns: Sequence[Tensor | Rows]) -> Tensor:

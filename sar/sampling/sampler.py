@@ -8,7 +8,6 @@ from torch import Tensor
 
 from sar.adapters.dgl.graphs import make_block, make_local_graph
 from sar.comm import session
-from sar.comm.group import Group
 from sar.common_tuples import CanonicalEtype
 from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager
@@ -16,7 +15,6 @@ from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.sampling.batch import Batch, SamplingSource, start_batch
 from sar.sampling.draws import ALL, random_key
-from sar.sampling.neighbors import SampledLayer, sample_layers
 from sar.sampling.seeds import check_seeds, global_ids
 from sar.sampling.worker_graph import WorkerGraph, make_worker_graph
 
@@ -149,8 +147,11 @@ class DistNeighborSampler:
             made_of = id(graph._structure), graph.ntypes, graph.canonical_etypes, states, repr(settings)
             changed = any(group.agree(call, self._prepared is None or self._prepared[1] != made_of))
             if changed or self._prepared is None:
-                alive = graph._structure, list(named.values())
-                self._prepared = self._plan(graph), made_of, alive
+                fanouts, alive = self.fanouts_by_type(graph), (graph._structure, list(named.values()))
+                what = f"sampling of {self.fanouts}, replace {self.replace}, prob {self.prob}"
+                features = self.input_node_features, self.output_node_features
+                local = make_worker_graph(graph, self.in_edges(graph), what, self.prob, self.copy_edata, *features)
+                self._prepared = SamplingSource(local, fanouts, bool(self.replace)), made_of, alive
             return self._prepared[0]
 
     def to_graphs(self, batch: Batch) -> Any:
@@ -177,18 +178,6 @@ class DistNeighborSampler:
         num_dst = [layer.num_dst for layer in layers]
         data = make_batch(layers[0].nodes, num_dst, edges, batch.inputs, batch.outputs)
         return data if self.output_device is None else data.to(self.output_device)
-
-    def _plan(self, graph: GraphShardManager) -> SamplingSource:
-        """This worker's part of the graph, and the draws; by all workers together."""
-        fanouts, replace = self.fanouts_by_type(graph), bool(self.replace)
-
-        def draw(group: Group, local: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
-            return sample_layers(group, local, local.by_type(seeds), key, fanouts, replace), None
-
-        settings = f"sampling of {self.fanouts}, replace {replace}, prob {self.prob}"
-        features = self.input_node_features, self.output_node_features
-        local = make_worker_graph(graph, self.in_edges(graph), settings, self.prob, self.copy_edata, *features)
-        return SamplingSource(local, draw)
 
     def in_edges(self, graph: GraphShardManager) -> list[InEdges]:
         """The graph's in-edges, which are kept as long as no others are asked for."""

@@ -1,45 +1,31 @@
-"""Seeds, nodes or edges: as users give them, as IDs that are known to be sound, and in equal shares for all workers.
+"""Seeds that are nodes: as users give them, in equal shares for all workers, and in batches.
 
-[Note: seed edges]
-An edge is on the owner of its destination, but its ID does not say who that is. So the data that batches need of their
-seeds is looked up once, when a loader is made. A seed is then a row of a table, (S, 7) int64, with the columns below.
+[Note: which seeds are close]
+Two seeds are close if an edge joins them or if they read the same node. So METIS divides the graph of all edges into
+this worker's seeds, remote sources included, into about as many parts as there are batches. A part may have a few more
+seeds than its batch; these fill up other batches.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
-from sar.comm.rows import FieldFormat
-from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
-from sar.core.graph.edges import in_edges
+from sar.core.graph.edges import edges_into
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds, checked_nodes
-from sar.errors import GraphError
-from sar.id_slices import find_sorted
-from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner, look_up, send_requests
-from sar.sampling.worker_graph import WorkerGraph
+from sar.errors import ConfigError, GraphError
+from sar.logging_setup import logger
+from sar.partition.assign.metis import METIS_INTEGER, AdjacencyLists, metis_parts
 
 CPU: Final = torch.device("cpu")
-
-SeedEdges = Tensor | Mapping[str | CanonicalEtype, Tensor]
-
-
-class SeedColumn:
-    """Columns of the table of seed edges."""
-
-    ID: Final = 0  # `dgl.EID`
-    TYPE: Final = 1  # number of the edge type
-    PLACE: Final = 2  # position among the edges of the type on the owner of DST
-    SRC: Final = 3  # global ID
-    DST: Final = 4
-    REVERSE: Final = 5  # `dgl.EID` of an edge that is left out with this one, -1 for none
-    NUMBER: Final = 6  # position among the worker's seeds of the type, as they were given
+IMBALANCE = 0.03  # how many more seeds than the mean a part of METIS may have: 3 %, its own default
 
 
 def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
@@ -54,10 +40,10 @@ def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
         return _rows_of_mask("seeds", nodes, last - first) + first if nodes.dtype == torch.bool else nodes
     if not set(nodes) <= set(graph.ntypes):
         raise GraphError(f"The seeds have the node types {sorted(nodes)}; expected some of {graph.ntypes}.")
-    return _ids_of_rows(nodes, {ntype: graph.node_ids(ntype) for ntype in nodes})
+    return ids_of_rows(nodes, {ntype: graph.node_ids(ntype) for ntype in nodes})
 
 
-def _ids_of_rows(given: Mapping[Any, Tensor], ids: Mapping[Any, Tensor]) -> Tensor:
+def ids_of_rows(given: Mapping[Any, Tensor], ids: Mapping[Any, Tensor]) -> Tensor:
     """The IDs of rows by type, or of masks over them, (S,) int64; `ids` has those of all rows."""
     pieces = [torch.empty(0, dtype=torch.int64, device="cpu")]
     for kind, rows in given.items():
@@ -119,10 +105,10 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
     """
     with session.current_group().guard() as group:
         group.agree("split_seeds")
-        return _equal_share(check_seeds(global_ids(graph, seeds), graph.node_ranges))
+        return equal_share(check_seeds(global_ids(graph, seeds), graph.node_ranges))
 
 
-def _equal_share(seeds: Tensor) -> Tensor:
+def equal_share(seeds: Tensor) -> Tensor:
     """This worker's share of all workers' seeds, (S,) int64, ascending; `seeds` are its own; inside `guard()`."""
     group, own = session.current_group(), seeds.sort().values
     moves = plan_moves(group.gather_numbers(len(own), "numbers of seeds"))[group.rank]
@@ -161,158 +147,150 @@ def _rows_of_mask(what: str, mask: Tensor, count: int) -> Tensor:
     return mask.nonzero().squeeze(1)
 
 
-def edge_ids(graph: GraphShardManager, edges: SeedEdges) -> Tensor:
-    """As `global_ids`, of edges: their `dgl.EID`. A mask that is not by type is for a graph of one edge type.
+class SeedBatches:
+    """This worker's seeds in batches, as many as every other worker has.
 
-    Unknown types are a `FieldError`.
-    """
-    if not isinstance(edges, Mapping):
-        edges = torch.as_tensor(edges, device="cpu")
-        if edges.dtype != torch.bool:
-            return edges
-        edges = {graph._relation(None).etype: edges}
-    given = {graph.to_canonical_etype(etype): rows for etype, rows in edges.items()}
-    return _ids_of_rows(given, {etype: graph.edges[etype].data[EID] for etype in given})
+    Without `drop_last` there are as many batches as the worker with most seeds needs, and each seed is in one batch of
+    every epoch. That worker, and those that need as many, cut their seeds as `torch.utils.data.DataLoader` does: whole
+    batches and the rest. The others spread theirs evenly over all batches, whose sizes differ by one at most; where
+    there are fewer seeds than batches, some are empty.
 
+    With `drop_last` there are as many batches as the worker with fewest seeds can fill, all whole. What is left over
+    sits out the epoch: the end of the seeds, or of their new order with `shuffle`.
 
-def split_edges(graph: GraphShardManager, edges: SeedEdges) -> Tensor:
-    """Give every worker the same number of seed edges, or one more, as `split_seeds` does with nodes.
+    `optimized` fixes which seeds come together. `shuffle` then changes the order of the batches, and `drop_last` leaves
+    out the seeds of the last, smaller batch in every epoch.
 
     Called by all workers together.
 
     Args:
-        graph: the whole graph.
-        edges: edges into this worker's nodes: `dgl.EID`, rows by type, or masks, as `DataLoader` takes them.
-
-    Returns:
-        (S,) int64 `dgl.EID`, of all types, ascending; some may be of edges into other workers' nodes.
-
-    Raises:
-        GraphError, FieldError: for edges that are not this worker's own, do not exist, or are given twice.
-    """
-    with session.current_group().guard() as group:
-        group.agree("split_edges")
-        ids = check_seeds(edge_ids(graph, edges), None)
-        own = torch.cat([graph.edges[etype].data[EID].cpu() for etype in graph.canonical_etypes])
-        _refuse(ids[~torch.isin(ids, own)], "edges into this worker's nodes")
-        return _equal_share(ids)
-
-
-def look_up_edges(
-    graph: GraphShardManager, source: WorkerGraph, ids: Tensor, reverse: Sequence[Tensor | None], *, foreign: bool
-) -> Tensor:
-    """Rows of this worker's seed edges: see [Note: seed edges]; by all workers together, inside `group.guard()`.
-
-    `reverse` has, for every edge type, `SeedColumn.REVERSE` of this worker's edges by position, (E_type,) int64.
-    `foreign` is as of `check_seeds`, and so are errors; edges without IDs of their own are one, too.
-    """
-    group = session.current_group()
-    ids = check_seeds(ids, None, foreign=foreign)
-    own = torch.cat([relation.ids for relation in source.relations]).sort().values
-    if bool((own.diff() == 0).any()):
-        raise GraphError(
-            "Several edges have one ID, in `graph.edata[dgl.EID]`; seeds need edges with IDs of their own."
-        )
-    ranges = group.gather_numbers([int(own[0]), int(own[-1])] if len(own) else [0, -1], "edge IDs")
-    asked = [
-        ((ids >= begin) & (ids <= end) & (foreign or rank == group.rank)).nonzero().squeeze(1)
-        for rank, (begin, end) in enumerate(ranges)
-    ]
-    by_id = [relation.ids.sort() for relation in source.relations]
-
-    def rows_of(request: list[Tensor]) -> list[Tensor]:
-        """Rows of those edges that this worker has; -1 of others."""
-        (wanted,) = request
-        rows = torch.full((len(wanted), SeedColumn.NUMBER), -1, device="cpu")
-        for number, (relation, (known, order), back) in enumerate(zip(source.relations, by_id, reverse, strict=True)):
-            place, found = find_sorted(known, wanted)
-            here, place = found.nonzero().squeeze(1), order[place[found]]
-            nodes = graph.node_ids(relation.etype[2]).cpu()
-            dst = nodes[torch.searchsorted(relation.indptr, place, right=True) - 1]
-            of_back = torch.full_like(place, -1) if back is None else back[place]
-            columns = [wanted[here], torch.full_like(place, number), place, relation.src[place].long(), dst, of_back]
-            rows[here] = torch.stack(columns, 1)
-        return [rows]
-
-    requests, formats = [[ids[places]] for places in asked], [FieldFormat(torch.int64, (SeedColumn.NUMBER,))]
-    responses = send_requests(group, "looking up seed edges", requests, rows_of, formats)()
-    seeds = torch.full((len(ids), 7), -1, device="cpu")
-    for places, (rows,) in zip(asked, responses, strict=True):
-        found = rows[:, SeedColumn.TYPE] >= 0
-        seeds[places[found], : SeedColumn.NUMBER] = rows[found]
-    whose = "edges of the graph" if foreign else "edges into this worker's nodes (foreign_seeds=True allows others)"
-    _refuse(ids[seeds[:, SeedColumn.TYPE] < 0], whose)
-    for number in range(len(source.relations)):
-        of_type = seeds[:, SeedColumn.TYPE] == number
-        seeds[of_type, SeedColumn.NUMBER] = torch.arange(int(of_type.sum()), device="cpu")
-    return seeds
-
-
-def _refuse(ids: Tensor, expected: str) -> None:
-    if len(ids):
-        raise GraphError(
-            f"{len(ids)} of the seeds of worker {session.rank()}, such as {int(ids[0])}, are not {expected}; expected "
-            "IDs of graph.edata[dgl.EID]."
-        )
-
-
-def reverse_edges(
-    graph: GraphShardManager,
-    etype: str | CanonicalEtype | None = None,
-    reverse_etype: str | CanonicalEtype | None = None,
-) -> Tensor:
-    """For each of this worker's edges (u, v) the ID of an edge (v, u); called by all workers together.
-
-    Of several edges between two nodes the k-th belongs to the k-th back, by original ID if the data has these, else
-    by `dgl.EID`.
-
-    Args:
-        graph: the whole graph.
-        etype: edge type; may be left out if there is one.
-        reverse_etype: the type of the edges back; default `etype`.
-
-    Returns:
-        (E_i,) int64 `dgl.EID`, in the order of `graph.edges[etype].data`; -1 if there is no edge back.
+        seeds: this worker's, (S,) integer global IDs; may be empty.
+        batch_size: seeds in a batch, at least 1; the same on every worker.
+        drop_last: only whole batches.
+        shuffle: another order in every epoch.
+        seed: of the shuffling; with the number of the epoch and the rank it determines the order.
+        optimized: the graph whose edges bring seeds that share neighbours into one batch; None takes them as they come.
+        node_ranges: `graph.node_ranges`, by which seeds of other partitions are refused; None if that has been done.
+        foreign: allow seeds of other partitions, such as `split_seeds` returns, as long as each is on one worker only.
 
     Raises:
-        GraphError: if `reverse_etype` does not lead back, or for a message flow graph.
-        FieldError: for unknown types.
+        GraphError: for seeds that are no nodes, given twice, or of another partition.
+        ConfigError: for a batch size below 1.
+        CommunicationError: if another worker raised, or passes other settings.
     """
-    with session.current_group().guard() as group:
-        there = graph._relation(etype).etype
-        back = there if reverse_etype is None else graph.to_canonical_etype(reverse_etype)
-        if (there[0], there[2]) != (back[2], back[0]):
-            raise GraphError(f"Edges of type {back} do not lead back from where those of type {there} lead.")
-        call = f"reverse_edges of {there} in {back}"
-        group.agree(call)
-        edges_of = {edges.etype: edges for edges in in_edges(graph)}
-        first, num_nodes = graph.node_ranges[group.rank][0], graph.node_ranges[-1][1]
 
-        def by_ends(etype: CanonicalEtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            """This worker's edges of a type, (E,) int64 each, by the nodes that they join.
+    def __init__(
+        self,
+        seeds: Tensor,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        optimized: GraphShardManager | None = None,
+        node_ranges: Sequence[tuple[int, int]] | None = None,
+        foreign: bool = False,
+    ) -> None:
+        group = session.current_group()
+        self._shuffle = shuffle
+        self.seed = seed
+        self._rank = group.rank
+        with group.guard():
+            group.agree(
+                f"SeedBatches of {batch_size}, drop_last {drop_last}, shuffle {shuffle}, "
+                f"optimised {optimized is not None}, foreign seeds {foreign}"
+            )
+            if not isinstance(batch_size, int) or batch_size < 1:
+                raise ConfigError(f"batch_size is {batch_size}; expected an integer of at least 1.")
+            self._seeds = check_seeds(seeds, node_ranges, foreign=foreign)
+            counts = group.gather_numbers(len(self._seeds), "SeedBatches")
+            self._count = min(counts) // batch_size if drop_last else -(-max(counts) // batch_size)
+            self._sizes = _sizes(len(self._seeds), self._count, batch_size, drop_last)
+            self._fixed: list[Tensor] | None = None
+            if optimized is not None:
+                self._fixed = group_neighbors(optimized, self._seeds, self._sizes)
+                group.agree("SeedBatches: optimised batches are made")
 
-            Rows in `graph.edges[etype].data`, sources, destinations, and keys, equal for edges between the same nodes.
-            """
-            edges, columns = edges_of[etype], graph.edges[etype].data
-            dst = graph.node_ids(etype[2]).cpu().repeat_interleave(edges.indptr.diff())
-            keys = (dst - first) * num_nodes + edges.src
-            order = columns.get(ORIG_ID, columns[EID]).cpu()[edges.edges].argsort()
-            order = order[keys[order].argsort(stable=True)]
-            return edges.edges[order], edges.src[order], dst[order], keys[order]
+    def __len__(self) -> int:
+        """The number of batches in an epoch, the same on every worker."""
+        return self._count
 
-        rows_back, _, _, keys_back = by_ends(back)
-        ids_back = pad(graph.edges[back].data[EID].cpu()[rows_back], (0, 1), value=-1)
-        keys_back = pad(keys_back, (0, 1), value=-1)  # which is of no edge
+    def epoch(self, number: int) -> list[Tensor]:
+        """The batches of an epoch, `len(self)` tensors of global IDs, (S_batch,) int64; not a collective call.
 
-        def find(request: list[Tensor]) -> list[Tensor]:
-            """IDs of edges, -1 if there are none; `copy` counts the edges between the same nodes before each."""
-            src, dst, copy = request
-            keys = (dst - first) * num_nodes + src
-            place = (torch.searchsorted(keys_back[:-1], keys) + copy).clamp_(max=len(keys_back) - 1)
-            return [torch.where(keys_back[place] == keys, ids_back[place], -1)]
+        The same number of the epoch gives the same batches.
+        """
+        if self._fixed is not None:
+            return [self._fixed[k] for k in self._order(len(self._fixed), number)[: self._count].tolist()]
+        sizes = self._sizes[: self._count]
+        return list(self._seeds[self._order(len(self._seeds), number)[: sum(sizes)]].split(sizes))
 
-        rows, src, dst, keys = by_ends(there)
-        copy = torch.arange(len(keys), device="cpu") - torch.searchsorted(keys, keys)
-        asked = NodesByOwner.sort(src, graph.node_ranges)
-        (found,) = look_up(group, call, asked, [dst, src, copy], find, [ID_FORMAT])
-        return torch.empty_like(found).index_copy_(0, rows, found)
+    def _order(self, count: int, number: int) -> Tensor:
+        if not self._shuffle:
+            return torch.arange(count, device="cpu")
+        text = f"{self.seed} {number} {self._rank}"
+        state = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+        return torch.randperm(count, generator=torch.Generator().manual_seed(state), device="cpu")
+
+
+def _sizes(num_seeds: int, count: int, batch_size: int, drop_last: bool) -> list[int]:
+    """How many seeds are in each of a worker's batches; with `drop_last` of all that it can fill, `count` or more."""
+    whole, rest = divmod(num_seeds, batch_size)
+    if drop_last:
+        return [batch_size] * whole
+    if whole + (rest > 0) == count:
+        return [batch_size] * whole + [rest] * (rest > 0)
+    return [(k + 1) * num_seeds // count - k * num_seeds // count for k in range(count)]
+
+
+def group_neighbors(graph: GraphShardManager, seeds: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Divide distinct seeds, (S,) int64 global IDs, into batches of these sizes: see [Note: which seeds are close].
+
+    Seeds beyond the sum of the sizes are left out. Of seeds of other partitions only edges to own seeds are known.
+    """
+    largest = max(sizes, default=0)
+    num_parts = round(len(seeds) / max(largest, 1))
+    if num_parts > 1 and largest > 1:
+        logger.info("grouping %d seeds that share neighbours into batches", len(seeds))
+        seeds = seeds.sort().values
+        nodes, readers = [seeds], [seeds[:0]]
+        for etype in graph.canonical_etypes:
+            own = graph.node_ids(etype[2])
+            chosen = torch.isin(own, seeds.to(own.device)).nonzero().squeeze(1)
+            sources, rows = edges_into(graph, chosen, etype)
+            nodes.append(sources.cpu())
+            readers.append(torch.searchsorted(seeds, own[rows].cpu()))
+        ids, number = torch.cat(nodes).unique(return_inverse=True)
+        of_seeds, sources = number[: len(seeds)], number[len(seeds) :]
+        is_seed = torch.zeros(len(ids), dtype=torch.bool, device="cpu")
+        is_seed[of_seeds] = True
+        parts = seed_parts(sources, of_seeds[torch.cat(readers)], is_seed, num_parts)
+        if parts is not None:
+            part, order = parts[of_seeds].sort(stable=True)
+            capacity = torch.tensor([*sizes, len(seeds) - sum(sizes)], device="cpu")
+            fits = torch.arange(len(part), device="cpu") - torch.searchsorted(part, part) < capacity[part]
+            free = capacity - torch.bincount(part[fits], minlength=len(capacity))
+            part[~fits] = torch.repeat_interleave(free)
+            seeds = seeds[order[part.argsort(stable=True)]]
+    return list(seeds[: sum(sizes)].split(list(sizes)))
+
+
+def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Tensor | None:
+    """The part of every node, (N,) int64: few edges between parts, and about as many seeds in each.
+
+    Edges are (E,) int64 each, `is_seed` (N,) bool, and there are two parts at least. None if no edge joins two
+    nodes. Raises `PartitionError` if METIS finds no such parts.
+    """
+    # METIS takes edges in both directions, without loops and parallel ones.
+    num_nodes, low, high = len(is_seed), torch.minimum(src, dst), torch.maximum(src, dst)
+    pairs = (low * num_nodes + high)[low != high].unique()
+    if not len(pairs):
+        return None
+    low, high = pairs // num_nodes, pairs % num_nodes
+    start, end = torch.cat([low, high]), torch.cat([high, low])
+    indptr = np.zeros(num_nodes + 1, METIS_INTEGER)
+    np.cumsum(torch.bincount(start, minlength=num_nodes).numpy(), out=indptr[1:])
+    neighbours = end[start.argsort(stable=True)].numpy()
+    lists = AdjacencyLists(indptr, neighbours.astype(METIS_INTEGER, copy=False))
+    parts = metis_parts(lists, is_seed.numpy()[:, None], num_parts, imbalance=IMBALANCE, seed=0)
+    return torch.from_numpy(parts.astype(np.int64, copy=False))

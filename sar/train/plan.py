@@ -37,8 +37,7 @@ from sar.comm.rows import BufferPool
 from sar.comm.statistics import BACKWARD, listeners, statistics
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, SarError
-from sar.train.counted_graph import META, CountingGroup, counted_graph
-from sar.train.graph_counts import GraphCounts, GraphInfo
+from sar.train.counted_graph import META, CountingGroup, GraphCounts, GraphInfo, counted_graph
 
 MakeModel = Callable[[GraphInfo], nn.Module]
 

@@ -1,6 +1,5 @@
 """`sar demo`, run as a user runs it."""
 
-import argparse
 import itertools
 import os
 import subprocess
@@ -12,9 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from sar.cli import main
-from sar.cli.demo import MODELS, _graph, add_arguments, community_graph
-from sar.errors import ConfigError
-from sar.partition.npz_files import write_npz
+from sar.cli.demo import MODELS
 from tests.leftovers import MARK
 from tests.matrix import corner
 from tests.python_process import run
@@ -94,24 +91,6 @@ def test_demo_trains_compares_and_draws(
     assert 300 < height < 1000
     assert width == 480 * (len(models) + 1)  # curves of each model, and bars
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50  # not blank
-
-
-def test_demo_takes_a_graph_from_a_file(tmp_path: Path) -> None:
-    write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    graph, name = _graph(parser.parse_args(["--data", str(tmp_path), "--dataset", "mine"]))
-    assert (name, graph.total_nodes, graph.total_edges) == ("mine", 300, 3300)
-    assert graph.node_data["_N"]["feat"].shape == (300, 8)
-    assert graph.node_data["_N"]["train_mask"].sum() == 180
-
-
-def test_demo_refuses_a_heterogeneous_graph(tmp_path: Path) -> None:
-    np.savez(tmp_path / "typed.npz", **{"num_nodes/a": 2, "edges/a:r:a/src": [0], "edges/a:r:a/dst": [1]})
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    with pytest.raises(ConfigError, match="'typed' is heterogeneous"):
-        _graph(parser.parse_args(["--data", str(tmp_path), "--dataset", "typed"]))
 
 
 @pytest.mark.parametrize(

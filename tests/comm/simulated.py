@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from sar.comm.process_transport import Failure, ProcessTransport
+from sar.comm.process_transport import ProcessTransport
 from sar.comm.transport import Member, Message
 
 
@@ -157,8 +157,8 @@ class SimulatedTransport(ProcessTransport):
     def _close(self) -> None:
         self.network.close(self.rank)
 
-    def failure(self, error: RuntimeError) -> Failure | None:
-        return Failure(False, "closed") if str(error) == "closed" else None
+    def lost(self, error: RuntimeError) -> str | None:
+        return "closed" if str(error) == "closed" else None
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         gathered = [tensor.clone() for _ in range(self.world_size)]

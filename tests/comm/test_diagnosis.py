@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 import sar
 from sar import comm
-from sar.comm import store_notes
+from sar.comm import process_transport
 from sar.comm.group import Group
-from sar.comm.process_transport import GlooTransport
+from sar.comm.process_transport import ProcessTransport
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.parity.harness import assert_close, build, deal, random_data
 from tests.parity.programs import weighted
@@ -100,7 +100,7 @@ def test_another_default_device(pool):
 GLOO = "[/gloo/transport/tcp/pair.cc:537] "
 
 
-class Unconnected(GlooTransport):
+class Unconnected(ProcessTransport):
     """A transport whose connections are not needed."""
 
     def connect(self, group, limit):
@@ -114,21 +114,21 @@ class Unconnected(GlooTransport):
             f"{GLOO}Read error [10.0.0.1]:5: Connection timed out. This is",
             "PeerError",
             ": Connection timed out",
-            "1800",
+            "600",
         ),
-        (f"{GLOO}Read error [::1]:5: No route to host. This is", "PeerError", "the network is gone", "1800"),
+        (f"{GLOO}Read error [::1]:5: No route to host. This is", "PeerError", "the network is gone", "600"),
         (
             f"{GLOO}Connection closed by peer [::1]:5. This is",
             "PeerError",
             "(Connection closed by peer [::1]:5)",
-            "1800",
+            "600",
         ),
-        (f"{GLOO}Timed out waiting 1800000ms for recv", "CommunicationTimeout", "1800 s (Config.timeout)", "died"),
+        (f"{GLOO}Timed out waiting 600000ms for recv", "CommunicationTimeout", "600 s (Config.timeout)", "died"),
         ("[enforce fail at /gloo/x.cc:1] sizes differ", "RuntimeError", "sizes differ", "died"),
     ],
 )
 def test_the_words_of_gloo(monkeypatch, text, kind, words, absent):
-    monkeypatch.setattr(store_notes, "PATIENCE", 0)
+    monkeypatch.setattr(process_transport, "PATIENCE", 0)
     group = Group(Unconnected(dist.HashStore(), 0, 2))
 
     def operation():

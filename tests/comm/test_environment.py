@@ -8,7 +8,7 @@ import socket
 import pytest
 import torch
 
-from sar.comm import environment, session
+from sar.comm import environment
 from sar.errors import ConfigError
 
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "eth1": "10.1.0.1"}  # and ib0, which has none
@@ -95,8 +95,8 @@ def test_each_process_takes_its_own_gpu(monkeypatch, asked, local_rank, there, t
         with pytest.raises(
             ConfigError, match=f"sees {there} of them and is to take number {1 if asked else local_rank}"
         ):
-            session._choose_device(asked, "nccl", local_rank)
+            environment.choose_device(asked, "nccl", local_rank)
         assert len(current) == 1
     else:
-        device = session._choose_device(asked, "nccl", local_rank)
+        device = environment.choose_device(asked, "nccl", local_rank)
         assert device == current[-1] == torch.device("cuda", taken)

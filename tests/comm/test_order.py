@@ -11,13 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sar.comm import store_notes
-from sar.comm.exchange import Exchange, Layout
+from sar.comm import process_transport
+from sar.comm.exchange import Exchange
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.settings import Settings
-from sar.comm.tiles import GradientReturn
+from sar.comm.tiles import GradientReturn, HaloPlan, Layout, Settings
 from sar.errors import CommunicationError
 from tests.comm.simulated import Network, SimulatedTransport
 
@@ -95,9 +93,13 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
             group.calls += 1
-            exchange = Exchange(group, plans[rank], settings, layout, BufferPool(CPU), "a call")
             returns = GradientReturn([total], add) if give else None
-            for tile, rows, grads, _ in exchange.exchange_tiles(CPU, [x[rank]] if fetch else None, returns=returns):
+            exchange = Exchange(
+                *(group, plans[rank], settings, layout, BufferPool(CPU), "a call", CPU),
+                [x[rank]] if fetch else None,
+                returns=returns,
+            )
+            for tile, rows, grads, _ in exchange.tiles():
                 if tile is None:  # the own edges' turn
                     continue
                 sent = x[tile.owner][plans[tile.owner].send_rows[rank][tile.begin : tile.end]]
@@ -118,7 +120,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
 @pytest.mark.parametrize("step", [0, 3, 11])
 @pytest.mark.parametrize("workers", [2, 8])
 def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) -> None:
-    monkeypatch.setattr(store_notes, "PATIENCE", 0.5)
+    monkeypatch.setattr(process_transport, "PATIENCE", 0.5)
     plans, store = random_plans(workers, seed=7), dist.HashStore()
     network = Network(workers, seed=step, in_order=False)
     posted = 0
@@ -136,8 +138,8 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
         with group.guard():
             layout = Layout.of(plans[rank], settings, RowFormat.of([x]))
             for _ in range(40):
-                exchange = Exchange(group, plans[rank], settings, layout, BufferPool(CPU), "a call")
-                for _ in exchange.exchange_tiles(CPU, [x]):
+                exchange = Exchange(group, plans[rank], settings, layout, BufferPool(CPU), "a call", CPU, [x])
+                for _ in exchange.tiles():
                     pass
 
     ended = run_all(workers, work)
@@ -159,7 +161,7 @@ def test_buffers_serve_the_next_exchange(buffer_bytes) -> None:
         layout, kept = Layout.of(plans[rank], settings, RowFormat.of([x])), []
         for _ in range(2):
             group.calls += 1
-            for _ in Exchange(group, plans[rank], settings, layout, pool, "a call").exchange_tiles(CPU, [x]):
+            for _ in Exchange(group, plans[rank], settings, layout, pool, "a call", CPU, [x]).tiles():
                 pass
             assert pool.bytes_kept <= buffer_bytes / 8
             kept.append({buffer.data_ptr() for buffer in pool._free})

@@ -112,7 +112,7 @@ def go_on_alone(timeout):
     if sar.rank() == 1:
         current_group().abort(ValueError("on purpose"))
         failures = [catch(comm.all_reduce, torch.ones(1)) for _ in range(3)]
-        assert current_group()._transport.notes.read_note(current_group().generation + 1, 60) is not None
+        assert current_group()._transport.read_note(current_group().generation + 1, 60) is not None
         return [*failures, catch(sar.recover)]
     return [catch(sar.recover), catch(sar.recover)]
 

@@ -32,7 +32,7 @@ def overlapping():
     """Worker 0 waits in one thread for the others, and makes another call in a second one."""
     if sar.rank() != 0:
         group = current_group()
-        assert group._transport.notes.read_note(group.generation, 60) is not None  # worker 0 has found the clash
+        assert group._transport.read_note(group.generation, 60) is not None  # worker 0 has found the clash
         return catch_and_recover(comm.all_reduce, torch.ones(5)), None
     first = in_thread(catch, comm.all_reduce, torch.ones(5))
     while current_group()._owner is None:  # until the thread has begun its call

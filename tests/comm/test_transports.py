@@ -11,14 +11,12 @@ import torch
 import torch.distributed as dist
 
 from sar.comm import process_transport
-from sar.comm.exchange import Exchange, Layout
+from sar.comm.exchange import Exchange
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan
-from sar.comm.process_transport import GlooTransport, NcclTransport, ProcessTransport
+from sar.comm.process_transport import ProcessTransport
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.settings import Settings
-from sar.comm.tiles import GradientReturn, LocalFields
-from sar.comm.transport import Member
+from sar.comm.tiles import GradientReturn, HaloPlan, Layout, LocalFields, Settings
+from sar.comm.transport import Failure, Member
 from sar.errors import CommunicationError, DisagreementError
 from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Turns
@@ -87,21 +85,20 @@ def test_nccl_is_made_anew_and_aborted_in_each_generation(monkeypatch: pytest.Mo
             raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(process_transport, "new_nccl", Recorded)
-    monkeypatch.setattr(GlooTransport, "_close", lambda self: done.append(("close gloo", 0)))
-    transport = NcclTransport(dist.HashStore(), 0, 1)
+    transport = ProcessTransport(dist.HashStore(), 0, 1, torch.device("meta"))
     for generation in range(2):
         transport._connect(generation)
         transport._open = True
-        transport.abort(generation, "", "on purpose", final=False)
-        transport.abort(generation, "", "once more", final=False)  # closed already
-    # Each in a store of its own, so each is the first one there; the device does not keep gloo from closing.
+        transport.abort(generation, Failure("", "on purpose", final=False))
+        transport.abort(generation, Failure("", "once more", final=False))  # closed already
+    # Each in a store of its own, so each is the first one there.
     met = [("new", 1), ("meet", 1), ("wait", process_transport.CONNECT_TIMEOUT)]
-    assert done == [*met, ("abort", 1), ("close gloo", 0)] * 2
+    assert done == [*met, ("abort", 1)] * 2
 
 
 def in_turns(workers: int, work: Callable[[int, Group], Any]) -> WorkerThreads:
     """Run `work(rank, group)` as workers that share this process."""
-    turns, process = Turns(workers, 0), Group(GlooTransport(dist.HashStore(), 0, 1))
+    turns, process = Turns(workers, 0), Group(ProcessTransport(dist.HashStore(), 0, 1))
     threads = WorkerThreads(turns, lambda rank: work(rank, Group(InProcessTransport(process, turns, rank))))
     threads.run()
     return threads
@@ -122,10 +119,12 @@ def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_pl
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
             group.agree("a call")
-            exchange = Exchange(group, plan, settings, layout, BufferPool(CPU), "a call")
             fields, returns = [x[rank]] if fetch else None, GradientReturn([total], add) if give else None
             local = LocalFields() if in_place else None
-            for halo, rows, grads, sources in exchange.exchange_tiles(CPU, fields, local=local, returns=returns):
+            exchange = Exchange(
+                *(group, plan, settings, layout, BufferPool(CPU), "a call", CPU), fields, local=local, returns=returns
+            )
+            for halo, rows, grads, sources in exchange.tiles():
                 if halo is None:  # the own edges' turn
                     continue
                 assert (sources is not None) == in_place
@@ -180,7 +179,7 @@ def test_threads_of_gloo_preempt_nobody(chosen: str) -> None:
     def connect() -> None:
         os.sched_setscheduler(0, getattr(os, chosen), os.sched_param(0))
         before = set(os.listdir("/proc/self/task"))
-        transport = GlooTransport(dist.HashStore(), 0, 1)
+        transport = ProcessTransport(dist.HashStore(), 0, 1)
         transport._connect(0)
         started = set(os.listdir("/proc/self/task")) - before
         found.append({os.sched_getscheduler(int(thread)) for thread in started})

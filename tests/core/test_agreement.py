@@ -139,13 +139,10 @@ def aggregate_otherwise(graph, data, difference, settings):
         ({"width": 5}, {}),
         ({"dtype": torch.float32}, {}),
         ({"message": "u_add_e"}, {}),
-        ({"message": "copy_u"}, {}),
         ({"reducer": "mean"}, {}),
         ({"reducer": None}, {}),
         ({}, {"disable_sr": True}),
-        ({}, {"pipeline_depth": 2}),
         ({}, {"comm_buffer_bytes": 4096}),
-        ({}, {"max_collective_size": 64}),
     ],
     ids=str,
 )

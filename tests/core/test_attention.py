@@ -1,6 +1,7 @@
 """One-pass attention across workers against softmax and sum by the edge; memory that it may not take."""
 
 from itertools import permutations
+from unittest.mock import patch
 
 import dgl.nn
 import pytest
@@ -10,6 +11,7 @@ from torch.nn.functional import leaky_relu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sar
+from sar.core.collective import Collective
 from sar.core.passing.attention import SEED_STEP, Recompute, attention
 from sar.kernels.attention_operands import Attention, Score
 from sar.kernels.torch import dropout_factors
@@ -240,3 +242,27 @@ def test_operands_that_do_not_fit(pool, world_size):
     """They are refused before anything is computed."""
     (errors,) = pool.run(wrong_operands, per_rank=random_shares(world_size))
     assert [error.kind for error in errors] == ["GraphError"] * 5
+
+
+def rows_kept_in_mode_2(mine):
+    """Rows of other workers that a call keeps for its backward, in evaluation and in training."""
+    kept, end_forward = [], Collective.end_forward
+
+    def noting(call, ctx, output):
+        kept.append(sum(len(rows[0]) for rows in call.kept.values()))
+        return end_forward(call, ctx, output)
+
+    graph, layer = build(mine[0], 2), dgl.nn.GATConv(6, DIM, HEADS, allow_zero_in_degree=True)
+    with patch.object(Collective, "end_forward", noting):
+        with torch.no_grad():
+            layer(graph, mine[1].nodes["x"])
+        layer(graph, mine[1].nodes["x"])
+    return kept
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_evaluation_keeps_no_rows(pool, world_size):
+    """torch says of inputs that need a gradient that they do, under `no_grad`, too."""
+    for in_evaluation, in_training in pool.run(rows_kept_in_mode_2, per_rank=random_shares(world_size)):
+        assert in_evaluation == 0
+        assert in_training > 0

@@ -87,53 +87,6 @@ def attention(graph, data):
     return [*found, sar.edge_softmax(graph, data.edges["e"][:3], eids=torch.tensor([2, 0, 1], device="cpu"))]
 
 
-def convolutions(graph, data):
-    sar.patch_dgl()
-    looped = graph.remove_self_loop().add_self_loop()
-    return layers(looped, data, lambda: dgl.nn.GraphConv(6, 4), lambda: dgl.nn.SAGEConv(6, 4, "pool"))
-
-
-def batch_norm(graph, data):
-    found = []
-    for module in (sar.DistributedBN1D(6), sar.DistributedBN1D(6, affine=False)):
-        module, x = module.to(graph.device), data.leaf("x")
-        out = module(x)
-        weighted_sum(out, data.nodes["cotangent"]).backward()
-        found += [out, x.grad, module.running_var, module.eval()(x)]
-    return found
-
-
-def embeddings(graph, data):
-    emb = sar.nn.DistEmbedding(graph, 6)
-    found = []
-    for make in (sar.nn.SparseAdam, sar.nn.SparseAdagrad):
-        optimizer = make([emb])
-        ids = graph.node_ids()[::3]
-        (emb(ids).tanh().sum() + aggregated_rows(graph, emb()).pow(2).sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        emb(ids.cpu()).pow(2).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(emb.weight.detach().clone())
-    return found
-
-
-def aggregated_rows(graph, rows):
-    graph.ndata["h"] = rows
-    graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "h"))
-    return graph.ndata["h"]
-
-
-def sampling(graph, data):
-    graph.edata["p"] = data.edges["w"]
-    sampler = sar.DistNeighborSampler([2, 3], prob="p", input_node_features={"x": data.nodes["x"]})
-    (first, second) = sampler.sample(graph, graph.node_ids()[::2])
-    (block, *_) = sar.construct_mfgs(data.partition, graph.node_ids()[::3].cpu(), 1)
-    sampled = [first.srcdata["x"], *first.edges(), *second.edges(), block.input_nodes, block.in_degrees()]
-    return [*sampled, torch.tensor(graph.sampling_graph.num_edges())]
-
-
 def saved(graph, data):
     """Rows of nodes and their optimizer, saved and loaded by others, and a model, whose file is of the CPU."""
     folder = Path(gettempdir()) / f"on-a-device-{sar.all_max(os.getpid())}"
@@ -230,10 +183,7 @@ def training_helpers(graph, data):
     return [*found, model.weight, area.to(x.device), arrived]
 
 
-PROGRAMS = [
-    *(the_graph, builtin_messages, python_messages, attention, convolutions, batch_norm, embeddings, sampling),
-    *(training_helpers, pairs),
-]
+PROGRAMS = [the_graph, builtin_messages, python_messages, attention, training_helpers, pairs]
 
 
 def run(mine, program, device, how):
@@ -270,7 +220,7 @@ def test_on_another_device(place: Place, program):
         for (expected, _), (found, places) in place.pool.run(run, program, device, how, per_rank=mine):
             for value, wanted in zip(found, expected, strict=True):
                 assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
-            if program not in (sampling, samplers):  # whose blocks are on the CPU
+            if program is not samplers:  # whose blocks are on the CPU
                 assert set(places) == {place.device}
 
 

@@ -188,3 +188,6 @@ def test_a_worker_that_does_not_answer_runs_into_the_timeout(pool, world_size, p
         assert failure.kind in ("CommunicationTimeout", "PeerError"), failure
         assert "1.5 s" in failure.message
     assert failures[victim].kind == "PeerError" or program is freeze_one, "it is told when it comes back"
+    if program is freeze_one:
+        others = [failure for rank, failure in enumerate(failures) if rank != victim]
+        assert all(f"for worker {victim} in:" in failure.message for failure in others), others

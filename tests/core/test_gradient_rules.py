@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch_geometric.nn import EdgeConv, SimpleConv
 
 import sar
-from sar.core.passing.message_passing import sum_at_sources
+from sar.core.passing.at_sources import sum_at_sources
 from tests.core.attempts import catch_and_recover, fail_on_all_ranks
 from tests.matrix import corner
 from tests.parity.harness import assert_close, build, check, deal, random_data, run_on_one_machine, weighted_sum

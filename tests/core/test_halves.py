@@ -14,7 +14,7 @@ from torch_geometric.nn import SAGEConv
 import sar
 from sar.core import collective, overlap
 from sar.core.overlap import Overlapping
-from sar.core.passing import builtin
+from sar.core.passing import messages, reducers
 from tests.core.attempts import catch, fail_on_all_ranks
 from tests.matrix import corner
 from tests.parity.harness import build, check, parameter_gradients, random_data, random_shares, weighted_sum
@@ -189,7 +189,7 @@ def add_own(graph, x, in_forward, in_backward):
         return made
 
     with overlap.meanwhile(own) as made:
-        mean = builtin.aggregate(graph.call_context(), builtin.COPY_SOURCE, "mean", x)
+        mean = messages.aggregate(graph.call_context(), messages.COPY_SOURCE, "mean", x)
     return mean + made()
 
 
@@ -224,7 +224,7 @@ def error_in_the_forward(graph, data):
 
 
 def error_in_the_second_half(graph, data):
-    with in_two_halves(), patch.object(builtin, "aggregate_sum", fail_on_worker_1):
+    with in_two_halves(), patch.object(reducers, "aggregate_sum", fail_on_worker_1):
         add_own(graph, data.leaf("x"), nothing, nothing)
         sar.all_sum(1.0)
 

@@ -15,7 +15,8 @@ from torch import nn
 
 import sar
 from sar.comm import process_transport, replicas, session
-from sar.comm.process_transport import NcclTransport
+from sar.comm.group import Group
+from sar.comm.process_transport import ProcessTransport
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.nn.statistics import global_max, global_mean
@@ -73,7 +74,7 @@ class Model(nn.Module):
 _groups = itertools.count()
 
 
-class Transport(NcclTransport):
+class Transport(ProcessTransport):
     """Which connects in a thread of its own."""
 
     def _connect(self, generation: int) -> None:
@@ -85,10 +86,10 @@ class Transport(NcclTransport):
 def over(backend: str, device: str) -> Iterator[None]:
     """A group of its own for this worker, and all others."""
     replicas.type = lambda data: torch.Tensor  # parameters of the device's own class count, too
-    process_transport.new_nccl, session.NcclTransport = PretendNccl, Transport
+    process_transport.new_nccl = PretendNccl
     store, place = dist.distributed_c10d._get_default_store(), (dist.get_rank(), dist.get_world_size())
     where = torch.device(device if backend == "nccl" else "cpu")
-    group = session.group_of_processes(dist.PrefixStore(f"group {next(_groups)}", store), *place, where, backend)
+    group = Group(Transport(dist.PrefixStore(f"group {next(_groups)}", store), *place, where))
     group.replicas = Replicas()
     with session.standing_in(group, BufferPool(where)):
         yield

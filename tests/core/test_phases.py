@@ -16,15 +16,14 @@ LIMIT = 60.0
 WORKER = """
 import os, signal, sys, torch
 import sar
-from sar.comm import liveness
-from sar.comm.process_transport import GlooTransport
+from sar.comm.process_transport import ProcessTransport
 from tests.parity.programs import pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
 from tests.parity.harness import build
 
 rank, size, victim, port = map(int, sys.argv[1:5])
 end, phase = sys.argv[5:7]
-liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS = 0.5, 5.0
+sar.Config.timeout = 15.0
 parts = SCENARIOS["random"](size)
 
 def reach(name):
@@ -34,8 +33,8 @@ def reach(name):
             raise ValueError("on purpose")
         os.kill(os.getpid(), signal.SIGKILL if end == "kill" else signal.SIGSTOP)
 
-connect = GlooTransport._connect
-GlooTransport._connect = lambda *connections: reach("set-up") or connect(*connections)
+connect = ProcessTransport._connect
+ProcessTransport._connect = lambda *connections: reach("set-up") or connect(*connections)
 sar.initialize_comms(rank, size, "127.0.0.1", master_port_number=port)
 reach("construction")
 graph = build(parts.partitions[rank], 1)
@@ -53,9 +52,9 @@ print("done", flush=True)
 """
 
 WORDS = {
-    "kill": ("its process died", "no sign of life", "job's store is gone", "could not connect to all 2 workers"),
-    "raise": ("ValueError: on purpose", "its process died", "job's store is gone", "have left"),
-    "freeze": ("frozen",),
+    "kill": ("its process died", "could not connect to all 2 workers"),
+    "raise": ("ValueError: on purpose", "its process died", "could not connect to all 2 workers"),
+    "freeze": ("frozen", "could not connect to all 2 workers"),
 }
 
 
@@ -85,8 +84,8 @@ def test_the_others_end(phase, end, victim):
         assert any(words in said for words in WORDS[end]), said
         assert "sar.errors." in said, "an error of sar"
         assert f"orker {victim}" in said or "to all 2 workers" in said
-        if end != "freeze":
-            assert seconds < LIMIT / 2
+        if end != "freeze" and phase != "set-up":  # gloo connects within `CONNECT_TIMEOUT`
+            assert seconds < LIMIT / 4
     finally:
         for worker in workers:
             worker.kill()

@@ -1,67 +1,90 @@
-"""Python calls of one `update_all`: its ten stops, and how many functions of sar it calls on the way."""
+"""How many functions of sar a layer's forward and backward call, and in how many files; the stops of `update_all`."""
 
 import sys
 from collections import Counter
 from pathlib import Path
 
 import dgl.function as fn
+import dgl.nn
 import pytest
 
 import sar
 from tests.parity.harness import build, random_shares
 
 PACKAGE = str(Path(sar.__file__).parent) + "/"
-MOST = {1: 90, 2: 152}
-"""Calls of a forward, by number of workers."""
+SIZES = {"GraphConv": (6, 6), "GATConv": (6, 3, 2)}
+MOST = {
+    ("GraphConv", 1): (62, 42),
+    ("GraphConv", 2): (140, 135),
+    ("GATConv", 1): (115, 147),
+    ("GATConv", 2): (220, 333),
+}
+"""Calls of a forward and of a backward, by layer and number of workers."""
+MOST_FILES = 27
+"""Files that a forward of GraphConv passes with 2 workers."""
 STOPS = [
     "GraphShardManager.update_all",
     "send_and_reduce",
-    "Operation.of",
+    "aggregate",
     "Node.forward",
     "Group.agree",
-    "Exchange.exchange_tiles",
+    "Exchange.tiles",
     "Group.post",
     "aggregate_sum",
     "accumulate_rows",
-    "Reduction.finish",
+    "Sum.finish",
 ]
 """In their order; `docs/architecture.md` says what each of them does."""
 
+pytestmark = pytest.mark.processes("workers of one process read each other's rows in another way")
 
-def calls_of_a_forward(mine):
-    partition, data = mine
-    graph = build(partition, 1)
-    graph.ndata["x"] = data.leaf("x")
 
-    def forward():
-        graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "out"))
-
-    forward()  # compiles the operation
+def calls_of(run):
+    """File and name of each function of sar that is called, and what is returned."""
     calls = []
 
     def note(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            calls.append(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name)
+            name = frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name
+            calls.append((frame.f_code.co_filename, name))
 
     sys.setprofile(note)
     try:
-        forward()
+        returned = run()
     finally:
         sys.setprofile(None)
-    return calls
+    return calls, returned
 
 
-@pytest.mark.processes("workers of one process read each other's rows in another way")
-@pytest.mark.parametrize("world_size", sorted(MOST))
-def test_a_forward_makes_few_python_calls(pool, world_size):
-    for calls in pool.run(calls_of_a_forward, per_rank=random_shares(world_size)):
-        assert len(calls) <= MOST[world_size], Counter(calls).most_common(40)
+def calls_of_a_layer(mine, name):
+    partition, data = mine
+    graph, x = build(partition, 1), data.leaf("x")
+    layer = getattr(dgl.nn, name)(*SIZES[name], allow_zero_in_degree=True)
+    layer(graph, x).sum().backward()  # compiles the operation
+    forward, out = calls_of(lambda: layer(graph, x))
+    backward, _ = calls_of(out.sum().backward)
+    return forward, backward
+
+
+@pytest.mark.parametrize("name, world_size", sorted(MOST))
+def test_a_layer_makes_few_python_calls(pool, name, world_size):
+    for of_worker in pool.run(calls_of_a_layer, name, per_rank=random_shares(world_size)):
+        for calls, most in zip(of_worker, MOST[name, world_size], strict=True):
+            assert len(calls) <= most, Counter(calls).most_common(40)
+        if (name, world_size) == ("GraphConv", 2):
+            assert len({file for file, _ in of_worker[0]}) <= MOST_FILES
+
+
+def names_of_an_update(mine):
+    graph = build(mine[0], 1)
+    graph.ndata["x"] = mine[1].leaf("x")
+    calls, _ = calls_of(lambda: graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "out")))
+    return [name for _, name in calls]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="qualified names of code")
-@pytest.mark.processes("workers of one process read each other's rows in another way")
 @pytest.mark.parametrize("world_size", [2])
-def test_the_stops_of_a_forward(pool, world_size):
-    for calls in pool.run(calls_of_a_forward, per_rank=random_shares(world_size)):
-        assert not set(STOPS) - set(calls)
-        assert sorted(STOPS, key=calls.index) == STOPS
+def test_the_stops_of_update_all(pool, world_size):
+    for names in pool.run(names_of_an_update, per_rank=random_shares(world_size)):
+        assert not set(STOPS) - set(names)
+        assert sorted(STOPS, key=names.index) == STOPS

@@ -12,10 +12,9 @@ import torch
 import sar
 from sar import comm
 from sar.comm import session
-from sar.comm.exchange import Exchange, Layout
+from sar.comm.exchange import Exchange
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.settings import Settings
-from sar.comm.tiles import OWN_ROWS, GradientReturn
+from sar.comm.tiles import OWN_ROWS, GradientReturn, Layout, Settings
 from sar.core.relation import TILE_SIZES
 from tests.graphs import PartitionedGraph
 from tests.parity.harness import assert_close, build, deal, merge, random_data, random_shares, run_program
@@ -136,11 +135,12 @@ def exchange_at_depth(mine, depth, both_ways, grads):
     with group.guard():  # else the call would stay this thread's
         group.agree("an exchange")
         returns = GradientReturn(fields, lambda rows, values, total: None) if grads else None
-        exchange = Exchange(group, plan, settings, layout, pool, "an exchange")
         start = comm.statistics()
-        received = exchange.exchange_tiles(torch.device("cpu"), fields, returns=returns)
+        exchange = Exchange(
+            group, plan, settings, layout, pool, "an exchange", torch.device("cpu"), fields, returns=returns
+        )
         at_once = (comm.statistics() - start).messages_sent
-        for tile in received:
+        for tile in exchange.tiles():
             assert (tile.grads is not None) == (grads and tile is not OWN_ROWS)
     assert pool.used == 0
     return at_once, pool.most, budget

@@ -2,14 +2,13 @@
 
 import copy
 
-import dgl
 import dgl.function as fn
 import pytest
 import torch
 
 import sar
 from tests.matrix import corner
-from tests.parity.harness import assert_close, build, check, deal, random_data, random_shares
+from tests.parity.harness import build, check, random_data, random_shares
 from tests.parity.programs import gated, largest, pairwise
 from tests.parity.scenarios import SCENARIOS
 
@@ -103,28 +102,6 @@ def averaged_model():
 @pytest.mark.parametrize("world_size", [2])
 def test_a_copy_of_a_model_that_holds_its_graph(pool, world_size):
     assert pool.run(averaged_model) == [([1.0], 1.0)] * world_size
-
-
-def gradients_around_self_loops(mine):
-    """The gradient of a mean on a graph, and on the one with self-loops that is made of it afterwards."""
-    partition, data = mine
-    graph = build(partition, 1)
-    x, again = data.leaf("x"), data.leaf("x")
-    mean(graph, x).sum().backward()
-    mean(graph.add_self_loop(), again).sum().backward()
-    return x.grad, again.grad
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_the_mean_after_added_self_loops(pool, world_size):
-    parts = SCENARIOS["isolated"](world_size)
-    data = random_data(parts, torch.float64)
-    results = pool.run(gradients_around_self_loops, per_rank=deal(parts, data))
-    reference = parts.reference()
-    for number, graph in enumerate((reference, dgl.add_self_loop(reference))):
-        x = data.leaf("x")
-        mean(graph, x).sum().backward()
-        assert_close(torch.cat([found[number] for found in results]), x.grad)
 
 
 def messages_in_order(graph, data):

@@ -12,7 +12,9 @@ import numpy as np
 
 from sar.cli.demo import community_graph
 from sar.partition.graph_source import GraphSource
-from sar.partition.npz_files import write_npz
+from sar.partition.in_memory import training_graph
+from sar.partition.ingest.chunked import write_chunked
+from sar.partition.ingest.open import open_graph
 from tests import python_process
 from tests.workers import REPOSITORY
 
@@ -36,9 +38,16 @@ def example(name: str) -> Any:
 
 
 def generated(folder: Path, **options: Any) -> Path:
-    """The file of a graph of 400 nodes, of four classes by default."""
-    write_npz(community_graph(400, 4000, num_features=16, **{"num_classes": 4} | options), folder / "generated.npz")
-    return folder / "generated.npz"
+    """The files of a graph of 400 nodes, of four classes by default."""
+    graph = community_graph(400, 4000, num_features=16, **{"num_classes": 4} | options)
+    return write_chunked(graph, folder / "generated").parent
+
+
+def in_memory(file: Path) -> GraphSource:
+    """The graph of a file as the examples train on it, with its features in memory."""
+    graph = training_graph(open_graph(file, file.parent / "scratch"))
+    fields = {ntype: {key: column[:] for key, column in of.items()} for ntype, of in graph.node_data.items()}
+    return replace(graph, node_data=fields)
 
 
 def partition(file: Path, folder: Path, parts: int = 2, script: str = "full_graph", *options: str) -> list[str]:

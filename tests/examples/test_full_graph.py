@@ -10,11 +10,11 @@ from torch.nn import functional
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.common_tuples import SPLIT
-from sar.partition.in_memory import training_graph
-from sar.partition.ingest.datasets import load_dataset
-from tests.examples.scripts import TORCHRUN, generated, partition, run
+from sar.partition.ingest.chunked import write_chunked
+from tests.examples.scripts import TORCHRUN, generated, in_memory, partition, run
 from tests.graphs import DATA
 from tests.matrix import corner
+from tests.npz_graphs import read_npz
 
 CORA = DATA / "cora.npz"
 
@@ -24,7 +24,7 @@ def training_of_one_process(file: Path, epochs: int) -> tuple[list[float], float
     require_dgl()
     from dgl.nn import SAGEConv
 
-    data = training_graph(load_dataset(str(file)))
+    data = in_memory(file)
     graph = dgl_graph(*data.ends(), data.total_nodes)
     x, labels, train, val, test = (torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label", *SPLIT))
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def training_of_one_process(file: Path, epochs: int) -> tuple[list[float], float
     ],
 )
 def test_partition_then_train(tmp_path: Path, graph: str, workers: int) -> None:
-    file = generated(tmp_path) if graph == "generated" else CORA
+    file = generated(tmp_path) if graph == "generated" else write_chunked(read_npz(CORA), tmp_path / "cora").parent
     options = partition(file, tmp_path, workers)
     said = run(*TORCHRUN, str(workers), "examples/full_graph.py", *options, "--epochs", "20")
     epoch = re.compile(r"^epoch \d+: loss ([\d.]+), validation accuracy [\d.]+$", re.MULTILINE)

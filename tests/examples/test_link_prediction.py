@@ -11,11 +11,11 @@ from torch.nn import functional
 import sar
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide, training_graph
-from sar.partition.ingest.datasets import load_dataset
 from tests.examples.scripts import example, in_double
 from tests.examples.test_models import double  # noqa: F401  (a fixture)
 from tests.graphs import DATA
 from tests.matrix import corner
+from tests.npz_graphs import read_npz
 
 
 def run_on_worker(argv):
@@ -86,7 +86,7 @@ def generated():
 def cora():
     if not (DATA / "cora.npz").exists():
         pytest.skip("SAR_TEST_DATA names the folder of the test data sets")
-    return load_dataset("cora", DATA)
+    return read_npz(DATA / "cora.npz")
 
 
 @pytest.mark.usefixtures("double")

@@ -11,8 +11,7 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.cli.demo import community_graph
 from sar.common_tuples import SPLIT
 from sar.partition.in_memory import divide, training_graph
-from sar.partition.ingest.datasets import load_dataset
-from tests.examples.scripts import TORCHRUN, example, generated, in_double, losses_in, partition, run
+from tests.examples.scripts import TORCHRUN, example, generated, in_double, in_memory, losses_in, partition, run
 from tests.matrix import corner
 
 EPOCHS, FANOUTS = 3, (5, 5)
@@ -21,7 +20,7 @@ OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "50", "--fanouts", *map(str,
 
 def accuracies_alone(file: Path, parameters: Path) -> list[float]:
     """On the training, validation and test nodes, by the example's model in one process."""
-    data = training_graph(load_dataset(str(file)))
+    data = in_memory(file)
     graph = dgl_graph(*data.ends(), data.total_nodes)
     x, labels = (torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label"))
     model = example("minibatch").GraphSAGE(x.shape[1], 64, int(labels.max()) + 1, len(FANOUTS))

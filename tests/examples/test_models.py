@@ -19,10 +19,11 @@ from torch.nn import functional
 import sar
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
-from sar.partition.ingest.datasets import load_dataset
+from sar.partition.ingest.chunked import write_chunked
 from tests.examples.scripts import TORCHRUN, example, partition, run
 from tests.graphs import DATA
 from tests.matrix import corner
+from tests.npz_graphs import read_npz
 from tests.parity.harness import assert_close
 from tests.workers import WorkerPool
 
@@ -94,7 +95,7 @@ def small_types() -> GraphSource:
 def aifb() -> GraphSource:
     if not (DATA / "aifb_het.npz").exists():
         pytest.skip("SAR_TEST_DATA names the folder of the test data sets")
-    return load_dataset("aifb_het", DATA).with_reverse_edges()
+    return read_npz(DATA / "aifb_het.npz").with_reverse_edges()
 
 
 def rgcn(data: GraphSource, json_file: Path, num_parts: int, arguments: Any) -> tuple[list[float], Tensor]:
@@ -132,16 +133,9 @@ def test_rgcn_is_the_same_as_on_one_machine(
 
 @pytest.mark.slow
 def test_a_heterogeneous_graph_from_its_file_to_the_printed_losses(tmp_path: Path) -> None:
-    data, file = small_types(), tmp_path / "typed.npz"
-    arrays: dict[str, Any] = {f"num_nodes/{ntype}": count for ntype, count in data.num_nodes.items()}
-    arrays |= {f"{name}/paper": values for name, values in data.node_data["paper"].items()}
-    forward = {":".join(etype): next(ends.chunks()) for etype, ends in data.edges.items() if "reversed" not in etype[1]}
-    arrays |= {
-        f"edges/{name}/{end}": ids
-        for name, ends in forward.items()
-        for end, ids in zip(("src", "dst"), ends, strict=True)
-    }
-    np.savez(file, **arrays)
+    data = small_types()
+    forward = {etype: ends for etype, ends in data.edges.items() if "reversed" not in etype[1]}
+    file = write_chunked(replace(data, edges=forward), tmp_path / "typed").parent
     left_out = "paper:wins:prize"
     argv = [*partition(file, tmp_path, 2, "rgcn", "--leave-out", left_out), "--epochs", "3"]
     said = run(*TORCHRUN, "2", "examples/rgcn.py", *argv)

@@ -1,63 +1,36 @@
-"""`python -m benchmarks.gpu` and `sar demo --device`, on the pretend device, and on a GPU where there is one."""
+"""Benchmarks and `sar demo` with `--device`, on the pretend device, and on a GPU if there is one."""
 
 import argparse
-from itertools import chain, islice
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks import gpu
-from benchmarks.pyg import INDEX, Job
 from sar.cli.demo import add_arguments, community_graph, train
 from sar.host.cuda import why_no_cuda
 from sar.partition.in_memory import divide, training_graph
 from tests import pretend_gpu
 from tests.gpu.places import PRETEND, Place
-from tests.matrix import corner
 from tests.python_process import run
-from tests.workers import WorkerPool
-
-SMALL = ("--nodes", "200", "--edges", "2000", "--epochs", "1", "--warm-up", "1", "--features", "8")
 
 
-@pytest.mark.parametrize("device", [corner("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_tables(device: str, tmp_path: Path) -> None:
-    options = "--device", device, *SMALL, "--docs", str(tmp_path)
-    done = run("-m", "benchmarks.gpu", *options, timeout=250)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.gpu
+def test_tables(tmp_path: Path) -> None:
+    sizes = "--nodes", "200", "--edges", "2000", "--epochs", "1", "--warm-up", "1", "--features", "8", "--repeats", "1"
+    for module, options in (("pyg", (*sizes, "--workers", "1")), ("sums", ("--repeats", "1", "--threads", "1"))):
+        done = run("-m", f"benchmarks.{module}", "--device", "cuda", *options, "--docs", str(tmp_path), timeout=250)
+        assert done.returncode == 0, done.stderr
     page = (tmp_path / "gpus.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| 2,200 | ")]
-    kernels = 1 + 8 + 4  # the copy, those of float32, and of bfloat16
-    assert len(rows) == 3 + 3 + 3 + 2 + kernels  # GAT has no sparse tensors
-    assert "out of memory" not in page
+    assert page.count("| sar, W = 1") == 4
+    assert "inf" not in page
 
 
 @pytest.mark.skipif(why_no_cuda() is None, reason="there is a GPU")
-@pytest.mark.parametrize("command", [("benchmarks.gpu",), ("sar.cli", "demo", "--device", "cuda")])
+@pytest.mark.parametrize("command", [("benchmarks.pyg",), ("benchmarks.sums",), ("sar.cli", "demo")])
 def test_without_a_gpu_one_line_says_so(command: tuple[str, ...]) -> None:
-    done = run("-m", *command, timeout=60)
+    done = run("-m", *command, "--device", "cuda", timeout=60)
     assert done.returncode != 0
     assert done.stderr.count("\n") == 1
     assert str(why_no_cuda()) in done.stderr
-
-
-def train_and_run_kernels(device: str) -> list[list[float]]:
-    with pretend_gpu.in_place_of(device):
-        graph = gpu.make_graph(200, 2000, 8, torch.device(device))
-        (block,) = gpu.distributed(graph).call_context().relation.blocks
-        found = islice(gpu.kernels(block, torch.float32, graph.x.device), 4)  # matrices are not pretended
-        for kernel in chain(found, gpu.attention_kernels(block, graph.x.device)):
-            kernel.call()
-        ways = [gpu.train_by(Job("GAT", gpu.NUM_CLASSES, 0, 2, 0), graph, way) for way in (INDEX, gpu.SAR)]
-        return [measured.losses for measured in ways if measured is not None]
-
-
-def test_on_the_pretend_device() -> None:
-    pool = WorkerPool(1)
-    ((alone, ours),) = pool.run(train_and_run_kernels, pretend_gpu.NAME)
-    assert ours == pytest.approx(alone, rel=1e-4)
-    pool.close()
 
 
 def trained(arguments: argparse.Namespace, source: Path, file: Path) -> tuple[list[float], float]:

@@ -14,7 +14,7 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import training_graph
-from sar.partition.npz_files import write_npz
+from tests.npz_graphs import write_npz
 from tests.workers import REPOSITORY
 
 

@@ -66,18 +66,6 @@ def cuts(method: str) -> list[str]:
     return [one.split(", ")[2].removesuffix(" %") for one in cells("partitioning", "sbm: s, MB, cut", method=method)]
 
 
-def to_98(trained: str) -> list[str]:
-    """Seconds to 98 % of the exact accuracy on each of three graphs, without those that never come there."""
-    row = next(row for row in FIGURES["averaging"]["rows"] if row["trained"] == trained)
-    return [one.split(", ")[-1] for one in list(row.values())[1:] if not one.endswith("-")]
-
-
-def best(trained: str) -> float:
-    """Best accuracy on amazon_computers."""
-    row = next(row for row in FIGURES["averaging"]["rows"] if row["trained"] == trained)
-    return float(list(row.values())[3].split(";")[0])
-
-
 PYG = [row for row in FIGURES["pyg"]["rows"] if row["trained by"].startswith("sar")]
 OVER_CSR = [
     f"{float(row['s / epoch']) / float(cell('pyg', 's / epoch', model=row['model'], by='PyG, sparse CSR')):.2f}"
@@ -88,8 +76,6 @@ OVER_PYG, MEMORY_OVER_PYG = (span(row[name] for row in PYG) for name in ("time /
 SHARES = span(memory(model, "4 workers") for model in ("SAGE", "GCN", "GAT"))
 BATCHES = cell("minibatch", "/ DistDGL", **{"batches from": "sar"})
 SAGE, GCN, GAT = (over_dgl(model, "2 workers") for model in ("SAGE", "GCN", "GAT"))
-WHOLE_GRAPH, MINI_BATCHES = to_98("exact"), to_98("exact, mini-batches")
-HIGHER = best("exact, mini-batches") - best("exact")
 SAGE_OVER_BOUND = max(abs(100 * float(one) - 100) for one in cells("network", "/ bound", model="SAGE"))
 
 SENTENCES = [
@@ -116,11 +102,6 @@ SENTENCES = [
     ("benchmarks.md", f"With 1 Gbit/s SAGE is within {SAGE_OVER_BOUND:.0f} % of the network bound"),
     ("benchmarks.md", f"GAT takes {span(cells('network', '/ bound', model='GAT'))} times as long"),
     ("benchmarks.md", f"| They take {BATCHES} of DistDGL's time, without servers. |"),
-    (
-        "benchmarks.md",
-        f"the whole graph took {', '.join(WHOLE_GRAPH[:-1])} and {WHOLE_GRAPH[-1]} s to 98 % of its best accuracy, "
-        f"mini-batches {' and '.join(MINI_BATCHES)} s, or never. On amazon_computers they end {HIGHER:.3f} higher",
-    ),
     (
         "choosing.md",
         f"Two workers take {SAGE} (SAGE), {GCN} (GCN) and {GAT} (GAT) of DGL's time",

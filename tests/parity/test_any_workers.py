@@ -1,8 +1,5 @@
 """One partitioning, any number of workers: layers, mini-batches and embeddings equal DGL on the whole graph."""
 
-import logging
-import re
-
 import dgl
 import dgl.function as fn
 import dgl.nn.pytorch as dglnn
@@ -131,35 +128,3 @@ def test_mini_batches_and_embeddings(pool, tmp_path, num_parts, world_size):
         for nodes, rows in found:
             assert_close(rows, out.detach()[original[nodes]], 1e-9)
     assert sum(len(nodes) for found, _, _ in by_worker for nodes, _ in found) == graph.num_nodes()
-
-
-def log_of_loading(path):
-    told = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
-    sar.logger.addHandler(handler)
-    sar.logger.setLevel("INFO")
-    try:
-        sar.load_dgl_partition_data(path, sar.rank(), "cpu")
-        sar.all_sum(torch.zeros(1))  # workers that are threads have one log
-    finally:
-        sar.logger.removeHandler(handler)
-        sar.logger.setLevel(logging.NOTSET)
-    return [line for line in told if "partitions for" in line]
-
-
-@pytest.mark.parametrize(
-    "num_parts, world_size, expected",
-    [
-        (
-            2,
-            3,
-            r"2 partitions for 3 workers: worker 0 has (a share of )?0; worker 1 has a share of [01]; worker 2 .* 1",
-        ),
-        (3, 2, "3 partitions for 2 workers: worker 0 has 0(, 1)?; worker 1 has (1, )?2"),
-    ],
-)
-def test_the_log_says_who_has_which_partitions(pool, tmp_path, num_parts, world_size, expected):
-    directory = write_directory(tmp_path, whole_graph(), num_parts)
-    (line,) = {line for told in pool.run(log_of_loading, str(directory.path)) for line in told}
-    assert re.fullmatch(expected, line), line

@@ -9,11 +9,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import sar
 from tests.core.attempts import assert_disagreement, fail_on_all_ranks
-from tests.graphs import load_cora, partition_in_memory
 from tests.matrix import corner
 from tests.parity.conv_layers import conv_gradients
-from tests.parity.harness import Data, check, parameter_gradients, random_data, weighted_sum
-from tests.parity.scenarios import SCENARIOS, scattered
+from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
+from tests.parity.scenarios import SCENARIOS
 
 
 def patch():
@@ -175,70 +174,3 @@ def hook_on_one_worker(graph, data):
 def test_a_hook_on_one_worker_only(pool):
     failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), hook_on_one_worker)
     assert_disagreement(failures, "worker 0: ", "as no module has hooks", "worker 1: ")
-
-
-class Gcn(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = dgl.nn.GraphConv(1433, 16)
-        self.second = dgl.nn.GraphConv(16, 7)
-
-    def forward(self, graph, x):
-        return self.second(graph, self.first(graph, x).relu())
-
-
-class Sage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = dgl.nn.SAGEConv(1433, 16, "mean")
-        self.second = dgl.nn.SAGEConv(16, 16, "pool")
-        self.third = dgl.nn.SAGEConv(16, 7, "gcn")
-
-    def forward(self, graph, x):
-        h = self.first(graph, x).relu()
-        return self.third(graph, h + self.second(graph, h).relu())
-
-
-class Gin(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encode = nn.Linear(1433, 16)
-        self.first = dgl.nn.GINConv(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)), "max")
-        self.second = dgl.nn.GINConv(nn.Linear(16, 7), "sum", learn_eps=True)
-
-    def forward(self, graph, x):
-        return self.second(graph, self.first(graph, self.encode(x)).relu())
-
-
-class Gat(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = dgl.nn.GATConv(1433, 8, 4, activation=nn.functional.elu)
-        self.second = dgl.nn.GATConv(32, 7, 1, residual=True)
-
-    def forward(self, graph, x):
-        return self.second(graph, self.first(graph, x).flatten(1)).mean(1)
-
-
-def node_classification(graph, data, model_class, num_labels):
-    """The loss of a training step on cora: local sum over global count."""
-    patch()
-    x = data.leaf("x")
-    model = model_class().to(x.dtype)
-    out = model(graph, x)
-    loss = nn.functional.cross_entropy(out, data.nodes["label"], reduction="sum") / num_labels
-    loss.backward()
-    return {"node output": out, "node x.grad": x.grad, "sum loss": loss, **parameter_gradients(model)}
-
-
-@pytest.mark.parametrize("world_size", [corner(1), 2, corner(3), corner(4)])
-def test_models_on_cora(pool, world_size):
-    graph, features, labels = load_cora()
-    assignment = scattered(graph.num_nodes, world_size)
-    parts = partition_in_memory(graph, assignment, world_size)
-    x = (features / features.sum(1, keepdim=True)).double()
-    # Of papers with the same words the maximum is whichever rounding makes it.
-    x += 0.01 * torch.rand(x.shape, generator=torch.Generator().manual_seed(5), dtype=x.dtype)
-    data = Data({"x": x[parts.node_ids], "label": labels[parts.node_ids]}, {})
-    models = [(node_classification, (model, len(labels))) for model in (Gcn, Sage, Gin, Gat)]
-    check(pool, parts, data, models, timeout=120, least_scale=0)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sar
-from tests.graphs import EdgeList, partition_in_memory
 from tests.hetero_graphs import load_hetero, partition_hetero
 from tests.matrix import corner
 from tests.parity.harness import build
@@ -20,34 +19,6 @@ from tests.parity.scenarios import scattered
 
 WIDTH, CLASSES, EPOCHS = 16, 4, 6
 TRAIN, TEST = 1, 2
-
-
-class RGCN(nn.Module):
-    """Relational GCN (Schlichtkrull et al., 2018) on one graph with edge types."""
-
-    def __init__(self, num_ntypes: int, num_etypes: int):
-        super().__init__()
-        self.first = sar.RelGraphConv(WIDTH, WIDTH, num_etypes, "basis", 4)
-        self.last = sar.RelGraphConv(WIDTH, CLASSES, num_etypes, "basis", 4)
-
-    def forward(self, graph, x, ntypes, etypes):
-        return self.last(graph, self.first(graph, x, etypes).relu(), etypes)
-
-
-class HGT(nn.Module):
-    """Heterogeneous graph transformer (Hu et al., 2020) on one graph with node and edge types."""
-
-    def __init__(self, num_ntypes: int, num_etypes: int):
-        super().__init__()
-        self.convs = nn.ModuleList(
-            dglnn.HGTConv(WIDTH, WIDTH // 2, 2, num_ntypes, num_etypes, dropout=0.0, use_norm=True) for _ in range(2)
-        )
-        self.last = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, graph, x, ntypes, etypes):
-        for conv in self.convs:
-            x = conv(graph, x, ntypes, etypes)
-        return self.last(x)
 
 
 class PerRelation(nn.Module):
@@ -97,19 +68,6 @@ def total(value: Tensor) -> float:
     return value.item()
 
 
-def one_graph(graph, columns, etypes, make) -> tuple:
-    """Training of a model of one graph with types; `columns` are fields of its nodes."""
-    torch.manual_seed(1)
-    model = make().double()
-    x = nn.Parameter(columns["x"].clone())
-    split = columns["split"]
-
-    def evaluate():
-        return model(graph, x, columns["ntype"], etypes)
-
-    return train(model, [x], lambda: evaluate()[split == TRAIN], evaluate, columns["label"], split)
-
-
 def typed_graph(graph, blocks, columns, target, make) -> tuple:
     """Training of a model of several relations, on message flow graphs if there are any; `columns` by node type."""
     torch.manual_seed(1)
@@ -126,13 +84,6 @@ def typed_graph(graph, blocks, columns, target, make) -> tuple:
         return model(blocks, {t: x[t][rows] for t, rows in blocks[0].input_nodes.items()})[target]
 
     return train(model, list(x.values()), step, evaluate, columns[target]["label"], split)
-
-
-def one_graph_on_worker(partition, mode, make):
-    sar.patch_dgl()
-    graph = build(partition, mode)
-    columns = {name: partition.node_features[f"_N/{name}"] for name in ("x", "ntype", "label", "split")}
-    return one_graph(graph, columns, graph.edata["etype"], make)
 
 
 def typed_graph_on_worker(partition, how, target, make):
@@ -177,28 +128,6 @@ def assert_same(by_rank, expected, num_test: int) -> None:
     for found in by_rank:
         assert found[0] == pytest.approx(losses, rel=1e-9)
         assert found[1] == right
-
-
-@pytest.mark.parametrize("world_size", [2, corner(3)])
-@pytest.mark.parametrize("name, model", [("aifb_het", RGCN), corner("acm_het", HGT)])
-def test_one_graph_with_types(pool, world_size, name, model):
-    typed, _ = prepared(name)
-    graph = dgl.to_homogeneous(typed, ndata=["x", "label", "split"])
-    make = partial(model, len(typed.ntypes), len(typed.etypes))
-    columns = {"ntype": graph.ndata[dgl.NTYPE], **{key: graph.ndata[key] for key in ("x", "label", "split")}}
-    etypes = graph.edata[dgl.ETYPE]
-    expected = one_graph(graph, columns, etypes, make)
-    parts = partition_in_memory(
-        EdgeList(*graph.edges(), graph.num_nodes()),
-        scattered(graph.num_nodes(), world_size),
-        world_size,
-        {"etype": etypes},
-        columns,
-    )
-    num_test = int((columns["split"] == TEST).sum())
-    for mode in (1, 2, 3) if world_size == 2 else (1,):
-        by_rank = pool.run(one_graph_on_worker, mode, make, per_rank=parts.partitions, timeout=100)
-        assert_same(by_rank, expected, num_test)
 
 
 @pytest.mark.parametrize("world_size", [2, corner(3)])

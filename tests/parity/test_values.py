@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from tests.graphs import EdgeList, partition_in_memory
-from tests.matrix import corner
-from tests.parity.harness import Data, check, random_data, run_everywhere, weighted_sum
+from tests.parity.harness import Data, check, run_everywhere, weighted_sum
 from tests.parity.scenarios import SCENARIOS, scattered
 from tests.parity.test_messages import REDUCERS, aggregate
 
@@ -128,27 +127,6 @@ def test_nothing_reduces_to_zero(pool, world_size, scenario):
             assert (result["node result"][~without] != 0).all()
             assert (result["node v.grad"][without] == 0).all()
             assert result["node u.grad"].any() == (scenario == "isolated")
-
-
-def copies(graph, data, reducer, shape):
-    """Copying reducers on features of any trailing shape, scalars included."""
-    results = {}
-    for message, frame, rows in (("copy_u", graph.srcdata, data.nodes["x"]), ("copy_e", graph.edata, data.edges["e"])):
-        feature = rows[:, : torch.Size(shape).numel()].reshape(-1, *shape).clone().requires_grad_()
-        frame["f"] = feature
-        graph.update_all(getattr(fn, message)("f", "m"), getattr(fn, reducer)("m", "out"))
-        out = graph.dstdata["out"]
-        out.sin().sum().backward()
-        kind = "node" if message == "copy_u" else "edge"
-        results |= {f"node {message}": out, f"{kind} {message}.grad": feature.grad}
-    return results
-
-
-@pytest.mark.parametrize("world_size", [1, 2, corner(4)])
-def test_copying_reducers_take_any_trailing_shape(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    cases = [(copies, (reducer, shape)) for reducer in REDUCERS for shape in [(), (1,), (3,), (2, 3), (1, 2, 3)]]
-    check(pool, parts, random_data(parts), cases)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -44,7 +44,7 @@ def test_every_type_of_nodes_and_edges_is_balanced(tmp_path: Path, method: str) 
     assert np.bincount(part_of[:400], minlength=2).max() <= 220
     assert np.bincount(part_of[400:800], minlength=2).max() <= 220
     for (_, _, destination), of_type in edges.items():
-        into = np.bincount(part_of[of_type.dst + graph.first_node[destination]], minlength=2)
+        into = np.bincount(part_of[of_type.read(0, of_type.num_edges)[1] + graph.first_node[destination]], minlength=2)
         assert into.max() <= 1.1 * into.mean() + 1
 
 

@@ -1,4 +1,7 @@
-"""Files as users have them, which may be read in more than one way: read right, or refused with what to say."""
+"""Files as users have them, which may be read in more than one way: read right, or refused with what to say.
+
+Each row of the tables was once read as something else than its author wrote, without a word.
+"""
 
 import bz2
 import gzip
@@ -8,248 +11,172 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 import pytest
-import torch
 
-from sar.cli import main
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.partition.graph_source import GraphSource
 from sar.partition.in_memory import partition_graph
+from sar.partition.ingest.chunked import write_chunked
 from sar.partition.ingest.cleanup import clean_up
-from sar.partition.ingest.open import open_graph
-from tests.partition.ingest.sources import only_ends
-
-ONE = ("_N", "_E", "_N")
-
-
-def file_of(folder: Path, name: str, content: str | bytes) -> Path:
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
-def read(path: Any, **options: Any) -> GraphSource:
-    first = path if isinstance(path, Path) else path[0] if isinstance(path, list) else next(iter(path.values()))
-    return open_graph(path, first.parent / "scratch", **options)
-
-
-def pairs(graph: GraphSource) -> list[tuple[int, int]]:
-    return list(zip(*only_ends(graph), strict=True))
-
-
-def named(graph: GraphSource) -> list[tuple[Any, Any]]:
-    """The edges by the IDs that nodes have in the input."""
-    rows = graph.node_data["_N"]["id"][:]
-    ids = rows.tolist() if rows.ndim == 1 else [row.tobytes().rstrip(b"\0").decode() for row in rows]
-    return [(ids[u], ids[v]) for u, v in pairs(graph)]
-
-
-def values(graph: GraphSource, name: str) -> list[Any]:
-    return graph.node_data["_N"][name][:].tolist()
-
-
-def edges_of(tmp_path: Path, num_nodes: int = 3) -> Path:
-    return file_of(
-        tmp_path, "edges.csv", "src,dst\n" + "".join(f"{i},{(i + 1) % num_nodes}\n" for i in range(num_nodes))
-    )
-
-
-def command(*arguments: Any) -> int:
-    return main([str(one) for one in arguments])
-
-
-def split_of(folder: Path) -> dict[str, int]:
-    """The masks in a directory of one part, by the report."""
-    split: dict[str, int] = json.loads((folder / "report.json").read_text())["parts"][0]["split"]
-    return split
-
-
-# Tables of edges: what is read
-
-
-@pytest.mark.parametrize(
-    "content, options, expected",
-    [
-        ("\ufeff# note\r\nsrc,dst\r\n0,1\r\n\r\n1,2\r\n", {}, [(0, 1), (1, 2)]),
-        ("# Nodes: 3 Edges: 2\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n", {}, [(0, 1), (1, 2)]),
-        ("// by hand\nsrc,dst\n0,1\n1,2\n", {"comment": "//"}, [(0, 1), (1, 2)]),
-        ('name,src,dst\n"x, ""y""",0,1\n"#z",1,"2"\n', {}, [(0, 1), (1, 2)]),
-        ('"label, long";src;dst\n"a;b";0;1\n', {}, [(0, 1)]),
-        ("src,dst,\n0,1,\n1,2,\n", {}, [(0, 1), (1, 2)]),
-        ("0|1\n\n1|2\n", {}, [(0, 1), (1, 2)]),
-        ("0\t1\t\n1\t2\t\n", {"columns": (0, 1)}, [(0, 1), (1, 2)]),
-        ("src\tnote\tdst\n0\t\t1\n1\tx y\t0\n", {"delimiter": "\t"}, [(0, 1), (1, 0)]),  # empty fields keep their place
-        ("0;1;1,5\n1;2;2,5\n", {"delimiter": ";", "columns": (0, 1)}, [(0, 1), (1, 2)]),
-        ("weight,dst,src\n2.5,1,0\n", {"columns": (2, 1)}, [(0, 1)]),
-        ("Quelle,Größe,Ziel\n0,9,1\n", {"columns": ("Quelle", "Ziel")}, [(0, 1)]),
-        ("Target,Source,Weight\n1,0,5\n", {}, [(0, 1)]),  # by name, whatever their order and case
-        ("to,from\n1,0\n", {}, [(0, 1)]),
-        ("dst,src\n1,0\n", {}, [(0, 1)]),
-        ("0,1\n1,2\n", {"header": True}, [(1, 2)]),
-        ("0,1\n1,0\n", {"header": False}, [(0, 1), (1, 0)]),
-        ("0x1,0x2\n0x0,0xA\n", {}, [(1, 2), (0, 10)]),  # no header
-        (f"0,{2**63 - 2}\n{2**53 + 1} , 007\n\n", {}, [(0, 2**63 - 2), (2**53 + 1, 7)]),
-    ],
+from tests.partition.ingest.sources import (
+    ONE,
+    command,
+    edges_of,
+    file_of,
+    named,
+    only_ends,
+    pairs,
+    parquet,
+    read,
+    values,
+    weights,
 )
-def test_tables_of_edges(tmp_path: Path, content: str, options: Any, expected: list[tuple[int, int]]) -> None:
-    for name in ("e.csv", "e.txt.gz"):
-        data = gzip.compress(content.encode()) if name.endswith(".gz") else content
-        graph = read(file_of(tmp_path, name, data), **options)
-        assert pairs(graph) == expected
+
+# Tables of edges
+
+READ: list[tuple[str, str, dict[str, Any], list[tuple[Any, Any]]]] = [
+    # name of the file, content, options, edges
+    ("e.csv", "\ufeff# note\r\nsrc,dst\r\n0,1\r\n\r\n1,2\r\n", {}, [(0, 1), (1, 2)]),
+    ("e.txt", "# Nodes: 3 Edges: 2\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n", {}, [(0, 1), (1, 2)]),
+    ("e.csv", 'name,src,dst\n"x, ""y""",0,1\n"#z",1,"2"\n', {}, [(0, 1), (1, 2)]),
+    ("e.csv", '"label, long";src;dst\n"a;b";0;1\n', {}, [(0, 1)]),
+    ("e.csv", "src,dst,\n0,1,\n1,2,\n", {}, [(0, 1), (1, 2)]),
+    ("e.txt", "0|1\n\n1|2\n", {}, [(0, 1), (1, 2)]),
+    ("e.txt", "0\t1\t\n1\t2\t\n", {"columns": (0, 1)}, [(0, 1), (1, 2)]),
+    ("e.txt", "src\tnote\tdst\n0\t\t1\n1\tx y\t0\n", {"delimiter": "\t"}, [(0, 1), (1, 0)]),  # an empty field counts
+    ("e.csv", "0;1;1,5\n1;2;2,5\n", {"delimiter": ";", "columns": (0, 1)}, [(0, 1), (1, 2)]),
+    ("e.csv", "weight,dst,src\n2.5,1,0\n", {"columns": (2, 1)}, [(0, 1)]),
+    ("e.csv", "Quelle,Größe,Ziel\n0,9,1\n", {"columns": ("Quelle", "Ziel")}, [(0, 1)]),
+    ("e.csv", "Target,Source,Weight\n1,0,5\n", {}, [(0, 1)]),
+    ("e.csv", "0,1\n1,2\n", {"header": True}, [(1, 2)]),
+    ("e.csv", "0x1,0x2\n0x0,0xA\n", {}, [(1, 2), (0, 10)]),  # no header
+    ("e.csv", f"0,{2**63 - 2}\n{2**53 + 1} , 007\n\n", {}, [(0, 2**63 - 2), (2**53 + 1, 7)]),
+    ("e.csv", "src,dst\n1,a\nb,1\n", {"ids": "map"}, [("1", "a"), ("b", "1")]),  # mixed, so all are strings
+    ("e.csv", f"src,dst\n{2**63},1\n1,{2**64}\n", {"ids": "map"}, [(str(2**63), "1"), ("1", str(2**64))]),
+    ("e.csv", f"src,dst\n{2**63 - 1},1\n", {"ids": "map"}, [(2**63 - 1, 1)]),
+    ("e.csv", "src,dst\n007,7\n+1,1.0\n", {"ids": "map"}, [("007", "7"), ("+1", "1.0")]),
+    ("e.csv", 'src,dst\n"a,b",ü\n日本,"a,b"\n', {"ids": "map"}, [("a,b", "ü"), ("日本", "a,b")]),
+    ("e.csv", "src,dst\nNA,null\nnan,True\n", {"ids": "map"}, [("NA", "null"), ("nan", "True")]),
+    ("e.csv", "src,dst\n a , b c \n", {"ids": "map"}, [("a", "b c")]),
+    ("e.csv", "src,dst\n#cat,#dog\n%x,#cat\n", {"ids": "map"}, [("#cat", "#dog"), ("%x", "#cat")]),
+    ("e.csv", "0x1f,0x2a\n0x2a,0x1f\n", {"ids": "map"}, [("0x1f", "0x2a"), ("0x2a", "0x1f")]),
+    ("e.csv", "1f,2a\n10,20\n", {"ids": "map"}, [("1f", "2a"), ("10", "20")]),
+    ("e.tsv", '"Weird Al" Yankovic\tPolka\nWeird Al\tOther\n', {"ids": "map", "header": False},
+     [('"Weird Al" Yankovic', "Polka"), ("Weird Al", "Other")]),
+    ("e.txt", 'a\t"b"\n"b"\tb, c\n', {"ids": "map", "header": False, "delimiter": "\t"},
+     [("a", '"b"'), ('"b"', "b, c")]),
+    ("e.csv", '"a  b","c"\nc,"a b"\n', {"ids": "map", "header": False}, [("a  b", "c"), ("c", "a b")]),
+    ("e.csv", '"a;b";"say ""hi"""\n"c";d\n', {"ids": "map", "header": False}, [("a;b", 'say "hi"'), ("c", "d")]),
+    ("e.csv", "Paper ID, Cited Paper\nann lee,bob\n", {"ids": "map", "columns": (0, 1), "header": True},
+     [("ann lee", "bob")]),
+    ("e.txt", "src dst\nann bob\n", {"ids": "map"}, [("ann", "bob")]),
+    *((name, f"{header}ann lee\tbob\nbob\tcy d\n", {"ids": "map", "header": bool(header)},
+       [("ann lee", "bob"), ("bob", "cy d")])
+      for name in ("people.txt", "people.tsv") for header in ("", "src\tdst\n")),
+]  # fmt: skip
+
+ASKED = r"begins with .*--header"
+REFUSED: list[tuple[str, str | bytes, dict[str, Any], str]] = [  # name of the file, content, options, words
+    ("e.csv", "#cat,#dog\nbob,#dog\n", {"ids": "map", "header": False}, ASKED),  # an ID, or a comment
+    ("e.csv", "ann,bob\nbob,cy\n", {"ids": "map", "columns": (0, 1)}, ASKED),
+    ("e.csv", "ann,bob\nbob,cy\n", {"ids": "map"}, "--no-header"),
+    ("e.csv", "src,dst\n# by hand\n0,1\n", {}, "line 2, '# by hand'"),
+    ("e.csv", "0,1\n#1,2\n", {}, "line 2, .*'#1'"),
+    ("e.txt", "src dst\nann bob\nbob\tcy d\n", {"ids": "map"}, "line 3, .* a tab .*--delimiter"),
+    ("e.txt", "src dst\nann bob\nbob  cy\n", {"ids": "map"}, "line 3, 'bob  cy': Expected 2 columns, got 3"),
+    ("e.txt", "0 1\n1  2\n", {"delimiter": " "}, "line 2, '1  2'"),
+    ("e.txt", "0 1\n  \n", {"delimiter": " "}, "line 2"),
+    ("e.txt", "0  1\n1  2\n", {}, "--delimiter"),
+    ("e.txt", "src\tkind\tdst\nann\tfriend\tbob\nbob\tbest friend\t\ncy\tcousin\tann\n", {"ids": "map"}, "line 3"),
+    ("e.csv", "0 1,5\n1 2,5\n", {"ids": "map"}, "--delimiter"),
+    ("e.csv", "0;1;1,5\n1;2;2,5\n", {}, "--delimiter"),
+    ("e.csv", "0\t1,5\n1\t2,5\n", {"ids": "map"}, "--delimiter"),
+    ("e.csv", "ann 1,5\nbob 2,5\n", {"ids": "map", "header": False}, "--delimiter"),
+    ("e.txt", "0 1\t5\n1 2\t6\n", {"ids": "map"}, "--delimiter"),
+    ("e.txt", '"ann lee" bob x\n"cy" dee y\n', {"ids": "map", "header": False, "columns": (1, 2)}, "--delimiter"),
+    ("e.txt", "src\tdst\n0\t1\n1\t\n", {}, "line 3"),
+    # Quotes that pyarrow would drop, keep, or take to enclose several lines.
+    ("e.csv", '"Weird Al" Yankovic,Polka\nWeird Al Yankovic,Other\n', {"ids": "map", "header": False}, "line 1"),
+    ("e.csv", 'src,dst\n7" single,ann\n', {"ids": "map"}, "line 2"),
+    ("e.csv", 'src,dst\nann, "bob"\nbob,ann\n', {"ids": "map"}, "line 2"),
+    ("e.csv", 'src,dst\n"ann,bob\n"cy,ann\n', {"ids": "map"}, "line 2"),
+    ("e.csv", 'src,dst\nann,"b\nob"\n', {"ids": "map"}, "line 2"),
+    ("e.csv", 'name,src,dst\n"a,0,1\nb,2,3\nc",4,5\n', {}, "line 2, '\"a,0,1'"),
+    ("e.csv", 'name,src,dst\n"a,0,1\nb",2,3\n', {}, "line 2"),
+    ("e.csv", "0x1,0x2\n0,0x0B\n", {"num_nodes": 11}, "line 2, '0,0x0B': the destination is node 11"),
+    ("e.csv", "src,dst\na,b\nc,d\r,\r", {"ids": "map"}, "CR alone"),
+    ("e.csv", "0,1\r1,2\r", {}, "CR alone"),
+    ("e.txt", gzip.compress(b"0,1\n", mtime=0), {}, "is packed.*let its name end in .gz"),
+    *(("e.txt", content, {}, "is packed, or of another format.*--format")
+      for content in (bz2.compress(b"0\n"), b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd\0", b"PAR1..", "0,1".encode("utf-16"))),
+    *((f"e.csv{ending}", b"x", {}, "is packed; .*Unpack it") for ending in (".bz2", ".xz", ".zst", ".zip")),
+    ("g.npz", b"x", {}, "is an .npz file, which is not read.*sar.partition_graph"),
+    *((name, "%%MatrixMarket matrix coordinate pattern\n3 3 1\n2 1\n", options, "is a MatrixMarket file")
+      for name, options in (("g.mtx", {}), ("g.mtx.gz", {}), ("g.txt", {}))),
+    *(("e.csv", content, {"ids": ids}, "there are no edges of _N:_E:_N in .*--allow-empty")
+      for content in ("", "src,dst\n", "# one\n% two\n", "\n\n", "\ufeff") for ids in (None, "map")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name, content, options, expected", READ)
+def test_what_is_read(tmp_path: Path, name: str, content: str, options: Any, expected: Any, packed: bool) -> None:
+    data = gzip.compress(content.encode()) if packed else content
+    graph = read(file_of(tmp_path, f"{name}{'.gz' * packed}", data), **options)
+    assert (named(graph) if "ids" in options else pairs(graph)) == expected
+
+
+@pytest.mark.parametrize("name, content, options, words", REFUSED)
+def test_what_is_refused(tmp_path: Path, name: str, content: Any, options: Any, words: str) -> None:
+    with pytest.raises(SarError, match=words):
+        read(file_of(tmp_path, name, content), **options)
 
 
 @pytest.mark.parametrize(
-    "content, options, expected",
-    [
-        ("1,a\nb,1\n", {}, [("1", "a"), ("b", "1")]),  # mixed, so all are strings
-        (f"{2**63},1\n1,{2**64}\n", {}, [(str(2**63), "1"), ("1", str(2**64))]),
-        (f"{2**63 - 1},1\n", {}, [(2**63 - 1, 1)]),
-        ("007,7\n", {}, [("007", "7")]),
-        ("+1,1\n", {}, [("+1", "1")]),
-        ("1.0,1\n", {}, [("1.0", "1")]),
-        ('"a,b",ü\n日本,"a,b"\n', {}, [("a,b", "ü"), ("日本", "a,b")]),
-        ("NA,null\nnan,None\n", {}, [("NA", "null"), ("nan", "None")]),
-        (" a , b c \n", {}, [("a", "b c")]),
-        ("True,False\n", {}, [("True", "False")]),
-        ("#cat,#dog\n%x,#cat\nbob,#dog\n", {}, [("#cat", "#dog"), ("%x", "#cat"), ("bob", "#dog")]),
-        ("0x1f,0x2a\n0x2a,0x1f\n", {}, [("0x1f", "0x2a"), ("0x2a", "0x1f")]),
-        ("1f,2a\n10,20\n", {}, [("1f", "2a"), ("10", "20")]),
-    ],
-)
-def test_ids_as_they_are_written(tmp_path: Path, content: str, options: Any, expected: list[tuple[Any, Any]]) -> None:
-    header = "" if content.startswith(("0x", "1f")) else "src,dst\n"  # hexadecimal numbers are no header
-    graph = read(file_of(tmp_path, "e.csv", f"{header}{content}"), ids="map", **options)
-    assert (named(graph), graph.notes) == (expected, ())
-
-
-def test_a_first_row_that_may_be_a_comment_is_asked_for(tmp_path: Path) -> None:
-    path = file_of(tmp_path, "tags.csv", "#cat,#dog\nbob,#dog\n")
-    with pytest.raises(ConfigError, match="begins with '#cat,#dog': a comment, or a row"):
-        read(path, ids="map", header=False)
-    assert named(read(path, ids="map", header=False, comment="")) == [("#cat", "#dog"), ("bob", "#dog")]
-    graph = read(path, ids="map", header=False, comment="#")
-    assert named(graph) == [("bob", "#dog")]
-
-
-def test_the_command_says_what_was_remarked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = file_of(tmp_path, "edges.csv", "0,1\n1,2\n2,0\n")
-    for more in (["--out", tmp_path / "p"], ["--assign-only", "--write-assignment", tmp_path / "a"]):
-        assert command("partition", path, "--header", "--parts", 2, *more) == 0
-        assert "edges.csv: the first line, 0, 1, was taken for names of columns" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "name, content, options",
-    [
-        *((name, "ann lee\tbob\nbob\tcy d\n", {"header": False, "delimiter": delimiter})
-          for name in ("people.txt", "people.tsv") for delimiter in ("\t", None)),
-        ("people.tsv", "src\tdst\nann lee\tbob\nbob\tcy d\n", {}),
-        ("people.txt", "src\tdst\nann lee\tbob\nbob\tcy d\n", {"delimiter": "\t"}),
-        ("people.txt", "src\tdst\nann lee\tbob\nbob\tcy d\n", {}),
-    ],
+    "header", ["target_id,source_id", "dst_node,src_node", "to_id,from_id", "object,subject", "ToNodeId,FromNodeId",
+               "dstid,srcid", "receiver,sender", "followee,follower", "cited,citing", "destination,origin",
+               ":TO,:FROM", "Target Node,Source Node"]
 )  # fmt: skip
-def test_names_with_blanks_between_tabs(tmp_path: Path, name: str, content: str, options: Any) -> None:
-    graph = read(file_of(tmp_path, name, content), ids="map", **options)
-    assert (named(graph), graph.num_nodes) == ([("ann lee", "bob"), ("bob", "cy d")], {"_N": 3})
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_ends_that_are_named_in_the_other_order(tmp_path: Path, header: str, ending: str) -> None:
+    def edges(names: list[str]) -> list[tuple[int, int]]:
+        if ending == "csv":
+            return pairs(read(file_of(tmp_path, "e.csv", f"{','.join(names)}\n1,0\n2,1\n")))
+        return pairs(read(parquet(tmp_path, "e.parquet", dict(zip(names, ([1, 2], [0, 1]), strict=True)))))
 
-
-def test_the_command_takes_tab_by_name(tmp_path: Path) -> None:
-    path = file_of(tmp_path, "a.txt", "!by hand\nsrc\tdst\nann\tbob\nbob\tcy d\n")
-    arguments = ["--ids", "map", "--parts", 1, "--delimiter", "TAB", "--comment", "!", "--out", tmp_path / "p"]
-    assert command("partition", path, *arguments) == 0
-    report = json.loads((tmp_path / "p" / "report.json").read_text())
-    assert report["num_nodes"] == {"_N": 3}
-
-
-@pytest.mark.parametrize(
-    "table, edges, delimiter, expected",
-    [
-        ("id\tnick\tx\n7\t\t30\n9\tz z\t40\n", "src\tdst\n9\t7\n", "\t", ([(9, 7)], [30, 40])),
-        ("id;x\na,b;1.5\nc,d;2.5\n", "src;dst\na,b;c,d\n", ";", ([("a,b", "c,d")], [1.5, 2.5])),
-    ],
-)
-def test_a_delimiter_that_is_given_is_that_of_tables_too(
-    tmp_path: Path, table: str, edges: str, delimiter: str, expected: Any
-) -> None:
-    nodes = file_of(tmp_path, "nodes.txt", table)
-    features = {"id": f"{nodes}#id", "x": f"{nodes}#x"}
-    graph = read(file_of(tmp_path, "e.txt", edges), ids="map", delimiter=delimiter, node_features=features)
-    assert (named(graph), values(graph, "x")) == expected
-
-
-# Tables of edges: what is refused
+    assert edges(header.split(",")) == [(0, 1), (1, 2)]
+    assert edges(header.split(",")[::-1]) == [(1, 0), (2, 1)]
 
 
 @pytest.mark.parametrize(
-    "content, options, words",
-    [
-        ("src,dst\n# by hand\n0,1\n", {}, r"line 2, '# by hand': .*Comments stand before the first row"),
-        ("src dst\nann bob\nbob\tcy d\n", {"ids": "map"}, "line 3, .* a tab within .*--delimiter TAB"),
-        ("src dst\nann bob\nbob  cy\n", {"ids": "map"}, "line 3, 'bob  cy': 3 fields; .*tr -s ' '"),
-        ("0 1\n1  2\n", {"delimiter": " "}, "line 2, '1  2': 3 fields; expected 2, separated by ' '"),
-        ("0 1\n  \n", {"delimiter": " "}, "line 2"),
-        ("0,1\n#1,2\n", {}, "line 2, '#1,2': column 0 has '#1'; expected an integer"),
-        # One row, if lines were not counted.
-        ('name,src,dst\n"a,0,1\nb,2,3\nc",4,5\n', {}, "line 2, '\"a,0,1': a quotation mark is .* not closed"),
-        ('name,src,dst\n"a,0,1\nb",2,3\n', {}, "line 2, '\"a,0,1': a quotation mark is .* not closed"),
-        ("0x1,0x2\n0,0x0B\n", {"num_nodes": 11}, "line 2, '0,0x0B': the destination is node 11; expected 0 to 10"),
-        # Between CR alone, which ends a row for pyarrow.
-        ("src,dst\na,b\nc,d\r,\r", {"ids": "map"}, "lines that end in CR alone"),
-        (b"0,1\r1,2\r", {}, "lines that end in CR alone"),
-        (gzip.compress(b"0,1\n", mtime=0), {}, "packed by gzip; expected text, or a name that ends in .gz"),
-        (bz2.compress(b"0,1\n"), {}, "is packed; expected text.* Unpack it"),
-        (b"\xfd7zXZ\0", {}, "is packed.*Unpack"),
-        (b"\x28\xb5\x2f\xfd\0", {}, "is packed.*Unpack"),
-        (b"PAR1....", {}, "of another format.*--format"),
-        ("0,1\n".encode("utf-16"), {}, "UTF-16; expected UTF-8"),
-    ],
-)
-def test_what_is_wrong_is_told(tmp_path: Path, content: Any, options: Any, words: str) -> None:
-    with pytest.raises(PartitionError, match=words):
-        read(file_of(tmp_path, "e.txt", content), **options)
+    "header", ["target,id", "id,source", "source_id,source_name", "to,target", "tail,head", "node2,node1", "a,b", "y,x",
+               "col,row", "end,start", "person,friend", "src,dst,source,target"]
+)  # fmt: skip
+def test_names_that_do_not_tell_are_refused(tmp_path: Path, header: str) -> None:
+    path = file_of(tmp_path, "e.csv", f"{header}\n1,0{',1,0' * (header.count(',') > 1)}\n")
+    with pytest.raises(ConfigError, match=r"e.csv .*--columns"):
+        read(path)
+    first, second = header.split(",")[:2]
+    assert pairs(read(path, columns=(second, first))) == [(0, 1)]
 
 
-@pytest.mark.parametrize("name", ["g.mtx", "g.txt", "g.mtx.gz"])
-def test_matrix_market_is_refused(tmp_path: Path, name: str) -> None:
-    content = b"%%MatrixMarket matrix coordinate pattern symmetric\n% note\n3 3 2\n2 1\n3 1\n"
-    path = file_of(tmp_path, name, gzip.compress(content) if name.endswith(".gz") else content)
-    for options in ({}, {"format": "text", "comment": "%"}):
-        with pytest.raises(ConfigError, match=r"is a MatrixMarket file.*scipy.io.mmread"):
-            read(path, **options)
-
-
-@pytest.mark.parametrize("content", ["", "src,dst\n", "# one\n% two\n", "\n\n", "\ufeff"])
-@pytest.mark.parametrize("ids", [None, "map"])
-def test_nothing_to_read_is_an_error(tmp_path: Path, content: str, ids: Any) -> None:
-    path = file_of(tmp_path, "e.csv", content)
-    with pytest.raises(PartitionError, match=r"there are no edges of _N:_E:_N in .*e.csv.*--allow-empty"):
-        read(path, ids=ids)
-    graph = read(path, ids=ids, allow_empty=True)
+def test_empty_files_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = read(file_of(tmp_path, "e.csv", "src,dst\n"), ids="map", allow_empty=True)
     assert (graph.num_nodes, pairs(graph)) == ({"_N": 0}, [])
-
-
-def test_no_edges_in_binary_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    none = np.empty(0, int)
     np.save(tmp_path / "e.npy", np.empty((0, 2), int))
-    pyarrow.parquet.write_table(pyarrow.table({"src": none, "dst": none}), tmp_path / "e.parquet")
-    for name in ("e.npy", "e.parquet"):
+    none: list[int] = []
+    columns = {"src": pyarrow.array(none, pyarrow.int64()), "dst": pyarrow.array(none, pyarrow.int64())}
+    for path in (tmp_path / "e.npy", parquet(tmp_path, "e.parquet", columns)):
         with pytest.raises(PartitionError, match="there are no edges"):
-            read(tmp_path / name)
-        assert read(tmp_path / name, num_nodes=4, allow_empty=True).total_edges == 0
+            read(path)
+        assert read(path, num_nodes=4, allow_empty=True).total_edges == 0
     arguments = [tmp_path / "e.npy", "--num-nodes", 4, "--parts", 2, "--method", "random", "--out", tmp_path / "p"]
     assert command("partition", *arguments) == 1
     assert "--allow-empty" in capsys.readouterr().err
     assert command("partition", "--allow-empty", *arguments) == 0
 
 
-@pytest.mark.parametrize("ending", [".bz2", ".xz", ".zst", ".zip"])
-def test_packed_files_are_to_be_unpacked(tmp_path: Path, ending: str) -> None:
-    with pytest.raises(ConfigError, match=r"is packed; .*Unpack it"):
-        read(file_of(tmp_path, f"e.csv{ending}", b"x"))
-
-
-def test_damage_is_told_as_such(tmp_path: Path) -> None:
+def test_damage_is_an_error(tmp_path: Path) -> None:
     for content in (b"\0" * 100, bytes(range(256)), b"\x1f\x8b" + b"x" * 50):
         for name in ("e.csv", "e.csv.gz", "e.parquet", "e.npy"):
             for ids in (None, "map"):
@@ -257,14 +184,225 @@ def test_damage_is_told_as_such(tmp_path: Path) -> None:
                     read(file_of(tmp_path, name, content), ids=ids)
 
 
-# Masks
+def test_options_and_remarks_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = file_of(tmp_path, "edges.csv", "0,1\n1,2\n2,0\n")
+    assert command("partition", path, "--header", "--parts", 2, "--out", tmp_path / "h") == 0
+    assert "edges.csv: the first line, 0, 1, was taken for names of columns" in capsys.readouterr().out
+    path = file_of(tmp_path, "a.txt", "# by hand\nsrc\tdst\nann\tbob\nbob\tcy d\n")
+    arguments = ["--ids", "map", "--parts", 1, "--delimiter", "TAB", "--out", tmp_path / "p"]
+    assert command("partition", path, *arguments) == 0
+    assert json.loads((tmp_path / "p" / "report.json").read_text())["num_nodes"] == {"_N": 3}
+    assert command("partition", f"e:/people/person/nationality:e={path}", "--parts", 1, "--out", tmp_path / "q") == 1
+    assert ".people.person.nationality" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("codes", [[0, 1, 2], [0.0, 0.5, 1.0], [-1, 0, 1]])
-def test_codes_are_no_mask(tmp_path: Path, codes: list[float]) -> None:
-    np.save(tmp_path / "m.npy", codes)
-    with pytest.raises(PartitionError, match=r"'_N/train_mask' has .* expected a mask .*--train-nodes FILE"):
+# Several files
+
+
+@pytest.fixture
+def months(tmp_path: Path) -> list[Path]:
+    """Edges and their weights, in files whose order is not that of their names."""
+    rows = ["".join(f"{k},{(k + 1 + j) % 4},{10 * k + j}\n" for j in range(2)) for k in range(3)]
+    names = zip(("jan", "feb", "mar"), rows, strict=True)
+    return [file_of(tmp_path, f"{month}.csv", f"src,dst,w\n{lines}") for month, lines in names]
+
+
+def test_files_of_features_in_the_order_of_the_edges(months: list[Path]) -> None:
+    expected = [0, 1, 10, 11, 20, 21]
+    joined = ",".join(map(str, months))
+    for files in (f"{joined}#w", [f"{one}#w" for one in months], f"{months[0].parent}/*.csv#w"):
+        assert weights(read(months, edge_features={"w": files})) == expected
+    folder = months[0].parent / "w"
+    folder.mkdir()
+    for one in months:
+        (folder / one.name).write_text(one.read_text())
+    assert weights(read(months, edge_features={"w": f"{folder}#w"})) == expected
+    with pytest.raises(ConfigError, match=r"feb.csv.* jan.csv"):
+        read(months, edge_features={"w": ",".join(map(str, sorted(months))) + "#w"})
+    for number, one in enumerate(sorted(months)):
+        (folder / one.name).rename(folder / f"part-{number}.csv")
+    with pytest.raises(ConfigError, match=r"part-0.csv.*name the files of both in order"):
+        read(months, edge_features={"w": f"{folder}#w"})
+
+
+def test_rows_of_each_file_are_compared(months: list[Path]) -> None:
+    other = file_of(months[0].parent, "w1.txt", "1\n2\n3\n"), file_of(months[0].parent, "w2.txt", "4\n")
+    with pytest.raises(PartitionError, match=r"w1.txt has 3 rows; expected 2, as .*jan.csv"):
+        read(months[:2], edge_features={"w": list(other)})
+
+
+def test_files_of_node_features_in_one_order(tmp_path: Path) -> None:
+    for k, month in enumerate(("jan", "feb")):
+        file_of(tmp_path, f"{month}.csv", f"id,x\nn{2 * k},{2 * k}\nn{2 * k + 1},{2 * k + 1}\n")
+    edges = file_of(tmp_path, "e.txt", "src,dst\nn0,n1\nn2,n3\n")
+    listed = [f"{tmp_path / month}.csv#id" for month in ("jan", "feb")]
+    graph = read(edges, ids="map", node_features={"id": listed, "x": f"{tmp_path}/???.csv#x"})
+    assert dict(zip((u for u, _ in named(graph)), (0, 2), strict=True)) == {"n0": 0, "n2": 2}
+    assert values(graph, "x") == [0, 1, 2, 3]
+
+
+def test_other_columns_in_a_later_file(tmp_path: Path) -> None:
+    first, other = file_of(tmp_path, "a-1.csv", "u,v\n0,1\n"), file_of(tmp_path, "a-2.csv", "v,u\n0,1\n")
+    tail = file_of(tmp_path, "a-4.csv", "5,6\n")  # as of a file that was cut into pieces
+    assert pairs(read([other, tail])) == [(1, 0), (6, 5)]
+    tables = [parquet(tmp_path, f"{names}.parquet", {name: [0] for name in names}) for names in ("uv", "vu")]
+    for files in ([first, other], [tail, other], tables):
+        with pytest.raises(ConfigError, match=r"has the columns .*; expected .*, as in"):
+            read(files)
+
+
+def test_files_that_are_not_read_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a" / "y=2021").mkdir(parents=True)
+    file_of(tmp_path / "a", "part-0.csv", "src,dst\n0,1\n1,2\n")
+    file_of(tmp_path / "a" / "y=2021", "part-0.csv", "src,dst\n2,3\n")
+    for name in ("_edges_b.csv", "_SUCCESS", ".part-0.csv.crc"):
+        file_of(tmp_path / "a", name, "")
+    (note,) = read(tmp_path / "a").notes
+    assert f"{tmp_path / 'a'}: files read: 1; entries left out: 4" in note
+    assert "_edges_b.csv" in note
+
+
+def test_numbers_in_names_of_files(tmp_path: Path) -> None:
+    for name in ("p1²3.csv", "p10.csv", "p2.csv", "p٣.csv"):
+        file_of(tmp_path, name, "0,1\n")
+    assert read(tmp_path).total_edges == 4
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_part_files_without_rows(tmp_path: Path, order: tuple[int, int]) -> None:
+    times = [1700000000123456789, 9007199254740993, 2]
+    kinds: dict[str, tuple[list[Any], Any]] = {
+        "t": (times, pyarrow.int64()), "m": ([True, False, True], pyarrow.bool_()),
+        "f": ([[1.0, 2.0]] * 3, pyarrow.list_(pyarrow.float32())), "d": ([1.5, 2.5, 0.1], pyarrow.float64()),
+        "g": ([[1, 2]] * 3, pyarrow.list_(pyarrow.int8(), 2)),
+    }  # fmt: skip
+    for number, rows in zip(order, (3, 0), strict=True):
+        parquet(tmp_path, f"n-{number}.parquet", {name: pyarrow.array(c[:rows], k) for name, (c, k) in kinds.items()})
+        np.save(tmp_path / f"n-{number}.npy", np.array(times[:rows]))
+        file_of(tmp_path, f"n-{number}.csv", "t\n" + "".join(f"{one}\n" for one in times[:rows]))
+    features: dict[str, Any] = {name: f"{tmp_path}/n-*.parquet#{name}" for name in kinds}
+    features |= {"u": f"{tmp_path}/n-*.npy", "v": f"{tmp_path}/n-*.csv"}
+    graph = read(edges_of(tmp_path), node_features=features)
+    for name, (column, kind) in kinds.items():
+        found = graph.node_data["_N"][name]
+        dtype = kind.value_type if pyarrow.types.is_list(kind) or name == "g" else kind
+        assert (found[:].tolist(), found.dtype) == (column, dtype.to_pandas_dtype())
+    assert values(graph, "u") == values(graph, "v") == times
+
+
+def test_no_rows_at_all_keep_the_type_of_the_schema(tmp_path: Path) -> None:
+    path = parquet(tmp_path, "w.parquet", {"w": pyarrow.array([], pyarrow.int16())})
+    graph = read(file_of(tmp_path, "e.csv", "src,dst\n"), allow_empty=True, num_nodes=2, edge_features={"w": path})
+    assert (graph.edge_data[ONE]["w"].shape, graph.edge_data[ONE]["w"].dtype) == ((0,), np.int16)
+
+
+# Features: a table (nodes.csv, or in Parquet), what to take of it, and what comes out
+
+FEATURES: list[tuple[Any, str, dict[str, Any], Any]] = [
+    (f"x\n1\n{2**53 + 1}\n-3\n", "x", {}, [1, 2**53 + 1, -3]),
+    ("x\n1700000000123.5\n0.25\n-3\n", "x", {}, [1700000000123.5, 0.25, -3.0]),  # beyond float32
+    ("x,y\n1,0.5\n2,1.5\n3,2.5\n", "*", {}, [[1, 0.5], [2, 1.5], [3, 2.5]]),
+    ({"i": [1, 2, 3], "f": [0.5, 1.5, 2.5]}, "i,f", {}, [[1, 0.5], [2, 1.5], [3, 2.5]]),
+    ({"i": [1, 2**53 + 1, 3], "f": [0.5, 1.5, 2.5]}, "i", {}, [1, 2**53 + 1, 3]),
+    *(({"i": [1, large, 3], "f": [0.5, 1.5, 2.5]}, "i,f", {}, r"has integers beyond 2\*\*53")
+      for large in (2**53 + 1, -(2**53) - 1)),
+    ("spam\nTrue\nFalse\ntrue\n", "spam", {}, [True, False, True]),
+    ("id;x\na,b;1.5\nc,d;2.5\ne,f;3.5\n", "x", {"delimiter": ";"}, "delimiter|columns"),  # which edges.csv has not
+    ("0,1,2\n.5,1,1\n.25,2,2\n1,3,3\n", "*", {}, ASKED),  # names of columns, as pandas writes them, or a row
+    ("x\n1,5\n2,5\n3\n", "x", {}, "line 2, '1,5': Expected 1 columns, got 2"),
+    ("src;dst;x\n0;1;1,5\n1;2;2,5\n2;0;3\n", "x", {}, "line 2, .*'1,5'"),
+    ("x\n1\n\n3\n", "x", {}, "line 3, ''"),
+    ("x\n1\n2\n3\n\n\n", "x", {}, [1, 2, 3]),
+    (f"x\n1\n1\n{2**63}\n", "x", {}, f"line 4, .*'{2**63}'.* 64 bits"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("table, selector, options, expected", FEATURES)
+def test_features_of_tables(tmp_path: Path, table: Any, selector: str, options: Any, expected: Any) -> None:
+    is_text = isinstance(table, str)
+    path = file_of(tmp_path, "nodes.csv", table) if is_text else parquet(tmp_path, "nodes.parquet", table)
+    features = {"x": f"{path}#{selector}"}
+    if isinstance(expected, str):
+        with pytest.raises(SarError, match=expected):
+            read(edges_of(tmp_path), node_features=features, **options)
+    else:
+        assert values(read(edges_of(tmp_path), node_features=features, **options), "x") == expected
+
+
+def test_the_header_option_is_for_every_table(tmp_path: Path) -> None:
+    edges, weight = file_of(tmp_path, "e.csv", "0,1\n1,0\n"), file_of(tmp_path, "w.csv", "7\n8\n")
+    assert weights(read(edges, header=False, edge_features={"w": weight})) == [7, 8]
+    graph = read(edges, header=True, edge_features={"w": weight})
+    assert (pairs(graph), weights(graph)) == ([(1, 0)], [8])
+
+
+def test_a_header_of_pandas_over_one_column(tmp_path: Path) -> None:
+    labels = file_of(tmp_path, "y.csv", "0\n1\n0\n1\n")
+    graph = read(edges_of(tmp_path), node_features={"label": labels})
+    assert any("y.csv has 4 rows" in note and "--header" in note for note in graph.notes)
+    graph = read(edges_of(tmp_path, 4), node_features={"label": labels})
+    assert not any("y.csv" in note for note in graph.notes)
+    with pytest.raises(PartitionError, match=r"y.csv has 4 rows; expected 5.*--header or --no-header"):
+        read(edges_of(tmp_path, 3), num_nodes=5, node_features={"label": labels})
+    np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2], [4, 3]]))
+    for path in (tmp_path / "e.npy", file_of(tmp_path, "e.csv", "src,dst\n0,1\n3,4\n")):
+        with pytest.raises(PartitionError, match=r"is node 4.*there are 4 nodes follows .*rows of .*y.csv"):
+            only_ends(read(path, node_features={"label": labels}))
+
+
+def test_files_of_a_feature_that_are_not_alike(tmp_path: Path) -> None:
+    parts = [file_of(tmp_path, "x-1.txt", "1\n2\n"), file_of(tmp_path, "x-2.txt", "0.5\n")]
+    graph = read(edges_of(tmp_path), node_features={"x": parts})
+    assert (values(graph, "x"), graph.node_data["_N"]["x"].dtype) == ([1, 2, 0.5], np.float32)
+    for number, part in enumerate([np.array([1, 2**53 + 1]), np.array([0.5])]):
+        np.save(tmp_path / f"y-{number}.npy", part)
+        parquet(tmp_path, f"y-{number}.parquet", {"y": part})
+    for ending in ("npy", "parquet"):
+        with pytest.raises(PartitionError, match=rf"y-1.{ending} has rows .*float64.*expected .*int64"):
+            read(edges_of(tmp_path), node_features={"y": f"{tmp_path}/y-*.{ending}"})
+
+
+CLASSES: list[tuple[Any, str, Any]] = [  # labels by a table
+    ("id,kind\n0,Theory\n1,Neural Nets\n2,Theory\n", "kind", [1, 0, 1]),
+    ("kind\nb\n-1\na\n", "kind", [1, -1, 0]),  # the second node has no label
+    ({"label": ["b", "a", "b"]}, "label", [1, 0, 1]),
+    ("spam\nTrue\nFalse\nTrue\n", "spam", [True, False, True]),
+    ("label\n1\n2\nx\n", "label", "line 4, .*'x'"),  # a slip of the pen, not three classes
+    ("label\na\n2\nx\n", "label", "line 2, .*'a'.* If these are class names, '2' is none"),
+    ("a,b\nx,y\n", "*", "line 2, .*'x'"),
+    ("id,label\n0,1\n1,\n2,2\n", "label", "line 3.* -1 "),
+    ("id,label\n0,a\n1,\n2,b\n", "label", "line 3.* -1 "),
+    *(({"y": column}, "y", "row 1.* -1 ") for column in ([1, None, 2], ["a", None, "b"])),
+]
+
+
+@pytest.mark.parametrize("table, selector, expected", CLASSES)
+def test_names_of_classes(tmp_path: Path, table: Any, selector: str, expected: Any) -> None:
+    is_text = isinstance(table, str)
+    path = file_of(tmp_path, "n.csv", table) if is_text else parquet(tmp_path, "n.parquet", table)
+    features = {"label": f"{path}#{selector}"}
+    if isinstance(expected, str):
+        with pytest.raises(PartitionError, match=expected):
+            read(edges_of(tmp_path), node_features=features)
+        return
+    graph = read(edges_of(tmp_path), node_features=features)
+    assert values(graph, "label") == expected
+    if "kind" in table:
+        assert "'label': 2 class names were numbered: 0 " in graph.notes[-1]
+
+
+# Masks and lists of nodes
+
+
+@pytest.mark.parametrize("mask", [[0, 1, 2], [0.0, 0.5, 1.0], [-1, 0, 1], np.ones((3, 2), bool)])
+def test_what_is_no_mask(tmp_path: Path, mask: Any) -> None:
+    np.save(tmp_path / "m.npy", mask)
+    with pytest.raises(PartitionError, match=r"'_N/train_mask' .* expected a mask "):
         read(edges_of(tmp_path), node_features={"train_mask": tmp_path / "m.npy"})
+    fields = {"train_mask": np.array(mask)}
+    with pytest.raises(PartitionError, match="expected a mask"):
+        partition_graph(GraphSource({"_N": 3}, {}, {"_N": fields}, {}), "g", 1, str(tmp_path / "p"))
+    assert not (tmp_path / "p").exists()
 
 
 def test_masks_of_numbers_and_of_words(tmp_path: Path) -> None:
@@ -276,60 +414,30 @@ def test_masks_of_numbers_and_of_words(tmp_path: Path) -> None:
     assert graph.node_data["_N"]["val_mask"].dtype == bool
 
 
-def test_one_of_several_splits(tmp_path: Path) -> None:
-    masks = np.array([[1, 0], [1, 1], [0, 1]], bool)
-    np.save(tmp_path / "m.npy", masks)
-    options: dict[str, Any] = {"node_features": {"train_mask": tmp_path / "m.npy"}}
-    assert values(read(edges_of(tmp_path), mask_column=1, **options), "train_mask") == [False, True, True]
-    for column in (None, 2, -1):
-        with pytest.raises(ConfigError, match=r"shape \(3, 2\): 2 splits.* expected 0 to 1 .*--mask-column"):
-            read(edges_of(tmp_path), mask_column=column, **options)
-    with pytest.raises(ConfigError, match="expected masks of several columns"):
-        read(edges_of(tmp_path), mask_column=0)
-    arguments = ["--node-feature", f"train_mask={tmp_path / 'm.npy'}", "--mask-column", 0, "--out", tmp_path / "p"]
-    assert command("partition", edges_of(tmp_path), "--parts", 1, *arguments) == 0
-    assert split_of(tmp_path / "p")["train_mask"] == 2
-
-
-def test_splits_of_a_graph_in_memory(tmp_path: Path) -> None:
-    fields = {"train_mask": np.ones((3, 10), bool)}
-    graph = GraphSource({"_N": 3}, dict(read(edges_of(tmp_path)).edges), {"_N": fields}, {})
-    with pytest.raises(ConfigError, match=r"shape \(3, 10\): 10 splits"):
-        partition_graph(graph, "g", 1, str(tmp_path / "p"))
-    assert not (tmp_path / "p").exists()
-
-
-def test_one_of_several_splits_of_an_npz_file(tmp_path: Path) -> None:
-    arrays = {"src": np.array([0, 1]), "dst": np.array([1, 0]), "num_nodes": np.int64(2)}
-    np.savez(tmp_path / "g.npz", train_mask=np.array([[1, 0], [0, 1]], bool), **arrays)
-    assert values(read(tmp_path / "g.npz", mask_column=1), "train_mask") == [False, True]
-
-
-# Lists of nodes
-
-
 def test_lists_of_nodes(tmp_path: Path) -> None:
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"2\n0\n"))
     np.save(tmp_path / "val.npy", [1])
-    pyarrow.parquet.write_table(pyarrow.table({"node": [3], "x": [1]}), tmp_path / "test.parquet")
-    lists = {"train_nodes": tmp_path / "train.csv.gz", "val_nodes": tmp_path / "val.npy"}
-    graph = read(edges_of(tmp_path, 4), test_nodes=f"{tmp_path / 'test.parquet'}#node", **lists)
+    test = parquet(tmp_path, "test.parquet", {"node": [3], "x": [1]})
+    arguments = ["--train-nodes", tmp_path / "train.csv.gz", "--val-nodes", tmp_path / "val.npy"]
+    arguments += ["--test-nodes", f"{test}#node", "--parts", 1, "--out", tmp_path / "p"]
+    assert command("partition", edges_of(tmp_path, 4), *arguments) == 0
+    split = json.loads((tmp_path / "p" / "report.json").read_text())["parts"][0]["split"]
+    assert split == {"train_mask": 2, "val_mask": 1, "test_mask": 1}
+    lists = {"train_nodes": tmp_path / "train.csv.gz", "val_nodes": tmp_path / "val.npy", "test_nodes": f"{test}#node"}
+    graph = read(edges_of(tmp_path, 4), **lists)
     found = [values(graph, name) for name in ("train_mask", "val_mask", "test_mask")]
     assert np.array(found).astype(int).tolist() == [[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
-    arguments = ["--train-nodes", tmp_path / "train.csv.gz", "--val-nodes", tmp_path / "val.npy"]
-    arguments += ["--test-nodes", f"{tmp_path / 'test.parquet'}#node", "--parts", 1, "--out", tmp_path / "p"]
-    assert command("partition", edges_of(tmp_path, 4), *arguments) == 0
-    assert split_of(tmp_path / "p") == {"train_mask": 2, "val_mask": 1, "test_mask": 1}
 
 
-def test_lists_of_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("listed", ["name\nzoë\nannabel\n", 'name\n"zoë"\n"annabel"\n'])
+def test_lists_of_names(tmp_path: Path, listed: str) -> None:
     edges = file_of(tmp_path, "e.csv", "src,dst\nzoë,bob\nbob,annabel\n")
-    graph = read(edges, ids="map", train_nodes=file_of(tmp_path, "t.txt", "name\nzoë\nannabel\n"), header=True)
+    graph = read(edges, ids="map", train_nodes=f"{file_of(tmp_path, 't.txt', listed)}#name")
     ids = [row.tobytes().rstrip(b"\0").decode() for row in graph.node_data["_N"]["id"][:]]
     assert {one for one, chosen in zip(ids, values(graph, "train_mask"), strict=True) if chosen} == {"zoë", "annabel"}
-    listed = file_of(tmp_path, "t.txt", "name\nbob\ncy\n")
+    file_of(tmp_path, "t.txt", "name,x\nbob,1\ncy,2\n")
     with pytest.raises(PartitionError, match=r"t.txt has the ID 'cy', which no node has"):
-        read(edges, ids="map", train_nodes=f"{listed}#name")
+        read(edges, ids="map", train_nodes=f"{tmp_path}/t.txt#name")
     sparse = file_of(tmp_path, "s.csv", f"{10**12},5\n5,7\n")
     graph = read(sparse, ids="map", val_nodes=file_of(tmp_path, "v.txt", f"{10**12}\n"))
     assert [values(graph, "id")[i] for i in np.flatnonzero(values(graph, "val_mask"))] == [10**12]
@@ -341,9 +449,6 @@ def test_lists_of_nodes_by_type(tmp_path: Path) -> None:
     graph = read(paths, train_nodes={"b": listed})
     assert graph.node_data["b"]["train_mask"][:].tolist() == [False, False, True]
     assert "train_mask" not in graph.node_data["a"]
-    arguments = ["--train-nodes", f"b={listed}", "--parts", 1, "--out", tmp_path / "p"]
-    assert command("partition", *(f"{name}={path}" for name, path in paths.items()), *arguments) == 0
-    assert split_of(tmp_path / "p") == {"train_mask": 1}
     with pytest.raises(ConfigError, match="the nodes of train_mask are to be by type; expected some of a, b"):
         read(paths, train_nodes=listed)
 
@@ -351,117 +456,46 @@ def test_lists_of_nodes_by_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content, problem",
     [("0\n3\n", "the ID '3', which no node"), ("-1\n", "the ID '-1'"), ("0\n1\n0\n", "the node '0' more than once"),
-     ("0\n1.5\n", "other things than integers")],
+     ("0\n1.5\n", "other things than integers"), ("", "has no node.*leave it out"), ("# none\n", "has no node")],
 )  # fmt: skip
 def test_lists_that_are_none(tmp_path: Path, content: str, problem: str) -> None:
     with pytest.raises(PartitionError, match=problem):
         read(edges_of(tmp_path), train_nodes=file_of(tmp_path, "t.txt", content))
 
 
-def test_a_mask_is_no_list(tmp_path: Path) -> None:
+def test_masks_and_lists_that_were_taken_for_each_other(tmp_path: Path) -> None:
     np.save(tmp_path / "m.npy", np.array([True, False, True]))
     with pytest.raises(PartitionError, match="holds bool"):
         read(edges_of(tmp_path), train_nodes=tmp_path / "m.npy")
     with pytest.raises(PartitionError, match=r"has 2 rows; expected 3.*--train-nodes FILE"):
         read(edges_of(tmp_path), num_nodes=3, node_features={"train_mask": file_of(tmp_path, "t.txt", "0\n2\n")})
-
-
-def test_torch_is_not_asked_to_read_lists(tmp_path: Path) -> None:
-    torch.save(torch.tensor([0]), tmp_path / "train.pt")
     with pytest.raises(ConfigError, match="cannot tell the format"):
-        read(edges_of(tmp_path), train_nodes=tmp_path / "train.pt")
+        read(edges_of(tmp_path), train_nodes=file_of(tmp_path, "train.pt", b"\0"))
 
 
-# Headers
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_column_that_says_train_or_test(tmp_path: Path, ending: str) -> None:
+    words = ["train", "test", "val", "train"]
+    lines = "id,split\n" + "".join(f"{i},{word}\n" for i, word in enumerate(words))
+    path = file_of(tmp_path, "n.csv", lines) if ending == "csv" else parquet(tmp_path, "n.parquet", {"split": words})
+    lists: Any = {f"{name}_nodes": f"{path}#split" for name in ("train", "val", "test")}
+    graph = read(edges_of(tmp_path, 4), **lists)
+    found = [values(graph, f"{name}_mask") for name in ("train", "val", "test")]
+    assert np.array(found).astype(int).tolist() == [[1, 0, 0, 1], [0, 0, 1, 0], [0, 1, 0, 0]]
+    with pytest.raises(PartitionError, match=r"4 rows .*expected 5"):
+        read(edges_of(tmp_path, 5), **lists)
+    path = file_of(tmp_path, "m.csv", "split\ntrain\ntest\ntrain\ntrian\n")
+    with pytest.raises(PartitionError, match=r"'trian'.*expected"):
+        read(edges_of(tmp_path, 4), train_nodes=f"{path}#split")
+    edges = file_of(tmp_path, "e.csv", "src,dst\nann,bob\nbob,ann\n")
+    path = file_of(tmp_path, "m.csv", "id,split\nbob,train\nann,test\n")
+    with pytest.raises(PartitionError, match="id="):
+        read(edges, ids="map", train_nodes=f"{path}#split")
+    graph = read(edges, ids="map", node_features={"id": f"{path}#id"}, train_nodes=f"{path}#split")
+    assert values(graph, "train_mask") == [True, False]
 
 
-def test_names_that_are_numbers(tmp_path: Path) -> None:
-    feat = file_of(tmp_path, "feat.csv", "0,1,2\n.5,1,1\n.25,2,2\n1,3,3\n")
-    with pytest.raises(ConfigError, match=r"begins with '0, 1, 2': names of columns, as pandas .*--no-header"):
-        read(edges_of(tmp_path), node_features={"feat": f"{feat}#*"})
-    graph = read(edges_of(tmp_path), header=True, node_features={"feat": f"{feat}#*"})
-    assert values(graph, "feat") == [[0.5, 1, 1], [0.25, 2, 2], [1, 3, 3]]
-    assert any("the first line, 0, 1, 2, was taken for names" in note for note in graph.notes)
-    rows = file_of(tmp_path, "rows.csv", "0,1\n1,0\n")
-    plain = file_of(tmp_path, "plain.csv", "0,1\n1,0\n")
-    graph = read(plain, header=False, node_features={"feat": f"{rows}#*"})
-    assert (values(graph, "feat"), pairs(graph)) == ([[0, 1], [1, 0]], [(0, 1), (1, 0)])
-
-
-def test_the_header_option_is_for_every_table(tmp_path: Path) -> None:
-    edges = file_of(tmp_path, "e.csv", "0,1\n1,0\n")
-    weights = file_of(tmp_path, "w.csv", "7\n8\n")
-    graph = open_graph(edges, tmp_path / "s", header=False, edge_features={"w": weights})
-    assert graph.edge_data[ONE]["w"][:].tolist() == [7, 8]
-    graph = open_graph(edges, tmp_path / "s", header=True, edge_features={"w": weights})
-    assert (pairs(graph), graph.edge_data[ONE]["w"][:].tolist()) == ([(1, 0)], [8])
-
-
-def test_a_feature_file_with_a_row_more_or_less_names_itself(tmp_path: Path) -> None:
-    labels = file_of(tmp_path, "labels.txt", "0\n1\n1\n0\n")
-    for count in (3, 5):
-        with pytest.raises(PartitionError, match=rf"labels.txt has 4 rows; expected {count}.*--header or --no-header"):
-            read(edges_of(tmp_path, 3), num_nodes=count, node_features={"label": labels})
-    match = (
-        "line 5, '3,4': the destination is node 4; expected 0 to 3.*there are 4 nodes follows .*rows of .*labels.txt"
-    )
-    with pytest.raises(PartitionError, match=match):
-        read(file_of(tmp_path, "edges.csv", "src,dst\n0,1\n1,2\n2,3\n3,4\n"), node_features={"label": labels})
-    np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2], [4, 3]]))
-    with pytest.raises(PartitionError, match=r"is node 4.* follows from the rows of .*labels.txt"):
-        only_ends(read(tmp_path / "e.npy", node_features={"label": labels}))
-
-
-def test_a_column_that_is_named_stands_in_a_header(tmp_path: Path) -> None:
-    edges = file_of(tmp_path, "e.csv", "ann,bob\nbob,cy\n")
-    table = file_of(tmp_path, "t.csv", "name,2020\nbob,1\nann,2\ncy,3\n")
-    features = {"id": f"{table}#name", "x": f"{table}#2020"}
-    graph = read(edges, ids="map", header=False, node_features={"id": f"{table}#name"})
-    assert named(graph) == [("ann", "bob"), ("bob", "cy")]
-    graph = read(
-        file_of(tmp_path, "e.csv", "src,dst\nann,bob\nbob,cy\n"), ids="map", header=True, node_features=features
-    )
-    assert values(graph, "x") == [1, 2, 3]
-
-
-# Several files
-
-
-def test_columns_by_name_in_every_file(tmp_path: Path) -> None:
-    first = file_of(tmp_path, "a-1.csv", "u,v\n0,1\n")
-    other = file_of(tmp_path, "a-2.csv", "v,u\n0,1\n")
-    assert pairs(read([first, other])) == [(0, 1), (1, 0)]
-    assert pairs(read([other, first])) == [(1, 0), (0, 1)]
-    more = file_of(tmp_path, "a-3.csv", "x,y\n0,1\n")
-    with pytest.raises(ConfigError, match=r"a-3.csv has the columns x, y; expected u, v among them, as in .*a-1.csv"):
-        read([first, more])
-    tail = file_of(tmp_path, "a-4.csv", "5,6\n")  # as of a file that was cut into pieces
-    assert pairs(read([other, tail])) == [(1, 0), (6, 5)]
-    with pytest.raises(ConfigError, match=r"has names of columns.*and .*a-4.csv has none"):
-        read([tail, other])
-
-
-def test_parquet_columns_by_name_in_every_file(tmp_path: Path) -> None:
-    for number, names in enumerate([("a", "b"), ("b", "a"), ("a", "c")]):
-        pyarrow.parquet.write_table(pyarrow.table([[0], [1]], names=list(names)), tmp_path / f"{number}.parquet")
-    files = [tmp_path / f"{number}.parquet" for number in range(3)]
-    assert pairs(read(files[:2])) == [(0, 1), (1, 0)]
-    assert named(read(files[:2], ids="map")) == [(0, 1), (1, 0)]
-    with pytest.raises(ConfigError, match="has the columns a, c; expected a, b"):
-        read(files)
-
-
-def test_feature_columns_by_name_in_every_file(tmp_path: Path) -> None:
-    first = file_of(tmp_path, "f-1.csv", "a,b\n1,2\n3,4\n")
-    other = file_of(tmp_path, "f-2.csv", "b,a\n6,5\n")
-    pattern = f"{tmp_path}/f-*.csv#*"
-    assert values(read(edges_of(tmp_path), node_features={"x": pattern}), "x") == [[1, 2], [3, 4], [5, 6]]
-    other.write_text("b,a,c\n6,5,7\n")
-    with pytest.raises(ConfigError, match=rf"f-2.csv has the columns b, a, c; expected a, b among .*{first.name}"):
-        read(edges_of(tmp_path), node_features={"x": pattern})
-
-
-# Parallel edges and numbers
+# Others
 
 
 def test_parallel_edges_that_go_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -470,7 +504,7 @@ def test_parallel_edges_that_go_are_counted(tmp_path: Path, capsys: pytest.Captu
     for memory in (1, 200, 1 << 20):
         found = clean_up(graph, tmp_path / "s", undirected=True, memory=memory)
         assert pairs(found) == [(0, 1), (1, 0), (1, 2), (2, 1)]
-        assert found.edge_data[ONE]["w"][:].tolist() == [1, 3, 4, 4]
+        assert weights(found) == [1, 3, 4, 4]
         said = ["3 of 6 edges _N:_E:_N were removed, with their w: an earlier one has the same ends."]
         assert list(found.notes) == said
         assert list(clean_up(graph, tmp_path / "s", remove_duplicates=True, memory=memory).notes) == said
@@ -480,21 +514,8 @@ def test_parallel_edges_that_go_are_counted(tmp_path: Path, capsys: pytest.Captu
     assert "3 of 6 edges _N:_E:_N were removed: an earlier one has the same ends." in capsys.readouterr().out
 
 
-def test_numbers_beyond_float32_keep_their_digits(tmp_path: Path) -> None:
-    times = [1700000000123.5, 0.25, -3.0]
-    path = file_of(tmp_path, "t.txt", "".join(f"{one!r}\n" for one in times))
-    graph = read(edges_of(tmp_path), node_features={"time": path})
-    assert graph.node_data["_N"]["time"].dtype == np.float64
-    assert values(graph, "time") == times
-    graph = read(edges_of(tmp_path), node_features={"x": file_of(tmp_path, "x.txt", "0.5\ninf\n-1e5\n")})
-    assert graph.node_data["_N"]["x"].dtype == np.float32
-
-
-# Right input
-
-
 def test_an_empty_delimiter_in_metadata_is_none(tmp_path: Path) -> None:
-    pyarrow.parquet.write_table(pyarrow.table({"s": [0, 1], "d": [1, 0]}), tmp_path / "e.parquet")
+    parquet(tmp_path, "e.parquet", {"s": [0, 1], "d": [1, 0]})
     file_of(tmp_path, "x.csv", "0 1\n1 0\n")
     content = {
         "node_type": ["n"], "num_nodes_per_type": [2], "edge_type": ["n:r:n"], "num_edges_per_type": [2],
@@ -506,88 +527,49 @@ def test_an_empty_delimiter_in_metadata_is_none(tmp_path: Path) -> None:
     assert graph.node_data["n"]["x"][:].tolist() == [[0, 1], [1, 0]]
 
 
-def test_missing_labels_are_told_at_once(tmp_path: Path) -> None:
-    np.save(tmp_path / "y.npy", np.array([0, np.nan, 2], np.float32))
-    for options in ({}, {"allow_nan": True}):
-        with pytest.raises(PartitionError, match=r"row 1 \(from 0\), has NaN.*\(labels with -1\)\.$"):
-            read(edges_of(tmp_path), node_features={"label": tmp_path / "y.npy"}, **options)
+def test_numbers_of_nodes_of_types_that_are_not_there(tmp_path: Path) -> None:
+    edges = edges_of(tmp_path)
+    for paths, counts in (({"author:writes:paper": edges}, {"author": 5, "papers": 9}), (edges, {"paper": 9})):
+        with pytest.raises(ConfigError, match=r"papers?.*no such node type.*expected"):
+            read(paths, num_nodes=counts)
 
 
-def test_parts_of_a_feature_as_integers_and_fractions(tmp_path: Path) -> None:
-    parts = [file_of(tmp_path, "x-1.txt", "1\n2\n"), file_of(tmp_path, "x-2.txt", "0.5\n")]
-    graph = read(edges_of(tmp_path), node_features={"x": parts})
-    assert (values(graph, "x"), graph.node_data["_N"]["x"].dtype) == ([1, 2, 0.5], np.float32)
-    for number, part in enumerate([np.array([1, 2], np.int32), np.array([0.5], np.float32)]):
-        np.save(tmp_path / f"y-{number}.npy", part)
-        pyarrow.parquet.write_table(pyarrow.table({"y": part}), tmp_path / f"y-{number}.parquet")
-    for ending in ("npy", "parquet"):
-        graph = read(edges_of(tmp_path), node_features={"y": f"{tmp_path}/y-*.{ending}"})
-        assert (values(graph, "y"), graph.node_data["_N"]["y"].dtype) == ([1, 2, 0.5], np.float64)
-    for number, dtype in enumerate((np.int64, np.uint64)):
-        np.save(tmp_path / f"z-{number}.npy", np.array([2**62], dtype))
-    with pytest.raises(PartitionError, match=r"uint64; expected .* int64"):
-        read(edges_of(tmp_path), node_features={"z": f"{tmp_path}/z-*.npy"})
-    table = {"a": np.array([2**62 + 1] * 3), "b": np.array([2**63 + 1] * 3, np.uint64)}
-    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "z.parquet")
-    with pytest.raises(PartitionError, match="columns of the types int64, uint64, which no type holds all"):
-        read(edges_of(tmp_path), node_features={"z": f"{tmp_path}/z.parquet#a,b"})
+def test_features_and_lists_without_a_known_ending(tmp_path: Path) -> None:
+    feat = file_of(tmp_path, "0.feat", "0 1 0\n1 0 0\n0 0 1\n")
+    listed = file_of(tmp_path, "train.ids", "1\n2\n")
+    np.save(tmp_path / "y.npy", [1, 2, 3])
+    (tmp_path / "y.npy").rename(tmp_path / "y")
+    features = {"x": f"{feat}#0-2", "y": tmp_path / "y", "z": parquet(tmp_path, "z.snappy", {"z": [4, 5, 6]})}
+    graph = read(edges_of(tmp_path), format="text", node_features=features, train_nodes=listed)
+    assert values(graph, "x") == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
+    assert (values(graph, "y"), values(graph, "z")) == ([1, 2, 3], [4, 5, 6])
+    assert values(graph, "train_mask") == [False, True, True]
 
 
-def test_names_of_classes(tmp_path: Path) -> None:
-    path = file_of(tmp_path, "n.csv", "id,kind,spam\n0,Theory,True\n1,Neural Nets,False\n2,Theory,True\n")
-    graph = read(edges_of(tmp_path), node_features={"label": f"{path}#kind", "spam": f"{path}#spam"})
-    assert values(graph, "label") == [1, 0, 1]
-    assert list(graph.notes) == ["'label': 2 class names were numbered: 0 Neural Nets, 1 Theory."]
-    assert graph.node_data["_N"]["spam"].dtype == bool
-    assert values(read(edges_of(tmp_path), node_features={"label": f"{path}#spam"}), "label") == [True, False, True]
-    pyarrow.parquet.write_table(pyarrow.table({"label": ["b", "a", "b"]}), tmp_path / "n.parquet")
-    assert values(read(edges_of(tmp_path), node_features={"label": tmp_path / "n.parquet"}), "label") == [1, 0, 1]
-    path.write_text("label\nNeural Nets\nTheory\nTheory\n")
-    assert values(read(edges_of(tmp_path), node_features={"label": f"{path}#label"}), "label") == [0, 1, 1]
-    path.write_text("label\n1\n2\nx\n")  # a slip of the pen, not three classes
-    with pytest.raises(PartitionError, match="line 4, 'x': column label has 'x'; expected a number"):
-        read(edges_of(tmp_path), node_features={"label": f"{path}#label"})
-    table = file_of(tmp_path, "l.csv", "a,b\nx,y\n")
-    with pytest.raises(PartitionError, match="line 2, 'x,y': column a has 'x'; expected a number"):
-        read(edges_of(tmp_path), node_features={"label": f"{table}#*"})
-    path.write_text("label\na\n2\nx\n")
-    both = r"line 2, 'a': column label has 'a'; expected a number.* If these are class names, '2' is none"
-    with pytest.raises(PartitionError, match=both):
-        read(edges_of(tmp_path), node_features={"label": f"{path}#label"})
-    path.write_text("label\nb\n-1\na\n")  # the second node has no label
-    assert values(read(edges_of(tmp_path), node_features={"label": f"{path}#label"}), "label") == [1, -1, 0]
-
-
-def test_ranges_of_columns(tmp_path: Path) -> None:
-    path = file_of(tmp_path, "cora.content", "0\t1\t0\t1\tA\n1\t0\t0\t1\tB\n2\t1\t1\t1\tA\n").rename(tmp_path / "c.tsv")
-    features = {"feat": f"{path}#1-3", "label": f"{path}#4", "mixed": f"{path}#0,2-3"}
-    graph = read(edges_of(tmp_path), node_features=features, header=None)
-    assert values(graph, "feat") == [[1, 0, 1], [0, 0, 1], [1, 1, 1]]
-    assert values(graph, "mixed") == [[0, 0, 1], [1, 0, 1], [2, 1, 1]]
-    assert values(graph, "label") == [0, 1, 0]
-    with pytest.raises(ConfigError, match="no column '9'"):
-        read(edges_of(tmp_path), node_features={"feat": f"{path}#1-9"})
-    with pytest.raises(ConfigError, match="no column '999999999'"):
-        read(edges_of(tmp_path), node_features={"feat": f"{path}#0-999999999"})
+def test_a_wrong_column_is_named_before_edges_are_read(tmp_path: Path) -> None:
+    edges = file_of(tmp_path, "e.csv", "src,dst\nx,y\n")  # no integers
+    table = file_of(tmp_path, "t.csv", "a,b\n1,2\n")
+    for options in ({"node_features": {"x": f"{table}#c"}}, {"train_nodes": f"{table}#c"},
+                    {"ids": "map", "node_features": {"id": f"{table}#c"}}):  # fmt: skip
+        with pytest.raises(ConfigError, match="no column 'c'"):
+            read(edges, **options)
 
 
 def test_strings_of_parquet_in_all_forms(tmp_path: Path) -> None:
     for kind in (pyarrow.binary(), pyarrow.large_string(), pyarrow.large_binary(), pyarrow.string_view()):
         ends = {"src": pyarrow.array(["zoë", "b"]).cast(kind), "dst": pyarrow.array(["b", "zoë"]).cast(kind)}
-        pyarrow.parquet.write_table(pyarrow.table(ends), tmp_path / "e.parquet")
-        assert named(read(tmp_path / "e.parquet", ids="map")) == [("zoë", "b"), ("b", "zoë")]
-    pyarrow.parquet.write_table(pyarrow.table({"src": [b"\xff"], "dst": [b"a"]}), tmp_path / "e.parquet")
+        assert named(read(parquet(tmp_path, "e.parquet", ends), ids="map")) == [("zoë", "b"), ("b", "zoë")]
     with pytest.raises(PartitionError, match="UTF"):
-        read(tmp_path / "e.parquet", ids="map")
+        read(parquet(tmp_path, "e.parquet", {"src": [b"\xff"], "dst": [b"a"]}), ids="map")
 
 
 def test_options_beside_a_whole_graph(tmp_path: Path) -> None:
-    np.savez(tmp_path / "g.npz", src=np.array([0]), dst=np.array([1]), num_nodes=np.int64(2))
+    whole = write_chunked(GraphSource.homogeneous(np.array([0]), np.array([1]), 2, {}), tmp_path / "g")
     table = file_of(tmp_path, "n.txt", "name x;label\na b;3\nc d;4\n")
-    graph = read(tmp_path / "g.npz", delimiter=";", header=True, node_features={"label": f"{table}#label"})
+    graph = read(whole, delimiter=";", header=True, node_features={"label": f"{table}#label"})
     assert values(graph, "label") == [3, 4]
     with pytest.raises(ConfigError, match="says itself what is in it"):
-        read(tmp_path / "g.npz", delimiter=";")
+        read(whole, delimiter=";")
 
 
 def test_columns_of_pyg_and_labels_of_one_column_are_planned(

@@ -1,6 +1,5 @@
 """How many parts `--parts auto` makes, and the reason that it gives."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,8 @@ from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, PartsByMemory, assign
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
-from sar.partition.ingest.open import open_graph
-from sar.partition.npz_files import write_npz
 from sar.partition.pipeline import OutputOptions, run_partition
-from sar.train.counted_graph import CountingGroup, counted_graph
-from sar.train.graph_counts import count_graph
+from sar.train.counted_graph import CountingGroup, count_graph, counted_graph
 from tests.partition.tasks import odd_graphs
 
 
@@ -51,10 +47,7 @@ def test_the_number_of_parts_by_a_reserve(tmp_path: Path, graph: GraphSource) ->
 
 
 def test_graph_and_features_are_those_that_a_worker_holds(graph: GraphSource, tmp_path: Path) -> None:
-    write_npz(graph, tmp_path / "small.npz")
-    found = run_partition(
-        partial(open_graph, tmp_path / "small.npz"), AssigningOptions(1, "random"), OutputOptions(tmp_path / "parts")
-    )
+    found = run_partition(graph, AssigningOptions(1, "random"), OutputOptions(tmp_path / "parts"))
     counts = count_graph(found.json_file)
     _, structure = counted_graph(counts, 0, CountingGroup(0, 1))
     said = divide(graph, PartsByMemory(1, 10**9, 0), tmp_path).why

@@ -80,24 +80,15 @@ def test_edges_and_features_in_files_become_a_directory(
 
 def test_the_report_says_what_inspection_finds(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    arrays = {"num_nodes/b": np.int64(30), "num_nodes/a": np.int64(20), "num_nodes/none": np.int64(0)}
-    for name, (source, target) in {"b:r:a": (30, 20), "a:s:a": (20, 20), "a:t:b": (20, 30)}.items():
-        arrays[f"edges/{name}/src"], arrays[f"edges/{name}/dst"] = (
-            rng.integers(0, source, 90),
-            rng.integers(0, target, 90),
-        )
-    arrays |= {
-        "feat/a": rng.random((20, 4)),
-        "train_mask/b": rng.random(30) < 0.4,
-        "train_mask/a": rng.random(20) < 0.4,
+    counts = {"b": 30, "a": 20, "none": 0}
+    edges = {
+        (u, r, v): ArrayEdges(rng.integers(0, counts[u], 90), rng.integers(0, counts[v], 90))
+        for u, r, v in (("b", "r", "a"), ("a", "s", "a"), ("a", "t", "b"))
     }
-    np.savez(tmp_path / "typed.npz", **arrays)
-    options = (
-        partial(open_graph, tmp_path / "typed.npz"),
-        AssigningOptions(4, "random"),
-        OutputOptions(tmp_path / "parts"),
-    )
-    outcome = run_partition(*options)
+    masks = {ntype: rng.random(counts[ntype]) < 0.4 for ntype in "ba"}
+    node_data = {"a": {"feat": rng.random((20, 4)), "train_mask": masks["a"]}, "b": {"train_mask": masks["b"]}}
+    graph = GraphSource(counts, edges, node_data, {})
+    outcome = run_partition(graph, AssigningOptions(4, "random"), OutputOptions(tmp_path / "parts"))
     found = inspect_directory(outcome.json_file)
     assert found.problems == []
     assert outcome.report == found

@@ -57,7 +57,8 @@ def test_a_heterogeneous_graph_is_read_back_whole(tmp_path: Path, num_parts: int
     for number, etype in enumerate(loaded[0].edge_type_names):
         mine = kind == number
         assert sorted(ids[mine]) == list(range(graph.edges[etype].num_edges))
-        assert np.array_equal(src[mine], graph.edges[etype].src[ids[mine]])
-        assert np.array_equal(dst[mine], graph.edges[etype].dst[ids[mine]])
+        sources, destinations = graph.edges[etype].read(0, graph.edges[etype].num_edges)
+        assert np.array_equal(src[mine], sources[ids[mine]])
+        assert np.array_equal(dst[mine], destinations[ids[mine]])
     cut = sum(len(shard.edges[0]) for part, peer, shard in shards if part != peer)
     assert report.edge_cut == cut / sum(report.edges)

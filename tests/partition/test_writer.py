@@ -126,7 +126,9 @@ def test_dist_graph_reads_it(tmp_path: Path) -> None:
     found_x, found_w, src, dst = torch.load(tmp_path / "said.pt", weights_only=True)
     assert np.array_equal(found_x, x)
     assert np.array_equal(found_w, w)
-    assert sorted(zip(src.tolist(), dst.tolist(), strict=True)) == sorted(zip(edges.src, edges.dst, strict=True))
+    assert sorted(zip(src.tolist(), dst.tolist(), strict=True)) == sorted(
+        zip(*edges.read(0, edges.num_edges), strict=True)
+    )
 
 
 def forward(json_file: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,11 +184,12 @@ def test_input_that_does_not_fit_is_refused(
 @pytest.mark.parametrize("bad", [-1, 31])
 def test_edges_that_end_at_no_node_are_named(tmp_path: Path, bad: int) -> None:
     graph = typed_graph()
-    src = graph.edges["author", "writes", "paper"].src.copy()  # type: ignore[attr-defined]
+    writes = graph.edges["author", "writes", "paper"]
+    src, dst = (ends.copy() for ends in writes.read(0, writes.num_edges))
     src[70] = bad
     edges = {
         **graph.edges,
-        ("author", "writes", "paper"): ArrayEdges(src, graph.edges["author", "writes", "paper"].dst),
+        ("author", "writes", "paper"): ArrayEdges(src, dst),
     }  # type: ignore[attr-defined]
     with pytest.raises(
         PartitionError, match=f"edges of author:writes:paper, row 70 .*: the source is node {bad}; expected 0 to 30"

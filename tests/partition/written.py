@@ -14,7 +14,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.data.arrays import Array
 from sar.data.tensor_files import ArrayWriter
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest.edges import CheckedEdges
+from sar.partition.ingest.edges import FileEdges
 from sar.partition.write import write_job
 from sar.partition.write.write import PartitionReport, write_partitions
 
@@ -23,11 +23,11 @@ dgl = require_dgl()
 from dgl.data.utils import load_tensors  # noqa: E402
 
 
-def of_two_files(edges: ArrayEdges, num_nodes: tuple[int, int]) -> CheckedEdges:
+def of_two_files(edges: ArrayEdges, num_nodes: tuple[int, int]) -> FileEdges:
     """The same edges, as if they came in two files."""
     cut = edges.num_edges // 3
     parts = [ArrayEdges(edges.src[span], edges.dst[span]) for span in (slice(cut), slice(cut, None))]
-    return CheckedEdges([("one file", parts[0]), ("another", parts[1])], num_nodes)
+    return FileEdges([("one file", parts[0]), ("another", parts[1])])
 
 
 def random_source(

@@ -65,10 +65,3 @@ def _draw(edges: range, weights: Array, fanout: int, replace: bool, state: int) 
 def number_nodes(given: Array, known: dict[int, int]) -> Array:
     """Number nodes in the order in which they first come up; adds the new ones to `known`."""
     return np.array([known.setdefault(int(node), len(known)) for node in given], dtype=np.int64)
-
-
-def order_segments(place: Array, starts: Array) -> tuple[Array, Array]:
-    """Offsets, (n + 1,), and old positions of the elements when segment place[i] comes i-th."""
-    positions = [range(int(starts[segment]), int(starts[segment + 1])) for segment in place]
-    order = np.array([position for segment in positions for position in segment], dtype=np.int64)
-    return np.cumsum([0, *map(len, positions)]), order

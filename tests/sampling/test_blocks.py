@@ -42,38 +42,34 @@ def sample_with(mine, how):
     """Ask for a block, or make a loader, in a way that is wrong on worker 0."""
     partition, seeds = mine
     graph = sar.construct_full_graph(partition)
-    graph.edata["w"] = torch.ones(graph.num_edges())
     start, end = partition.node_ranges[sar.rank()]
-    wrong, fanouts, options = sar.rank() == 0, [2], {}
-    wrong_seeds = {"foreign": [end], "negative": [-1], "twice": [start, start], "fractions": [0.5]}
-    if how.split()[-1] in wrong_seeds:
-        seeds = torch.tensor(wrong_seeds[how.split()[-1]]) if wrong else seeds
-        if how.startswith("loader"):
+    wrong, kind, fanouts, options = sar.rank() == 0, how.removeprefix("loader "), [2], {}
+    graph.edata["w"] = torch.ones(graph.num_edges(), dtype=torch.float64)
+    if kind in WRONG_SEEDS:
+        seeds = torch.tensor({**WRONG_SEEDS, "foreign": [end], "twice": [start, start]}[kind]) if wrong else seeds
+        if how != kind:
             return len(sar.DataLoader(graph, seeds, sar.DistNeighborSampler(fanouts)))
-    elif how == "layers":
-        fanouts = [2, 2] if wrong else fanouts
-    elif how == "edge type":
-        fanouts = [{"likes": 2}] if wrong else fanouts
-    elif how == "no such prob":
-        options = {"prob": "v" if wrong else "w"}
-    elif how.startswith("prob"):
-        graph.edata["w"] = graph.edata["w"].double() * (float(how.split()[1]) if wrong else 1.0)
-        options = {"prob": "w"}
-    elif how == "rows":
-        options = {"input_node_features": {"x": torch.ones(end - start + wrong, 2)}}
-    elif how == "width":
-        options = {"input_node_features": {"x": torch.ones(end - start, 2 + wrong)}}
-    elif how == "node type":
-        options = {"output_node_features": {"paper/x": torch.ones(end - start, 2)}} if wrong else {}
     elif how == "flow graph":
         (graph,) = sar.construct_mfgs(partition, seeds, 1)
+    elif how.startswith("prob"):
+        graph.edata["w"] *= float(how.split()[1]) if wrong else 1.0
+        options = {"prob": "w"}
+    elif how in ("layers", "edge type"):
+        fanouts = ([2, 2] if how == "layers" else [{"likes": 2}]) if wrong else fanouts
+    else:
+        options = {
+            "no such prob": {"prob": "v" if wrong else "w"},
+            "rows": {"input_node_features": {"x": torch.ones(end - start + wrong, 2)}},
+            "width": {"input_node_features": {"x": torch.ones(end - start, 2 + wrong)}},
+            "node type": {"output_node_features": {"paper/x" if wrong else "x": torch.ones(end - start, 2)}},
+        }[how]
     return sar.DistNeighborSampler(fanouts, **options).sample(graph, seeds)[0].num_edges()
 
 
+WRONG_SEEDS = {"foreign": [], "negative": [-1], "twice": [], "fractions": [0.5]}
 WRONG_WEIGHTS = ["prob -1", "prob 1e201", "prob inf", "prob nan"]
 REFUSED = {
-    **dict.fromkeys(["foreign", "negative", "twice", "fractions", "flow graph"], "GraphError"),
-    **dict.fromkeys(["loader foreign", "loader twice", "loader negative"], "GraphError"),
+    **dict.fromkeys([*WRONG_SEEDS, "flow graph", "loader foreign", "loader twice", "loader negative"], "GraphError"),
     **dict.fromkeys(["no such prob", *WRONG_WEIGHTS, "rows", "node type", "edge type"], "FieldError"),
     **dict.fromkeys(["layers", "width"], "DisagreementError"),
 }
@@ -102,7 +98,7 @@ def sample_around_a_failure(mine, stage):
     return failure, len(sampler.sample(graph, seeds))
 
 
-@pytest.mark.parametrize("stage", ["sar.sampling.neighbors.draw_in_edges", "sar.sampling.batch._start_fetching"])
+@pytest.mark.parametrize("stage", ["sar.sampling.batch.draw_in_edges", "sar.sampling.batch.start_fetching"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_failure_within_a_batch_reaches_all_and_the_next_batch_is_made(pool, world_size, stage):
     parts = SCENARIOS["random"](world_size)

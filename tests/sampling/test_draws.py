@@ -6,7 +6,7 @@ import torch
 
 from sar.comm.rows import FieldFormat
 from sar.id_slices import to_offsets
-from sar.sampling.draws import ALL, MOST_WEIGHT, Numbering, copy_rows, draw_in_edges, order_segments
+from sar.sampling.draws import ALL, MOST_WEIGHT, Numbering, copy_rows, draw_in_edges
 from sar.sampling.owner_requests import NodesByOwner, Rows, pack, unpack
 from tests.sampling import draws_oracle
 
@@ -92,17 +92,6 @@ def test_numbering(num_nodes):
         assert numbers.tolist() == draws_oracle.number_nodes(given.numpy(), known).tolist()
     assert torch.equal(numbering.nodes[numbers], ids)
     assert numbering.nodes.tolist() == list(known)
-    assert torch.equal(numbering.find(ids), numbers)
-    assert numbering.find(torch.tensor([num_nodes - 1])).tolist() == [-1]
-
-
-def test_segments():
-    counts, place = torch.tensor([2, 0, 3, 1]), torch.tensor([3, 2, 1, 0])
-    indptr, order = order_segments(place, counts)
-    assert indptr.tolist() == [0, 1, 4, 4, 6]
-    assert order.tolist() == [5, 2, 3, 4, 0, 1]
-    expected = draws_oracle.order_segments(place.numpy(), to_offsets(counts).numpy())
-    assert [found.tolist() for found in (indptr, order)] == [array.tolist() for array in expected]
 
 
 @pytest.mark.parametrize(
@@ -137,21 +126,15 @@ def test_columns_come_out_of_a_message_as_they_went_in():
     assert unpack(pack([]), []) == []
 
 
-def test_nodes_by_owner():
+def test_nodes_by_owner_and_their_entries_back_in_order():
     nodes = torch.tensor([9, 0, 4, 8, 1, 5])
-    by_owner = NodesByOwner.sort(nodes, [(0, 3), (3, 3), (3, 6), (6, 10)])
-    assert [of_owner.tolist() for of_owner in by_owner.nodes] == [[0, 1], [], [4, 5], [9, 8]]
-    for positions, of_owner in zip(by_owner.positions, by_owner.nodes, strict=True):
-        assert torch.equal(nodes[positions], of_owner)
-
-
-def test_entries_of_nodes_get_back_into_their_order():
-    nodes = torch.tensor([9, 0, 4])
-    for node_ranges in ([(0, 10)], [(0, 3), (3, 6), (6, 10)]):
+    for node_ranges in ([(0, 10)], [(0, 3), (3, 3), (3, 6), (6, 10)]):
         by_owner = NodesByOwner.sort(nodes, node_ranges)
+        for positions, of_owner, (start, end) in zip(by_owner.positions, by_owner.nodes, node_ranges, strict=True):
+            assert torch.equal(nodes[positions], of_owner)
+            assert of_owner.tolist() == [node for node in nodes.tolist() if start <= node < end]
         in_order = torch.cat(list(by_owner.nodes))
-        counts = in_order % 3 + 1  # 1, 1 and 2 entries
-        entries = in_order.repeat_interleave(counts)
-        indptr, [restored] = by_owner.restore_segments(counts, [entries])
-        assert indptr.tolist() == [0, 1, 2, 4]
-        assert restored.tolist() == [9, 0, 4, 4]
+        counts = in_order % 3  # entries: none of 9 and 0
+        indptr, [restored] = by_owner.restore_segments(counts, [in_order.repeat_interleave(counts)])
+        assert indptr.tolist() == [0, 0, 0, 1, 3, 4, 6]
+        assert restored.tolist() == [4, 8, 8, 1, 5, 5]

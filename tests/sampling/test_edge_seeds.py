@@ -2,7 +2,6 @@
 
 from collections import Counter
 from itertools import chain
-from unittest import TestCase
 
 import dgl
 import dgl.nn.pytorch as dglnn
@@ -12,7 +11,6 @@ from scipy import stats
 from torch.nn import functional
 
 import sar
-from sar.logging_setup import logger
 from tests.core.attempts import catch_and_recover, require
 from tests.matrix import THREAD, corner
 from tests.parity.harness import assert_close, parameter_gradients
@@ -113,12 +111,10 @@ def test_typed_batches_are_dgl_s(pool, world_size, negatives):
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_equal_shares_of_edges(pool, world_size):
-    case = typed_case(world_size)
-    results = pool.run(rows_and_masks, per_rank=case.partitions)
-    everything = torch.cat([ids for _, _, ids in results]).sort().values
-    assert torch.equal(torch.cat([share for _, (share, _), _ in results]).sort().values, everything)
-    sizes = [len(share) for _, (share, _), _ in results]
-    assert max(sizes) - min(sizes) <= 1
+    results = pool.run(rows_and_masks, per_rank=typed_case(world_size).partitions)
+    shares, everything = [share for _, (share, _), _ in results], torch.cat([ids for *_, ids in results])
+    assert torch.equal(torch.cat(shares).sort().values, everything.sort().values)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
     for _, (share, of_masks), own in results:
         assert torch.equal(share, of_masks)
         assert int(torch.isin(share, own).sum()) == min(len(share), len(own))
@@ -126,7 +122,7 @@ def test_equal_shares_of_edges(pool, world_size):
 
 @THREAD
 @pytest.mark.parametrize("world_size, number", [corner(1, 1), (2, 1), corner(2, 2)])
-def test_same_batches_with_processes(pool, world_size, number):
+def test_same_batches_with_a_thread(pool, world_size, number):
     case = typed_case(world_size)
     mine = [(partition, {t: torch.arange(3) for t in (BOUGHT, FOLLOWS)}) for partition in case.partitions]
     options = "reverse_types", {BOUGHT: BUYS}, {BOUGHT: 2, FOLLOWS: 1}, [2, 1]
@@ -267,64 +263,30 @@ def test_reverse_edges(pool, world_size, etype, reverse):
     assert int(there.sum()) == sum(min(number, counts[pair[::-1]]) for pair, number in counts.items()) > 0
 
 
-def resumed(mine):
-    """The rest of an epoch and the next, by a loader that goes on where another one stood after a batch."""
-    partition, seeds, _ = mine
-    graph = sar.construct_full_graph(partition)
-    sampler = sar.EdgePredictionSampler(sar.DistNeighborSampler([2, 2]), "self", negative_sampler=1)
-
-    def make(seed):
-        return sar.DataLoader(graph, seeds, sampler, 7, shuffle=True, seed=seed, foreign_seeds=True)
-
-    first, second = make(3), make(4)
-    batches = iter(first)
-    next(batches)
-    second.load_state_dict(first.state_dict())
-    finished = make(5)
-    last = iter(finished)
-    for _ in range(len(finished)):
-        next(last)
-    finished.load_state_dict(finished.state_dict())  # before the loop has seen the end of the epoch
-    with TestCase().assertLogs(logger, "WARNING") as logs:
-        assert not list(finished)
-    assert "epoch 0 of the loader was saved after its last batch" in logs.output[0]
-    assert list(finished)
-    expected = [describe_batch(b) for b in batches] + [describe_batch(b) for b in first]
-    return expected, [describe_batch(b) for b in second] + [describe_batch(b) for b in second]
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_loader_goes_on(pool, world_size):
-    case = plain_case(world_size)
-    given = [(p, ids, None) for p, ids in zip(case.partitions, seeds_of(case, world_size), strict=True)]
-    for expected, found in pool.run(resumed, per_rank=given):
-        assert len(expected) > 3
-        assert same(found, expected)
-
-
 def refused(mine, how):
     partition, wrong = mine
     graph = sar.construct_full_graph(partition)
-    own = graph.edges[BUYS].data[dgl.EID]
-    seeds, options = own, {"exclude": "self"}
+    own, options = graph.edges[BUYS].data[dgl.EID], {"exclude": "self"}
     if how == "alone":
         options = {"exclude": "reverse_types", "reverse_etypes": {"follows": "follows"}}
-        seeds = graph.edges[FOLLOWS].data[dgl.EID]
-    if how == "shape":
+        own = graph.edges[FOLLOWS].data[dgl.EID]
+    elif how == "shape":
         options = {"exclude": "reverse_id", "reverse_eids": {BUYS: own[wrong:]}}
-    if wrong:
-        seeds = {
-            "unknown": torch.tensor([120]),
-            "negative": torch.tensor([-1]),
-            "twice": own[[0, 0]],
-            "foreign": torch.tensor([119]),
-            "row": {BUYS: torch.tensor([99])},
-            "type": {"sells": torch.tensor([0])},
-            "mask": torch.ones(3, dtype=torch.bool),
-        }.get(how, seeds)
-        options = {"exclude": None} if how == "settings" else options
+    elif how == "settings" and wrong:
+        options = {"exclude": None}
+    seeds = {
+        "unknown": torch.tensor([120]),
+        "negative": torch.tensor([-1]),
+        "twice": own[[0, 0]],
+        "foreign": torch.tensor([119]),
+        "split": torch.tensor([119]),
+        "row": {BUYS: torch.tensor([99])},
+        "type": {"sells": torch.tensor([0])},
+        "mask": torch.ones(3, dtype=torch.bool),
+    }.get(how, own)
+    seeds = seeds if wrong else own
     if how == "split":
-        return catch_and_recover(sar.split_edges, graph, torch.tensor([119]) if wrong else own)
+        return catch_and_recover(sar.split_edges, graph, seeds)
     sampler = sar.EdgePredictionSampler(sar.DistNeighborSampler([1]), **options)
     return catch_and_recover(lambda: sar.DataLoader(graph, seeds, sampler, foreign_seeds=how == "unknown"))
 
@@ -353,12 +315,14 @@ def test_wrong_edges_on_one_worker_are_an_error_on_all(pool, world_size, how, wo
         assert "SarError" in failure.bases
 
 
+NOT_UNIFORM = dgl.dataloading.negative_sampler.GlobalUniform(2)
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"exclude": "all"}, {"exclude": "reverse_id"}, {"exclude": "reverse_types"}]
-    + [
-        {"negative_sampler": bad}
-        for bad in (-1, 1.5, True, {BUYS: -1}, dgl.dataloading.negative_sampler.GlobalUniform(2))
+    [
+        *({"exclude": rule} for rule in ("all", "reverse_id", "reverse_types")),
+        *({"negative_sampler": bad} for bad in (-1, 1.5, True, {BUYS: -1}, NOT_UNIFORM)),
     ],
     ids=range(8),
 )

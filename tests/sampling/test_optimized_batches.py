@@ -6,7 +6,7 @@ import torch
 import sar
 from sar.errors import PartitionError
 from sar.sampling import SeedBatches
-from sar.sampling.seed_batches import seed_parts
+from sar.sampling.seeds import seed_parts
 from tests.graphs import EdgeList, partition_in_memory
 from tests.sampling.scenes import global_ids, typed_parts
 

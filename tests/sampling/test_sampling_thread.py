@@ -86,26 +86,6 @@ def test_same_batches_with_a_thread(pool, given):
                 check_blocks(parts, described, ids, FANOUTS, False)
 
 
-def epoch_after_an_error(mine):
-    """Worker 1 fails where the others start their threads; then all go on."""
-
-    def fail():
-        loader = make_loader(mine, num_workers=1)
-        if sar.rank() == 1:
-            raise ValueError("on purpose")
-        next(iter(loader))
-
-    failure = catch_and_recover(fail)
-    return failure, len(list(make_loader(mine, num_workers=1)))
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_threads_start_after_an_error(pool, given):
-    for failure, batches in pool.run(epoch_after_an_error, per_rank=given[1]):
-        assert failure is not None
-        assert batches > 1
-
-
 def keep_labels(mine):
     """Keep the labels of batches with large features; bytes of the features, and how many are still mapped."""
     partition, _ = mine
@@ -138,7 +118,17 @@ def test_kept_labels_do_not_keep_features(pool, given):
 
 
 def several_loops(mine):
-    """Batches of two loops over one loader at a time, with other calls between; and sums of these calls."""
+    """Batches of two loops over one loader at a time, with other calls between; and sums of these calls.
+
+    Before, worker 1 fails where the others start their threads.
+    """
+
+    def fail():
+        loader = make_loader(mine, num_workers=1)
+        assert sar.rank() == 0, "on purpose"
+        next(iter(loader))
+
+    assert catch_and_recover(fail) is not None
     expected, loader = [describe(blocks) for blocks in make_loader(mine)], make_loader(mine, num_workers=2)
     loops, sums = ([], []), []
     for both in zip(loader, loader, strict=True):
@@ -153,7 +143,7 @@ def several_loops(mine):
 def test_loops_and_calls_at_a_time(pool, given):
     for expected, found, sums in pool.run(several_loops, per_rank=given[1]):
         assert same(found, expected)
-        assert sums == [3] * len(expected)
+        assert sums == [3] * len(expected) != []
 
 
 def leave_every_epoch(mine):
@@ -306,24 +296,18 @@ def changed_between_epochs(mine, num_workers):
     """Features, edge fields and weights of two epochs, changed in place by one worker between these."""
     partition, seeds = mine
     graph = sar.construct_full_graph(partition)
-    features, wide = torch.ones(graph.num_nodes(), 3), torch.ones(graph.num_nodes(), 4)
-    graph.edata["e"] = torch.ones(graph.num_edges())
-    graph.edata["w"] = torch.ones(graph.num_edges())
+    features = torch.ones(graph.num_nodes(), 3)
+    graph.edata["e"], graph.edata["w"] = torch.ones(graph.num_edges()), torch.ones(graph.num_edges())
     sampler = sar.DistNeighborSampler(
-        [3],
-        prob="w",
-        input_node_features={"x": features, "y": wide[:, 1:]},
-        output_node_features={"x": features},
+        [3], prob="w", input_node_features={"x": features}, output_node_features={"x": features}
     )
     loader = sar.DataLoader(graph, seeds, sampler, batch_size=4, seed=3, num_workers=num_workers)
-    found = []
-    for epoch in range(2):
-        if sar.rank() == 0 and epoch:
-            for tensor in (features, wide, graph.edata["e"]):
-                tensor.fill_(5 * epoch)
-            graph.edata["w"].fill_(1 - epoch)  # no edge into worker 0 is drawn in the last
-        found.append([describe(blocks) for blocks in loader])
-    return found
+    epochs = [[describe(blocks) for blocks in loader]]
+    if sar.rank() == 0:
+        features.fill_(5)
+        graph.edata["e"].fill_(5)
+        graph.edata["w"].zero_()  # no edge into worker 0 is drawn any more
+    return [*epochs, [describe(blocks) for blocks in loader]]
 
 
 @pytest.mark.parametrize("world_size", [corner(1), 2])
@@ -332,15 +316,11 @@ def test_changes_between_epochs(pool, world_size, num_workers, given):
     parts, mine = given
     _, end = parts.partitions[0].node_ranges[0]
     for epochs in pool.run(changed_between_epochs, num_workers, per_rank=mine):
-        for epoch, batches in enumerate(epochs):
-            value = 5 * epoch if epoch else 1
+        for value, batches in zip((1.0, 5.0), epochs, strict=True):
             for (block,) in batches:
-                sources, seeds = (block[side][dgl.NID] for side in ("src", "dst"))
-                of_worker_0 = sources < end
-                for field in (block["src"]["x"], block["src"]["y"]):
-                    assert (field[of_worker_0] == value).all()
-                    assert (field[~of_worker_0] == 1).all()
-                assert (block["dst"]["x"][seeds < end] == value).all()
-                into_worker_0 = seeds[block["edges"][1]] < end
-                assert not (epoch == 1 and into_worker_0.any())
-                assert torch.equal(block["edata"]["e"], torch.where(into_worker_0, float(value), 1.0))
+                into_worker_0 = block["dst"][dgl.NID][block["edges"][1]] < end
+                for side in ("src", "dst"):
+                    expected = torch.where(block[side][dgl.NID] < end, value, 1.0)
+                    assert torch.equal(block[side]["x"], expected.unsqueeze(1).expand(-1, 3))
+                assert torch.equal(block["edata"]["e"], torch.where(into_worker_0, value, 1.0))
+                assert value == 1 or not into_worker_0.any()

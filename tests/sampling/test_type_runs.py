@@ -69,21 +69,18 @@ def sample_one_type(partition):
             columns = block.srcnodes[etype[0]].data[NID][src], block.dstnodes[etype[2]].data[NID][dst], block.edata[EID]
             edges = sorted(zip(*(column.tolist() for column in columns), strict=True))
             assert found.setdefault(etype, edges) == edges
-    users = graph["follows"]
-    calls = [
-        (sar.DistNeighborSampler([2]).sample, users, graph.node_ids("item")),
-    ]
-    return found, [catch_and_recover(*call).bases for call in calls]
+    refused = catch_and_recover(sar.DistNeighborSampler([2]).sample, graph["follows"], graph.node_ids("item"))
+    return found, refused.bases
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_graph_of_one_edge_type(pool, world_size):
     """Its nodes' rows are counted within their types, although it has not all types of the whole graph."""
     partitions = typed_parts(world_size).partitions
-    for data, (found, failures) in zip(partitions, pool.run(sample_one_type, per_rank=partitions), strict=True):
+    for data, (found, bases) in zip(partitions, pool.run(sample_one_type, per_rank=partitions), strict=True):
         columns = [torch.cat(values) for values in zip(*(s.edges for s in data.all_shard_edges), strict=True)]
         columns += [torch.cat([s.edge_features[name] for s in data.all_shard_edges]) for name in (EID, NTYPE)]
         edges = sorted(zip(*(column.tolist() for column in columns), strict=True))
         for kind, etype in enumerate(data.edge_type_names):
             assert found[etype] == [edge[:3] for edge in edges if edge[3] == kind]
-        assert all("GraphError" in bases or "PeerError" in bases for bases in failures), failures
+        assert "GraphError" in bases or "PeerError" in bases

@@ -18,18 +18,8 @@ from sar.train.check import _read_sample
 from tests.core.attempts import catch_and_recover
 
 USERS = 150
-RIGHT = (
-    "plain",
-    "dropout",
-    "graph vector",
-    "norm of all",
-    "float32",
-    "sorted and back",
-    "DGL",
-    "PyG",
-    "edge features",
-    "two types",
-)
+OF_LIBRARIES = ("DGL", "PyG", "edge features", "two types", "mean of items", "mean before GAT")
+RIGHT = ("plain", "dropout", "graph vector", "norm of all", "float32", "sorted and back", *OF_LIBRARIES[:4])
 WRONG = {  # and words of the error
     "mean": ("input of center (Identity): code before it", "sar.nn.global_mean"),
     "deviation": ("input of center (Identity): code before it", "sar.nn.global_mean"),
@@ -135,7 +125,7 @@ def check(folder: str, how: str):
     """What `check_model` returns or raises, and whether it leaves everything as it was."""
     _say_once.cache_clear()
     sar.seed(0)
-    model: nn.Module = (Library if how in (*RIGHT[-4:], "mean of items", "mean before GAT") else Model)(how)
+    model: nn.Module = (Library if how in OF_LIBRARIES else Model)(how)
     model, other = sar.convert_batchnorm(model) if how == "norm of all" else model, Model("plain").double()
 
     sar.sync_params(other)
@@ -177,16 +167,12 @@ def test_right_and_wrong_scripts(pool, world_size, tmp_path):
         found, unchanged, workers = zip(*pool.run(check, folder, how), strict=True)
         assert all(unchanged), how
         assert workers == (world_size,) * world_size, how  # who go on together
+        agree = f"{max(world_size, 2)} workers and one process agree on output, loss, gradient (190 nodes"
+        right = agree, "torch.float32" if how == "float32" else "torch.float64"
         assert len(set(found)) == 1, how
-        if how in RIGHT:
-            assert (
-                f"{max(world_size, 2)} workers and one process agree on output, loss, gradient (190 nodes" in found[0]
-            )
-            assert ("torch.float32" if how == "float32" else "torch.float64") in found[0]
-        else:
-            assert found[0].startswith("ConfigError"), how
-            for words in WRONG[how]:
-                assert words in found[0], (how, found[0])
+        assert found[0].startswith("ConfigError") == (how in WRONG), how
+        for words in WRONG.get(how, right):
+            assert words in found[0], (how, found[0])
 
 
 def fail_on_worker_1(folder: str):

@@ -21,9 +21,10 @@ from torch import nn
 
 import sar
 from sar.comm import session
+from sar.comm.group import Group
+from sar.comm.process_transport import ProcessTransport
 from sar.comm.rows import BufferPool
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from tests.comm.test_liveness import with_quick_signs
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import THREAD
@@ -69,15 +70,8 @@ class Training:
         self.sparse = sar.nn.SparseAdam([self.emb], lr=0.1)
         self.others = [Other({"batch": 7}), Other([sar.rank(), "a list"])]
         self.numbers = []
-
-    @property
-    def state(self):
-        return {
-            "model": self.model,
-            "optimizer": [self.dense, self.sparse],
-            "embeddings": self.frozen,
-            "loaders": [self.loader, *self.others],
-        }
+        optimizers, loaders = [self.dense, self.sparse], [self.loader, *self.others]
+        self.state = {"model": self.model, "optimizer": optimizers, "embeddings": self.frozen, "loaders": loaders}
 
     def run(self, steps, save_at=None, folder=None):
         """So many steps from where the loader stands."""
@@ -106,12 +100,8 @@ class Training:
 
     def end(self):
         """All that training leads to."""
-        state = [
-            *self.model.state_dict().values(),
-            self.emb(),
-            self.frozen(),
-            *self.sparse.state[self.emb.weight].values(),
-        ]
+        rows = self.emb(), self.frozen(), *self.sparse.state[self.emb.weight].values()
+        state = [*self.model.state_dict().values(), *rows]
         return self.numbers, [torch.as_tensor(value).detach().clone() for value in state]
 
 
@@ -162,7 +152,7 @@ def save_by_two(mine, folder):
     if sar.rank() == 2:
         return None
     store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
-    group = session.group_of_processes(store, sar.rank(), 2)
+    group = Group(ProcessTransport(store, sar.rank(), 2))
     with session.standing_in(group, BufferPool(group.device)):
         mine = sar.load_dgl_partition_data(mine, sar.rank(), "cpu") if isinstance(mine, str) else mine
         seed_all(10 + sar.rank())
@@ -217,48 +207,46 @@ def test_other_workers_and_another_partitioning(pool, in_files, tmp_path):
 
 
 def leave_loops(partitions, folder):
-    """Whether a loader that loads the place of another one gives what that has not given."""
+    """The batches that a loader gives which goes on where another stood, and those that this one has not given yet."""
 
     def make(partition=partitions[0]):
         graph = sar.construct_full_graph(partition)
         seeds, sampler = torch.arange(*graph.node_ranges[sar.rank()]), sar.DistNeighborSampler([2])
         return sar.DataLoader(graph, seeds, sampler, BATCH, shuffle=True, seed=1)
 
-    def seeds_of(blocks):
-        return blocks[-1].dstdata["_ID"].tolist()
+    def batches(of):
+        return [blocks[-1].dstdata["_ID"].tolist() for blocks in of]
 
     def rest():
         other = make()
         other.load_state_dict(loader.state_dict())
-        return [seeds_of(blocks) for blocks in other]
+        return batches(other)
 
     loader = make()
-    epochs = [[seeds_of(blocks) for blocks in loader] for _ in range(4)]
-    loader, found = make(), []
-    for number, _ in enumerate(loader):
-        if number == 1:
-            break
+    epochs = [batches(loader) for _ in range(4)]
+    loader, loaded = make(), make()
+    batches(itertools.islice(loader, 2))
     sar.save_checkpoint(folder, loaders=loader)
-    loaded = make()
     sar.load_checkpoint(folder, loaders=loaded)
-    found.append([seeds_of(blocks) for blocks in loaded] == epochs[0][2:])
-    batches = iter(loader)  # of the next epoch, as ever
-    found.append(rest() == epochs[1])
-    found.append(seeds_of(next(batches)) == epochs[1][0])
-    found.append(rest() == epochs[1][1:])
-    for _ in zip(range(len(loader)), loader, strict=False):
+    found = [(batches(loaded), epochs[0][2:])]
+    iterator = iter(loader)  # of the next epoch, as ever
+    found.append((rest(), epochs[1]))
+    found.append((batches(itertools.islice(iterator, 1)), epochs[1][:1]))
+    found.append((rest(), epochs[1][1:]))
+    for _ in zip(range(len(loader)), loader, strict=False):  # to the last batch, but not to the end of the loop
         pass
-    found.append(rest() == epochs[3])
+    found.append((rest(), epochs[3]))
     elsewhere = make(partitions[1])
     elsewhere.load_state_dict(make().state_dict() | {"batch": 1})
-    return [*found, elsewhere.state_dict()["batch"] == 0, len(epochs[0]) > 2]
+    return [*found, (elsewhere.state_dict()["batch"], 0)], len(epochs[0])
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_a_loop_that_was_left_goes_on(pool, world_size, tmp_path):
     partitions = list(zip(cut(1, world_size), cut(2, world_size), strict=True))
-    for found in pool.run(leave_loops, tmp_path, per_rank=partitions):
-        assert found == [True] * 7
+    for found, batches in pool.run(leave_loops, tmp_path, per_rank=partitions):
+        assert all(rest == expected for rest, expected in found), found
+        assert batches > 2
 
 
 class Simple:
@@ -290,48 +278,31 @@ def names_in(folder):
 
 
 def keep_and_choose(folder):
-    simple = Simple()
+    simple, stop = Simple(), sar.EarlyStopping()
     first = sar.load_checkpoint(folder / "none", model=simple.model, missing_ok=True)
     for step in (1, 2, 3, 2):
-        simple.save(folder, step, keep=3)
+        simple.save(folder, step, keep=3, loaders=stop)
     kept = names_in(folder)
     sar.comm.all_reduce(torch.zeros(1))  # or the next save would be seen
-    newest, chosen = simple.load(folder), simple.load(folder, step=3)
-    said = (folder / "latest").read_text()
+    loaded = simple.load(folder, loaders=stop), simple.load(folder, step=3, loaders=stop)
+    said, random_state = (folder / "latest").read_text(), torch.get_rng_state()
+    alone = sar.load_checkpoint(folder, model=simple.model)["step"], bool((simple.model.weight == 2).all())
+    assert torch.equal(torch.get_rng_state(), random_state)  # a model that is loaded alone is to be evaluated
     simple.save(folder, 4, keep=1)
-    return first, kept, newest, chosen, names_in(folder), said
+    return first, kept, loaded, said, alone, names_in(folder)
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_the_checkpoints_saved_last_are_kept(pool, tmp_path):
-    for first, kept, newest, chosen, left, said in pool.run(keep_and_choose, tmp_path):
-        assert said == "step-000002.1\n"
-        assert first == {"step": 0, "extra": None}
-        assert kept == ["step-000002", "step-000002.1", "step-000003"]
-        assert (newest, chosen) == (2, 3)
-        assert left == ["step-000004"]
-
-
-def load_model_alone(folder):
-    Simple().save(folder, 3, loaders=sar.EarlyStopping())
-    model, before = nn.Linear(40, 40), torch.get_rng_state()
-    loaded = sar.load_checkpoint(folder, model=model)
-    return loaded["step"], bool((model.weight == 3).all()), torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_model_is_loaded_alone(pool, tmp_path):
-    """As to evaluate it, from a checkpoint of training."""
-    assert pool.run(load_model_alone, tmp_path) == [(3, True, True)] * 2
+    kept = ["step-000002", "step-000002.1", "step-000003"]
+    expected = {"step": 0, "extra": None}, kept, (2, 3), "step-000002.1\n", (2, True), ["step-000004"]
+    assert pool.run(keep_and_choose, tmp_path) == [expected] * 2
 
 
 LR = torch.optim.lr_scheduler
 SCHEDULERS = [
     lambda optimizer: LR.StepLR(optimizer, 2, 0.5),
-    lambda optimizer: LR.MultiStepLR(optimizer, [1, 6], 0.5),
     lambda optimizer: LR.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
-    lambda optimizer: LR.CosineAnnealingWarmRestarts(optimizer, 3),
-    lambda optimizer: LR.OneCycleLR(optimizer, 0.5, total_steps=9),
     lambda optimizer: LR.ReduceLROnPlateau(optimizer, patience=0),
     lambda optimizer: LR.SequentialLR(
         optimizer, [LR.LinearLR(optimizer, total_iters=3), LR.ExponentialLR(optimizer, 0.9)], [3]
@@ -341,29 +312,29 @@ SCHEDULERS = [
 
 def schedule(folder):
     """For each scheduler the rates of steps without a break, and of those after saving and loading."""
+
+    def rates(steps, optimizer, scheduler):
+        for step in steps:
+            optimizer.step()
+            scheduler.step(*([step] if isinstance(scheduler, LR.ReduceLROnPlateau) else []))
+            yield optimizer.param_groups[0]["lr"]
+
+    def made(make):
+        optimizer = Simple().optimizer
+        return {"optimizer": optimizer, "scheduler": make(optimizer)}
+
     found = []
     for number, make in enumerate(SCHEDULERS):
-
-        def rates(steps, simple, scheduler):
-            for step in steps:
-                simple.optimizer.step()
-                scheduler.step(*([step] if isinstance(scheduler, LR.ReduceLROnPlateau) else []))
-                yield simple.optimizer.param_groups[0]["lr"]
-
-        simple = Simple()
-        state = {"optimizer": simple.optimizer, "scheduler": make(simple.optimizer)}
-        list(rates(range(4), simple, state["scheduler"]))
+        state, other = made(make), made(make)
+        list(rates(range(4), **state))
         sar.save_checkpoint(folder / str(number), **state)
-        expected = list(rates(range(4, 8), simple, state["scheduler"]))
-        simple = Simple()
-        state = {"optimizer": simple.optimizer, "scheduler": make(simple.optimizer)}
-        sar.load_checkpoint(folder / str(number), **state)
-        found.append((expected, list(rates(range(4, 8), simple, state["scheduler"]))))
-    scheduler = SCHEDULERS[-2](simple.optimizer)
-    scheduler.step(sar.rank())  # its own value
+        sar.load_checkpoint(folder / str(number), **other)
+        found.append([list(rates(range(4, 8), **one)) for one in (state, other)])
+    state = made(SCHEDULERS[-2])
+    state["scheduler"].step(sar.rank())  # its own value
     wrong = [
-        lambda: sar.load_checkpoint(folder / "0", optimizer=simple.optimizer),
-        lambda: sar.save_checkpoint(folder / "x", scheduler=scheduler),
+        lambda: sar.load_checkpoint(folder / "0", optimizer=state["optimizer"]),
+        lambda: sar.save_checkpoint(folder / "x", scheduler=state["scheduler"]),
     ]
     return found, [require(catch_and_recover(attempt)).message for attempt in wrong]
 
@@ -523,7 +494,7 @@ def test_a_worker_that_dies_while_saving(pool, world_size, victim, number, left,
     assert victim == 0 or names_in(tmp_path) == ["step-000001"]
 
 
-def frozen(folder, victim, number, loading, quick):
+def frozen(folder, victim, number, loading):
     """Step 1 is there; a worker is stopped at the n-th operation of loading it, or of saving step 2."""
     simple, process = Simple(), folder.with_name("process")
     simple.save(folder, 1)
@@ -533,6 +504,7 @@ def frozen(folder, victim, number, loading, quick):
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def program():
+        sar.Config.timeout = 4.0
         if sar.rank() == victim:
             Countdown(number, folder, stop).install()
         if loading:
@@ -542,32 +514,25 @@ def frozen(folder, victim, number, loading, quick):
 
     began = time.monotonic()
     try:
-        return require(with_quick_signs(program) if quick else catch(program)), time.monotonic() - began
+        return require(catch(program)), time.monotonic() - began
     finally:
         os.kill(int(process.read_text()), signal.SIGKILL)  # for the pool, which waits for all
 
 
-SLOWLY_FROZEN = [
-    *itertools.product([0], [3, 12, 26], [False], [True]),
-    *itertools.product([0, 1], [2], [True], [True]),
-    *itertools.product([0, 1], [2], [False, True], [False]),
-]
-
-
 @pytest.mark.processes("of a frozen process")
 @pytest.mark.parametrize(
-    "world_size, victim, number, loading, quick",
-    [(2, 1, 4, False, True), *(pytest.param(2, *case, marks=pytest.mark.slow) for case in SLOWLY_FROZEN)],
+    "world_size, victim, number, loading",
+    [(2, 1, 4, False), (2, 0, 3, False), (2, 0, 12, False), (2, 0, 26, False), (2, 0, 2, True), (2, 1, 2, True)],
 )
 @pytest.mark.slow
-def test_a_worker_that_freezes(pool, world_size, victim, number, loading, quick, tmp_path):
-    outcomes = pool.outcomes(frozen, tmp_path / "x", victim, number, loading, quick, timeout=220)
+def test_a_worker_that_freezes(pool, world_size, victim, number, loading, tmp_path):
+    outcomes = pool.outcomes(frozen, tmp_path / "x", victim, number, loading, timeout=100)
     assert outcomes[victim].kind == "Died"
     failure, seconds = outcomes[1 - victim].value
-    assert failure.kind == "PeerError"
+    assert failure.kind == "CommunicationTimeout"
     assert "frozen" in failure.message
-    assert f"orker {victim}" in failure.message
-    assert seconds < (60 if quick else 180)
+    assert f"for worker {victim} in:" in failure.message
+    assert seconds < 60
     assert pool.run(load_simple, tmp_path / "x") == [1, 1]
     assert victim == 0 or names_in(tmp_path / "x") == ["step-000001"]
 

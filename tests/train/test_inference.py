@@ -1,4 +1,4 @@
-"""`sar infer`: outputs of some nodes, against DGL and PyTorch Geometric on the whole graph in one process."""
+"""`sar infer`: outputs of all nodes and of some, against DGL and PyTorch Geometric in one process."""
 
 import resource
 from collections.abc import Iterator
@@ -6,53 +6,80 @@ from pathlib import Path
 
 import sar  # isort: skip  (before dgl)
 import dgl
-import dgl.function as fn
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
 import torch
 import torch_geometric.nn as gnn
-from dgl.nn import EdgeWeightNorm, GATConv, GraphConv, HeteroGraphConv, PNAConv, SAGEConv, SGConv
+from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
 from torch import nn
 
 from sar.cli import main
-from sar.data.partition_json import read_partition_json
+from sar.comm import session
+from sar.comm.rows import BufferPool
 from sar.errors import ConfigError, GraphError, PartitionError
-from sar.train import inference
+from sar.train.counted_graph import CountingGroup
 from sar.train.inference import infer
 
 NODES = np.array([41, 3, 250, 3, 77])
 
 
-class Stack(nn.Module):
-    """Two layers of DGL's."""
+@pytest.fixture(autouse=True)
+def one_process() -> Iterator[None]:
+    """A job of this process alone, and DGL's layers as they were before a graph was made."""
+    with session.standing_in(CountingGroup(0, 1), BufferPool(torch.device("cpu"))):
+        sar.unpatch_dgl()
+        yield
+        sar.unpatch_dgl()
 
+
+class OfDgl(nn.Module):
     def __init__(self, *layers: nn.Module, weight: str | None = None) -> None:
         super().__init__()
-        self.layers, self.weight = nn.ModuleList(layers), weight
-        self.norm = nn.BatchNorm1d(8)
+        self.layers, self.weight, self.norm = nn.ModuleList(layers), weight, nn.BatchNorm1d(8)
 
     def forward(self, graph, x):
-        first, last = self.layers
         options = {} if self.weight is None else {"edge_weight": graph.edata[self.weight]}
-        return last(graph, self.norm(first(graph, x, **options).flatten(1)).relu(), **options).flatten(1)
+        x = self.norm(self.layers[0](graph, x, **options).flatten(1)).relu()
+        return self.layers[1](graph, x, **options).flatten(1)
 
 
-def sparse_graph() -> dgl.DGLGraph:
-    """A graph in which two hops are few nodes, some nodes without neighbours but themselves."""
+class OfPyg(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, graph, x):
+        edges = torch.stack(graph.edges()) if isinstance(graph, dgl.DGLGraph) else sar.pyg.edge_index(graph)
+        for layer in self.layers:
+            x = layer(x, edges) if isinstance(layer, gnn.MessagePassing) else layer(x)
+        return x
+
+
+MODELS = {
+    "GraphConv": lambda: OfDgl(GraphConv(5, 8), GraphConv(8, 3)),  # reads out-degrees of sources
+    "edge weights": lambda: OfDgl(GraphConv(5, 8, "right"), SAGEConv(8, 3, "mean"), weight="w"),
+    "GATConv": lambda: OfDgl(GATConv(5, 4, 2), GATConv(8, 3, 1)),
+    "GCNConv of PyG": lambda: OfPyg(gnn.GCNConv(5, 8, cached=True), nn.BatchNorm1d(8), gnn.GCNConv(8, 3)),
+    "GATConv of PyG": lambda: OfPyg(gnn.GATConv(5, 8), gnn.GATConv(8, 3)),
+}
+
+
+def make_whole(num_nodes: int = 300) -> dgl.DGLGraph:
     random = torch.Generator().manual_seed(0)
-    graph = dgl.graph((torch.randint(300, (350,), generator=random), torch.randint(280, (350,), generator=random)))
-    graph = dgl.add_self_loop(dgl.add_nodes(graph, 300 - graph.num_nodes()))
-    graph.ndata["feat"] = torch.rand(300, 5, generator=random, dtype=torch.float64)
-    graph.ndata["label"] = torch.randint(3, (300,), generator=random)
+    ends = (torch.randint(num_nodes, (700,), generator=random) for _ in range(2))
+    graph = dgl.add_self_loop(dgl.graph(tuple(ends), num_nodes=num_nodes))
+    graph.ndata["feat"] = torch.rand(num_nodes, 5, generator=random, dtype=torch.float64)
+    graph.ndata["label"] = torch.randint(3, (num_nodes,), generator=random)
     graph.edata["w"] = torch.rand(graph.num_edges(), generator=random, dtype=torch.float64)
     return graph
 
 
 @pytest.fixture(scope="module")
 def whole() -> dgl.DGLGraph:
-    return sparse_graph()
+    return make_whole()
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +89,8 @@ def folder(whole, tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def dgl_as_it_was() -> Iterator[None]:
-    """Making a graph patches DGL's layers."""
-    sar.unpatch_dgl()
-    yield
-    sar.unpatch_dgl()
-
-
 def saved(model: nn.Module, path: Path) -> Path:
-    """Its state, with parameters that are not those that it is made with, in a file."""
+    """The file of its state, with parameters that are not those that it is made with."""
     generator = torch.Generator().manual_seed(5)
     state = {
         name: torch.rand(value.shape, generator=generator, dtype=torch.float64) if value.is_floating_point() else value
@@ -82,245 +101,147 @@ def saved(model: nn.Module, path: Path) -> Path:
     return path
 
 
-MODELS = {
-    "sage": lambda: Stack(SAGEConv(5, 8, "mean"), SAGEConv(8, 3, "pool")),
-    "gcn": lambda: Stack(GraphConv(5, 8), GraphConv(8, 3)),  # reads out-degrees of sources
-    "weighted": lambda: Stack(GraphConv(5, 8, "right"), SAGEConv(8, 3, "mean"), weight="w"),
-    "gat": lambda: Stack(GATConv(5, 4, 2), GATConv(8, 3, 1)),
-}
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_as_on_the_whole_graph(name, whole, folder, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(inference, "_read", lambda *call, read=inference._read: asked.append(call[2]) or read(*call))
-    model = MODELS[name]()
-    weights = saved(model, tmp_path / "model.pt")
+def test_outputs_equal_those_of_one_machine(name, whole, folder, tmp_path):
+    model, make_model = MODELS[name](), lambda info: MODELS[name]()
+    weights, out = saved(model, tmp_path / "model.pt"), tmp_path / "out.npy"
     with torch.no_grad():
-        expected = model(whole, whole.ndata["feat"])[NODES].numpy()
-    for hops in (None, 2):
-        found = infer(folder, lambda info: MODELS[name](), weights, NODES, hops=hops)
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-    assert asked == [0, 2, 0, 2]  # of stand-ins, and as many hops as there are layers
-    with pytest.raises(GraphError, match=r"layers\.1, or code before it, uses more of the graph than 1 hops"):
-        infer(folder, lambda info: MODELS[name](), weights, NODES, hops=1)
-    assert infer(folder, lambda info: MODELS[name](), weights, NODES[:0]).shape == (0, 3)
+        expected = model(whole, whole.ndata["feat"]).numpy()
+    for workers, spill in ((1, None), (2, None), (None, tmp_path)):
+        infer(folder, make_model, weights, out=out, workers=workers, spill=spill)
+        np.testing.assert_allclose(np.load(out), expected, rtol=1e-10, atol=1e-10)
+    infer(folder, make_model, weights, NODES, out=out)
+    np.testing.assert_allclose(np.load(out), expected[NODES], rtol=1e-10, atol=1e-10)
+    assert {file.name for file in tmp_path.iterdir()} == {"model.pt", "out.npy"}
 
 
-def test_no_more_is_read_than_outputs_depend_on(whole, folder):
-    spec = read_partition_json(folder)
-    _, nodes = inference._find_nodes(spec, None, NODES)
-    found = inference._read(spec, nodes.unique(), 2)
-    expected, _ = dgl.khop_in_subgraph(whole, np.unique(NODES), k=2)
-    assert len(found.nodes) == expected.num_nodes() < 100
-    assert found.node_features["_N/feat"].shape == (expected.num_nodes(), 5)
+def of_a_job(folder, weights, out, workers):
+    infer(folder, lambda info: MODELS["GraphConv"](), weights, out=out, workers=workers)
 
 
-@pytest.mark.parametrize("layer", ["GCNConv", "GATConv", "SAGEConv"])
-def test_layers_of_pyg(layer, whole, folder, tmp_path):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = getattr(gnn, layer)(5, 8), getattr(gnn, layer)(8, 3)  # GCN: degrees of sources
-
-        def forward(self, graph, x):
-            edges = graph if isinstance(graph, torch.Tensor) else sar.pyg.edge_index(graph)
-            return self.last(self.first(x, edges).relu(), edges)
-
-    model = Model()
-    weights = saved(model, tmp_path / "model.pt")
+@pytest.mark.parametrize("world_size", [2])
+def test_processes_of_a_job_share_the_partitions(pool, world_size, whole, folder, tmp_path):
+    """Three partitions: on two processes with one share each, and with two workers each."""
+    model = MODELS["GraphConv"]()
+    weights, out = saved(model, tmp_path / "model.pt"), tmp_path / "out.parquet"
     with torch.no_grad():
-        expected = model(torch.stack(whole.edges()), whole.ndata["feat"])[NODES].numpy()
-    for hops in (None, 2):
-        found = infer(folder, lambda info: Model(), weights, NODES, hops=hops)
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-
-
-class Lone(nn.Module):
-    """A module, and a function of it, the graph and the features."""
-
-    def __init__(self, module, function):
-        super().__init__()
-        self.layer, self.function = module, function
-
-    def forward(self, graph, x):
-        return self.function(self.layer, graph, x)
-
-
-def lone(make, function=lambda layer, graph, x: layer(graph, x)):
-    return lambda: Lone(make(), function)
-
-
-def sage():
-    return SAGEConv(5, 3, "mean")
-
-
-def after(change):
-    """A layer whose output is changed, by a function of it, the graph and the features."""
-    return lone(sage, lambda layer, graph, x: change(layer(graph, x), graph, x))
-
-
-def on_edges(layer, graph, x):
-    return layer(x, torch.stack(graph.edges()) if isinstance(graph, dgl.DGLGraph) else sar.pyg.edge_index(graph))
-
-
-def size(graph):
-    """Nodes and edges of the whole graph."""
-    if isinstance(graph, dgl.DGLGraph):
-        return graph.num_nodes() / graph.num_edges()
-    return graph.num_nodes_global() / graph.num_edges_global()
-
-
-def by_source(layer, graph, x):
-    with graph.local_scope():
-        graph.edata["a"] = dgl.nn.functional.edge_softmax(graph, graph.edata["w"].unsqueeze(1), norm_by="src")
-        graph.srcdata["h"] = layer(x)
-        graph.update_all(fn.u_mul_e("h", "a", "m"), fn.sum("m", "h"))
-        return graph.dstdata["h"]
-
-
-def normed(layers, graph, x):
-    return layers[1](graph, x, edge_weight=layers[0](graph, graph.edata["w"]))
-
-
-EXACT = {
-    "counts": after(lambda out, graph, x: out * size(graph)),
-    "out-degrees": lone(sage, lambda layer, graph, x: layer(graph, x * graph.out_degrees().unsqueeze(1))),
-    "self-loops": lone(sage, lambda layer, graph, x: layer(graph.remove_self_loop().add_self_loop(), x)),
-    "PNAConv": lone(lambda: PNAConv(5, 3, ["mean", "max"], ["identity", "amplification"], 2.5)),  # by all nodes' number
-    "SGConv, cached": lone(lambda: SGConv(5, 3, 2, cached=True)),
-    "GCNConv, cached": lone(lambda: gnn.GCNConv(5, 3, cached=True), on_edges),
-    "without parameters": lone(lambda: gnn.APPNP(2, 0.1), on_edges),
-}
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_what_needs_the_whole_graph_and_is_known_of_it(name, whole, folder, tmp_path):
-    model = EXACT[name]()
-    weights = saved(model, tmp_path / "model.pt")
-    with torch.no_grad():
-        expected = model(whole, whole.ndata["feat"])[NODES].numpy()
-    np.testing.assert_allclose(infer(folder, lambda info: EXACT[name](), weights, NODES, check=9), expected, rtol=1e-10)
-
-
-REFUSED = {  # by what the error says
-    "EdgeWeightNorm layer.0,": lone(lambda: nn.ModuleList([EdgeWeightNorm("both"), GraphConv(5, 3, "none")]), normed),
-    "Lone,": lone(lambda: nn.Linear(5, 3), by_source),
-    "ChebConv layer,": lone(lambda: gnn.ChebConv(5, 3, 3), on_edges),
-    "SAGEConv layer.conv_out,": lone(lambda: gnn.DirGNNConv(gnn.SAGEConv(5, 3)), on_edges),
-    "HypergraphConv was called with": lone(lambda: gnn.HypergraphConv(5, 3), on_edges),
-    "GraphNorm layer,": lone(lambda: gnn.GraphNorm(5), lambda layer, graph, x: layer(x)),
-    "Dropout layer,": lone(lambda: nn.Dropout(), lambda layer, graph, x: layer.train()(x)),
-    r"raised an error on 7 nodes .*\(RuntimeError: ": lone(
-        lambda: nn.Embedding(300, 5), lambda layer, graph, x: layer.weight + x
-    ),
-    r"returns .*3\]\); expected 7 rows": after(lambda out, graph, x: out[:1]),
-    "returns <class 'tuple'>": after(lambda out, graph, x: (out, x)),
-}
-CHANGED = {
-    "mean": lambda out, graph, x: out - out.mean(0),
-    "greatest": lambda out, graph, x: out / out.sigmoid().max(),
-    "least weight": lambda out, graph, x: out / graph.edata["w"].min(),
-    "in-degrees": lambda out, graph, x: out / graph.in_degrees().max(),
-    "out-degrees": lambda out, graph, x: out / graph.out_degrees().max(),
-    "nodes here": lambda out, graph, x: out / graph.num_nodes(),
-    "rows": lambda out, graph, x: out + torch.arange(len(x)).unsqueeze(1),
-    "parity of rows": lambda out, graph, x: out + torch.arange(len(x)).unsqueeze(1) % 2,
-    "rows from the last": lambda out, graph, x: out + torch.arange(len(x)).flip(0).unsqueeze(1),
-    "IDs": lambda out, graph, x: out + graph.node_ids().unsqueeze(1),
-    "random": lambda out, graph, x: out + torch.rand_like(out),
-    "width": lambda out, graph, x: out @ out.T,
-}
-ALL_REFUSED = [*REFUSED.items(), *(("Lone, or code before it,", after(change)) for change in CHANGED.values())]
-
-
-@pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("said, make", ALL_REFUSED, ids=[*REFUSED, *CHANGED])
-def test_more_than_the_neighborhood_is_refused(said, make, folder, tmp_path):
-    weights = saved(make(), tmp_path / "model.pt")
-    torch.manual_seed(0)  # else dropout draws the same for a node in two runs once in 32 times
-    with pytest.raises(GraphError, match=said):
-        infer(folder, lambda info: make(), weights, NODES)
-
-
-def test_check_compares_with_the_whole_graph(folder, tmp_path):
-    """A model that tells small graphs from large ones looks alike under all surroundings."""
-    make = after(lambda out, graph, x: out * (1 + (graph.num_nodes() > 250)))
-    weights = saved(make(), tmp_path / "model.pt")
-    infer(folder, lambda info: make(), weights, NODES)
-    with pytest.raises(GraphError, match=r"Lone, or .* on the whole graph"):
-        infer(folder, lambda info: make(), weights, NODES, check=2)
-
-
-def test_tensors_keep_their_dtypes(whole, folder, tmp_path):
-    make = lone(
-        lambda: nn.ModuleList([sage(), nn.BatchNorm1d(3)]),
-        lambda layers, graph, x: layers[1](layers[0](graph, x).to(layers[1].bias.dtype)),
-    )
-    model = make()
-    saved(model, tmp_path / "model.pt")
-    model.layer[1].bias.data += 1000.3  # 1000 in bfloat16
-    with torch.no_grad():
-        expected = model(whole, whole.ndata["feat"])[NODES].numpy()
-    model.layer[0].bfloat16(), model.layer[1].float()
-    for tolerance in 0.05, 4:
-        torch.save(model.state_dict(), tmp_path / "model.pt")
-        found = infer(folder, lambda info: make(), tmp_path / "model.pt", NODES)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, expected, atol=tolerance)
-        model.bfloat16()
-
-
-def typed_graph(seed: int) -> dgl.DGLGraph:
-    random = torch.Generator().manual_seed(seed)
-
-    def ends(sources, destinations, count):
-        return torch.randint(sources, (count,), generator=random), torch.randint(
-            destinations, (count,), generator=random
-        )
-
-    edges = {
-        ("author", "writes", "paper"): ends(90, 120, 160),
-        ("paper", "cites", "paper"): ends(120, 120, 150),
-        ("paper", "by", "author"): ends(120, 90, 160),
-    }
-    graph = dgl.heterograph(edges, {"author": 90, "paper": 120})
-    for ntype, width in (("author", 4), ("paper", 6)):
-        rows = graph.num_nodes(ntype)
-        graph.nodes[ntype].data["feat"] = torch.rand((rows, width), generator=random, dtype=torch.float64)
-    return graph
+        expected = model(whole, whole.ndata["feat"]).numpy()
+    for workers in (1, None):
+        pool.run(of_a_job, folder, weights, out, workers)
+        table = pandas.read_parquet(out)
+        assert table["id"].tolist() == list(range(300))
+        np.testing.assert_allclose(table[["out_0", "out_1", "out_2"]], expected, rtol=1e-10, atol=1e-10)
 
 
 class Typed(nn.Module):
-    def __init__(self, etypes, widths):
+    def __init__(self, etypes, widths, *, of_pyg):
         super().__init__()
-        kinds = {"norm": "both", "allow_zero_in_degree": True}
-        self.first = HeteroGraphConv({r: SAGEConv((widths[u], widths[v]), 8, "mean") for u, r, v in etypes})
-        self.last = HeteroGraphConv({r: GraphConv(8, 3, **kinds) for _, r, _ in etypes})
+        self.of_pyg = of_pyg
+        if of_pyg:
+            self.first = gnn.HeteroConv({(u, r, v): gnn.SAGEConv((widths[u], widths[v]), 8) for u, r, v in etypes})
+            self.last = gnn.HeteroConv({etype: gnn.SAGEConv(8, 3) for etype in etypes})
+        else:
+            kinds = {"norm": "both", "allow_zero_in_degree": True}
+            self.first = HeteroGraphConv({r: SAGEConv((widths[u], widths[v]), 8, "mean") for u, r, v in etypes})
+            self.last = HeteroGraphConv({r: GraphConv(8, 3, **kinds) for _, r, _ in etypes})
 
     def forward(self, graph, x):
-        return self.last(graph, {ntype: rows.relu() for ntype, rows in self.first(graph, x).items()})
+        if not self.of_pyg:
+            return self.last(graph, {ntype: rows.relu() for ntype, rows in self.first(graph, x).items()})
+        if isinstance(graph, dgl.DGLGraph):
+            edges = {etype: torch.stack(graph.edges(etype=etype)) for etype in graph.canonical_etypes}
+        else:
+            edges = sar.pyg.edge_index(graph)
+        return self.last({ntype: rows.relu() for ntype, rows in self.first(x, edges).items()}, edges)
 
 
-def test_types_and_a_graph_that_is_new(tmp_path):
-    """Trained on one graph, asked about another."""
-    old, new = typed_graph(0), typed_graph(1)
-    model = Typed(old.canonical_etypes, {"author": 4, "paper": 6})
-    weights = saved(model, tmp_path / "model.pt")
+@pytest.mark.parametrize("of_pyg", [False, True])
+def test_node_types(of_pyg, tmp_path):
+    random = torch.Generator().manual_seed(0)
+    counts, widths = {"author": 90, "paper": 120}, {"author": 4, "paper": 6}
+    etypes = [("author", "writes", "paper"), ("paper", "cites", "paper"), ("paper", "by", "author")]
+    edges = {
+        (u, r, v): tuple(torch.randint(counts[of], (160,), generator=random) for of in (u, v)) for u, r, v in etypes
+    }
+    whole = dgl.heterograph(edges, counts)
+    for ntype, width in widths.items():
+        whole.nodes[ntype].data["feat"] = torch.rand(counts[ntype], width, generator=random, dtype=torch.float64)
+    model = Typed(whole.canonical_etypes, widths, of_pyg=of_pyg)
+    weights, out = saved(model, tmp_path / "model.pt"), tmp_path / "out.npy"
     with torch.no_grad():
-        expected = model(new, {ntype: new.nodes[ntype].data["feat"] for ntype in new.ntypes})["paper"]
-    sar.partition_graph(new, "new", 3, tmp_path / "new", part_method="random")
+        expected = model(whole, {ntype: whole.nodes[ntype].data["feat"] for ntype in counts})["paper"].numpy()
+    sar.partition_graph(whole, "typed", 3, tmp_path / "p", part_method="random")
 
-    def make(info):
-        assert info.num_nodes == {"author": 90, "paper": 120}
-        return Typed(info.canonical_etypes, info.in_widths)
+    def make_model(info):
+        assert info.num_nodes == counts
+        return Typed(info.canonical_etypes, info.in_widths, of_pyg=of_pyg)
 
-    nodes = np.array([119, 0, 55])
-    for hops in (None, 2):
-        found = infer(tmp_path / "new", make, weights, nodes, ntype="paper", hops=hops)
-        np.testing.assert_allclose(found, expected[nodes].numpy(), rtol=1e-10, atol=1e-10)
+    infer(tmp_path / "p", make_model, weights, out=out, ntype="paper")
+    np.testing.assert_allclose(np.load(out), expected, rtol=1e-10, atol=1e-10)
+    infer(tmp_path / "p", make_model, weights, np.array([119, 0, 55]), out=out, ntype="paper")
+    np.testing.assert_allclose(np.load(out), expected[[119, 0, 55]], rtol=1e-10, atol=1e-10)
     with pytest.raises(ConfigError, match="ntype is None"):
-        infer(tmp_path / "new", make, weights, nodes)
+        infer(tmp_path / "p", make_model, weights, out=out)
+
+
+def test_dtypes_of_weights_stay_and_bfloat16_is_written_as_float32(whole, folder, tmp_path):
+    """1000.3 is 1000 in bfloat16."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = SAGEConv(5, 3, "mean"), nn.BatchNorm1d(3)
+
+        def forward(self, graph, x):
+            return self.norm(self.conv(graph, x).to(self.norm.bias.dtype))
+
+    model, weights, out = Mixed(), tmp_path / "model.pt", tmp_path / "out.npy"
+    saved(model, weights)
+    model.norm.bias.data += 1000.3
+    with torch.no_grad():
+        expected = model(whole, whole.ndata["feat"]).numpy()
+    model.conv.bfloat16(), model.norm.float()
+    for tolerance in 0.05, 4:
+        torch.save(model.state_dict(), weights)
+        infer(folder, lambda info: Mixed(), weights, out=out)
+        assert np.load(out).dtype == np.float32
+        np.testing.assert_allclose(np.load(out), expected, atol=tolerance)
+        model.bfloat16()
+
+
+class Ending(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, graph, x):
+        return self.change(x)
+
+
+@pytest.mark.parametrize(
+    "make, error",
+    [
+        (lambda: OfPyg(gnn.GCNConv(5, 3), gnn.GraphNorm(3)), ConfigError),  # would take one worker's rows for all
+        (lambda: Ending(lambda x: x[:1]), GraphError),
+        (lambda: Ending(lambda x: (x, x)), GraphError),
+        (lambda: Ending(lambda x: {"other": x}), GraphError),
+    ],
+)
+def test_refused_models(make, error, folder, tmp_path):
+    with pytest.raises(error):
+        infer(folder, lambda info: make(), saved(make(), tmp_path / "model.pt"), out=tmp_path / "out.npy")
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_a_damaged_part_is_refused(whole, tmp_path):
+    sar.partition_graph(whole, "graph", 2, tmp_path / "p", part_method="random")
+    file = tmp_path / "p" / "part1" / "node_feat.dgl"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    weights = saved(MODELS["GraphConv"](), tmp_path / "model.pt")
+    with pytest.raises(PartitionError, match="checksum"):
+        infer(tmp_path / "p", lambda info: MODELS["GraphConv"](), weights, out=tmp_path / "out.npy")
 
 
 MODEL = """
@@ -344,97 +265,69 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     Path("edges.csv").write_text("src,dst\nann,bo\nbo,cy\ncy,ann\ndi,ann\n")
     Path("nodes.csv").write_text("id,a,b,label\ncy,1.5,2,0\nann,3,5,2\ndi,0,1,1\nbo,4,4,0\n")
     features = "id=nodes.csv#id", "feat=nodes.csv#a,b", "label=nodes.csv#label"
-    more = [f"--node-feature={feature}" for feature in features]
-    assert (
-        main(["partition", "edges.csv", "--ids", "map", *more, "--method", "random", "--parts", "2", "--out", "p"]) == 0
-    )
+    given = ["--ids", "map", *(f"--node-feature={feature}" for feature in features)]
+    assert main(["partition", "edges.csv", *given, "--method", "random", "--parts", "2", "--out", "p"]) == 0
     Path("mymodel.py").write_text(MODEL)
     conv = SAGEConv(2, 3, "mean")
     torch.save({f"conv.{name}": value for name, value in conv.state_dict().items()}, "model.pt")
     x = torch.tensor([[1.5, 2], [3, 5], [0, 1], [4, 4]])  # cy, ann, di, bo
-    graph = dgl.graph(([1, 3, 0, 2], [3, 0, 1, 1]))
     with torch.no_grad():
-        expected = conv(graph, x)[[1, 2]].numpy()
-    np.save("nodes.npy", np.array(["ann", "di"]))
-    command = ["infer", "p", "--model", "mymodel.py:make_model", "--weights", "model.pt", "--nodes", "nodes.npy"]
-    assert main([*command, "--out", "out.npy"]) == 0
-    assert "wrote out.npy, float32 (2, 3)" in capsys.readouterr().out
-    np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-5)
-    options = ["--hops", "1", "--check", "2", "--ntype", "_N", "--classes", "3"]
-    assert main([*command, *options, "--out", "again.npy"]) == 0
-    np.testing.assert_array_equal(np.load("again.npy"), np.load("out.npy"))
+        expected = conv(dgl.graph(([1, 3, 0, 2], [3, 0, 1, 1])), x).numpy()
+
+    command = ["infer", "p", "--model", "mymodel.py:make_model", "--weights", "model.pt"]
+    assert main([*command, "--out", "all.parquet", "--spill", "."]) == 0
+    assert "wrote all.parquet" in capsys.readouterr().out
+    table = pandas.read_parquet("all.parquet").set_index("id")
+    np.testing.assert_allclose(table.loc[["cy", "ann", "di", "bo"]], expected, rtol=1e-5)
 
     Path("one.csv").write_text("id\nann\ndi\n")
     Path("two.csv").write_text("id,other\nann,1\ndi,2\n")
     pq.write_table(pyarrow.table({"id": ["ann", "di"]}), "nodes.parquet")
-    for nodes in ("one.csv#id", "two.csv#id", "nodes.parquet"):
-        assert main([*command[:-1], nodes, "--out", "listed.npy"]) == 0
-        np.testing.assert_array_equal(np.load("listed.npy"), np.load("out.npy"))
+    np.save("nodes.npy", np.array(["ann", "di"]))
+    for nodes in ("one.csv#id", "two.csv#id", "nodes.parquet", "nodes.npy"):
+        options = ["--nodes", nodes, "--header", "--ntype", "_N", "--classes", "3", "--workers", "1"]
+        assert main([*command, *options, "--out", "out.npy"]) == 0
+        np.testing.assert_allclose(np.load("out.npy"), expected[1:3], rtol=1e-5)
+    assert main([*command, "--nodes", "nodes.npy", "--out", "some.parquet"]) == 0
+    assert pandas.read_parquet("some.parquet")["id"].tolist() == ["ann", "di"]
 
-    def fails(match, out="other.npy"):
-        assert main([*command, "--out", out]) == 1
+    def fails(match, *options, out="other.npy"):
+        before = sorted(Path().iterdir())
+        assert main([*command, "--workers", "1", *options, "--out", out]) == 1
         assert match in capsys.readouterr().err
-        assert not Path("other.npy").exists()
+        assert sorted(Path().iterdir()) == before
 
-    fails("there is no folder missing", "missing/other.npy")
-    fails("cannot be written ([Errno 28]", "/dev/full")
+    fails("there is no folder missing", out="missing/other.npy")
+    fails("expected the name of an .npy or a .parquet file", out="other.csv")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (130, limits[1]))  # bytes of any file: of this one 128 + 24 are to come
-    try:
-        fails("other.npy cannot be written (")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for out, room in (("other.npy", 130), ("other.parquet", 130), ("other.parquet", 200)):  # .npy takes 176 bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+        try:
+            fails("cannot be written (", out=out)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     np.save("nodes.npy", np.array(["ann", "eve"]))
-    fails("1 of the nodes, such as eve, are not in p")
+    fails("1 of the nodes, such as eve, are not there", "--nodes", "nodes.npy")
     np.save("nodes.npy", np.array([1, 2]))
-    fails("the nodes are int64 (2,); expected (S,) IDs like those there, |S3")
+    fails("the nodes are int64 (2,); expected IDs like those there, |S3", "--nodes", "nodes.npy")
     np.save("nodes.npy", np.array(["ann"], object))
-    fails("--nodes nodes.npy cannot be read: it holds pickled objects")
-    np.save("nodes.npy", np.array(["ann"]))
-    torch.save({"other": torch.zeros(2)}, "model.pt")
-    fails("'model.pt' cannot be loaded into the model")
-    torch.save(conv, "model.pt")  # a pickled module is not run
-    fails("'model.pt' cannot be loaded into the model")
-    Path("model.pt").write_text("step-000002\n")  # `latest` of a checkpoint
-    fails("not a checkpoint")
-    torch.save({"extra": None, "model": {}}, "model.pt")  # and what it names
-    fails("not a checkpoint")
+    fails("--nodes nodes.npy cannot be read: it holds pickled objects", "--nodes", "nodes.npy")
+    for content in ({"other": torch.zeros(2)}, {"extra": None, "model": {}}, conv):  # a pickled module is not run
+        torch.save(content, "model.pt")
+        fails("'model.pt' cannot be loaded into the model")
 
 
-def test_numbers_in_text_without_labels(tmp_path, capsys, monkeypatch):
-    """IDs are 0 to N - 1 here, and text files say them as strings."""
+def test_numbers_in_text_are_the_nodes_of_numbered_graphs(whole, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    graph = sparse_graph()
-    del graph.ndata["label"]
-    graph.ndata["feat"] = graph.ndata["feat"].float()
-    sar.partition_graph(graph, "graph", 2, tmp_path / "p", part_method="random")
-    conv = SAGEConv(5, 3, "mean")
+    Path("mymodel.py").write_text(MODEL)
+    conv = SAGEConv(5, 3, "mean").double()
     torch.save({f"conv.{name}": value for name, value in conv.state_dict().items()}, "model.pt")
-    Path("mymodel.py").write_text(MODEL.replace("width, classes, ", "width, classes + 0 // classes, "))
-    Path("nodes.csv").write_text("node\n41\n3\n250\n")
-    command = ["infer", "p", "--model", "mymodel.py:make_model", "--weights", "model.pt", "--nodes", "nodes.csv"]
-    assert main([*command, "--out", "out.npy"]) == 1
-    assert "ZeroDivisionError" in (said := capsys.readouterr().err)
-    assert "Say how many: --classes C" in said
-    assert main([*command, "--out", "out.npy", "--classes", "3"]) == 0
     with torch.no_grad():
-        expected = conv(graph, graph.ndata["feat"])[[41, 3, 250]]
+        expected = conv(whole, whole.ndata["feat"])[[41, 3, 250]]
+    command = ["infer", str(folder), "--model", "mymodel.py:make_model", "--weights", "model.pt", "--out", "out.npy"]
+    Path("nodes.csv").write_text("node\n41\n3\n250\n")
+    assert main([*command, "--workers", "1", "--nodes", "nodes.csv"]) == 0
     np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-5)
-    Path("nodes.csv").write_text("0\n41\n3\n250\n")  # the name that pandas gives a column
-    for header, rows in (("--header", 3), ("--no-header", 4)):
-        assert main([*command, "--out", "out.npy", "--classes", "3", header]) == 0
-        np.testing.assert_allclose(np.load("out.npy")[rows - 3 :], expected, rtol=1e-5)
     Path("nodes.csv").write_text("node\n41\nx3\n")
-    assert main([*command[:-1], "nodes.csv#node", "--out", "out.npy", "--classes", "3"]) == 1
-    assert "the nodes are |S2 (2,); expected (S,) IDs like those there, int64" in capsys.readouterr().err
-
-
-def test_a_damaged_part_is_refused(whole, tmp_path):
-    sar.partition_graph(whole, "graph", 1, tmp_path / "p", part_method="random")
-    file = tmp_path / "p" / "part0" / "node_feat.dgl"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    model = MODELS["sage"]()
-    with pytest.raises(PartitionError, match="checksum"):
-        infer(tmp_path / "p", lambda info: MODELS["sage"](), saved(model, tmp_path / "model.pt"), NODES)
+    assert main([*command, "--workers", "1", "--nodes", "nodes.csv#node"]) == 1
+    assert "the nodes are |S2 (2,); expected IDs like those there, int64" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.graph_source import GraphSource
 from sar.partition.in_memory import divide, training_graph
-from sar.train.graph_counts import GraphInfo, count_graph
+from sar.train.counted_graph import GraphInfo, count_graph
 from sar.train.plan import MakeModel, plan_training
 from tests.matrix import corner
 from tests.partition.test_write import small_types
@@ -85,11 +85,11 @@ class Typed(nn.Module):
         self.constant = nn.ParameterDict(
             {ntype: nn.Parameter(torch.ones(8)) for ntype in info.ntypes if ntype not in info.in_widths}
         )
-        first = {"writes": conv.SAGEConv(8, 6, "mean"), "honours": conv.SAGEConv(8, 6, "mean")}
-        first |= {"cites": conv.GATConv(8, 3, 2), "wins": conv.GraphConv(8, 6), "accepts": conv.GraphConv(8, 6)}
-        for layer in first.values():
-            if hasattr(layer, "set_allow_zero_in_degree"):
-                layer.set_allow_zero_in_degree(True)
+        kinds = {"allow_zero_in_degree": True}
+        first = {name: conv.SAGEConv(8, 6, "mean") for name in ("writes", "honours")} | {
+            "cites": conv.GATConv(8, 3, 2, **kinds)
+        }
+        first |= {name: conv.GraphConv(8, 6, **kinds) for name in ("wins", "accepts")}
         self.first = conv.HeteroGraphConv(first, aggregate=sum_of_rows)
         self.last = conv.SAGEConv(6, info.num_classes, "gcn")
 
@@ -137,11 +137,9 @@ def bytes_sent_by_types(json_file: str) -> int:
     """In one epoch of the heterogeneous model."""
     sar.patch_dgl()
     data = sar.load_dgl_partition_data(json_file, sar.rank(), "cpu")
-    graph = sar.construct_full_graph(data)
-    x = {ntype: data.node_features[f"{ntype}/feat"].float() for ntype in ("author",)}
+    graph, before = sar.construct_full_graph(data), sar.comm.statistics()
     model = Typed(GraphInfo(graph.ntypes, graph.canonical_etypes, {}, {"author": 3}, CLASSES))
-    before = sar.comm.statistics()
-    torch.stack([rows.sum() for rows in model(graph, x).values()]).sum().backward()
+    model(graph, {"author": data.node_features["author/feat"].float()})["paper"].sum().backward()
     sar.gather_grads(model)
     sar.unpatch_dgl()
     return (sar.comm.statistics() - before).bytes_sent
@@ -184,7 +182,7 @@ def assert_bytes(pool: Any, found: list[int], planned: list[int]) -> None:
         ({}, [(7, 12, 12, 5), (7, 4, 5)]),  # the second is multiplied before it travels
         corner({"comm_buffer_bytes": 4000}, [(7, 12, 12, 5)]),
         ({"disable_sr": True}, [(7, 12, 12, 5)]),
-        corner({"wire_dtype_features": torch.bfloat16, "wire_dtype_gradients": torch.float16}, [(7, 12, 12, 5)]),
+        corner({"wire_dtype_features": torch.bfloat16, "wire_dtype_gradients": torch.bfloat16}, [(7, 12, 12, 5)]),
     ],
     ids=["defaults", "small tiles", "mode 2", "halves"],
 )
@@ -245,12 +243,6 @@ def test_bytes_of_a_heterogeneous_model(pool, world_size, parts, tmp_path: Path)
     assert_bytes(pool, found, [worker.bytes_sent for worker in plan])
 
 
-def test_one_worker_sends_nothing(directory) -> None:
-    [worker] = plan_training(count_graph(directory(1)), Shape("gat", (7, 8, 5), 2).make, CODE)
-    assert worker.bytes_sent == 0
-    assert worker.memory.buffers == 0
-
-
 def random_graph(num_nodes: int, num_edges: int, num_features: int) -> GraphSource:
     rng = np.random.default_rng(0)
     fields = {
@@ -308,27 +300,30 @@ def test_calls_are_named_by_the_modules_that_make_them(directory) -> None:
     assert all(call.forward > 0 for call in plan[0].calls)
 
 
-class ReadsValues(Mixed):
+class Changed(Mixed):
+    def __init__(self, info: GraphInfo, change: Any) -> None:
+        super().__init__(info)
+        self.change = change
+
     def forward(self, graph: Any, x: Tensor) -> Tensor:
-        return x * float(x.max())
+        return self.change(x)
 
 
-class PicksRows(Mixed):
-    def forward(self, graph: Any, x: Tensor) -> Tensor:
-        return x[x[:, 0] > 0]
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda info: Changed(info, lambda x: x * float(x.max())), "reads the number that is in a tensor"),
+        (lambda info: Changed(info, lambda x: x[x[:, 0] > 0]), "size that depends on values"),
+        (lambda info: None, "returned a NoneType"),
+    ],
+)
+def test_what_cannot_be_planned(make: Any, words: str, directory) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan_training(count_graph(directory(2)), make, CODE)
 
 
-def test_what_cannot_be_planned(tmp_path: Path, directory) -> None:
-    counts = count_graph(directory(2))
-    with pytest.raises(ConfigError, match="reads the number that is in a tensor"):
-        plan_training(counts, ReadsValues, CODE)
-    with pytest.raises(ConfigError, match="size that depends on values"):
-        plan_training(counts, PicksRows, CODE)
-    with pytest.raises(ConfigError, match="returned a NoneType"):
-        plan_training(counts, lambda info: None, CODE)  # type: ignore[arg-type, return-value]
-
-
-def test_nothing_is_left_of_the_plan(directory) -> None:
+def test_a_plan_for_one_worker_sends_nothing_and_leaves_nothing(directory) -> None:
     """Afterwards this process is no worker of anything, as before."""
-    plan_training(count_graph(directory(2)), Shape("sage", (7, 8, 5)).make, CODE)
+    [worker] = plan_training(count_graph(directory(1)), Shape("gat", (7, 8, 5), 2).make, CODE)
+    assert worker.bytes_sent == worker.memory.buffers == 0
     assert not sar.comm.is_initialized()

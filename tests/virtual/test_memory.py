@@ -268,7 +268,7 @@ def test_nothing_is_asked_for_while_no_disk_is_read(dropped):
 
 def test_turns_are_counted_in_which_no_disk_is_read(dropped):
     file = dropped.slot.file
-    residency = Residency(file, 1.0)
+    residency = Residency(file)
     residency.leave()
     assert file.quiet == 0  # what this process has read so far is new
     for _ in range(20):  # another test's thread may read
@@ -280,7 +280,7 @@ def test_turns_are_counted_in_which_no_disk_is_read(dropped):
 
 
 def test_compiled_code_has_its_operands_at_hand(published):
-    residency = Residency(published.slot.file, 1.0)
+    residency = Residency(published.slot.file)
     with residency.in_thread():
         mine = empty_spillable((100, 100), torch.float32, zeros=True)
         (mapping,) = residency._in_file.values()
@@ -291,7 +291,7 @@ def test_compiled_code_has_its_operands_at_hand(published):
 
 
 def test_few_faults_do_not_count(published, monkeypatch):
-    residency = Residency(published.slot.file, 1.0)
+    residency = Residency(published.slot.file)
     for faults, quiet in ((100, 0), (101, 1), (160, 2), (224, 0), (224, 1)):
         usage = SimpleNamespace(ru_inblock=0, ru_majflt=faults)
         monkeypatch.setattr("sar.outofcore.residency.getrusage", lambda _, usage=usage: usage)

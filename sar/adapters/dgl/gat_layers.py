@@ -5,58 +5,31 @@ arguments go to DGL's own `forward`, which is exact on distributed graphs too, b
 """
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
 
-from sar.core.eager import is_exactly
-from sar.core.graph.graph import GraphShardManager
+from sar.core.eager import is_exactly, views_of_nothing
+from sar.core.graph.graph import Features, GraphShardManager, layer_inputs, own_rows
 from sar.core.passing.attention import attention, recompute_linear
 from sar.errors import GraphError
 from sar.kernels.attention_operands import Score
 from sar.logging_setup import logger
 
-Features = Tensor | tuple[Tensor, Tensor]
 Forward = Callable[..., Any]
 
 
-def in_one_pass(one_pass: Forward) -> Forward:
-    """`one_pass` for arguments that it serves, DGL's own forward for others, with the signature of `patched_layers`."""
-
-    @wraps(one_pass)
-    def forward(
-        original: Forward,
-        layer: Any,
-        graph: GraphShardManager,
-        feat: Features,
-        *args: Any,
-        get_attention: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        if args and not isinstance(args[-1], Tensor | None):  # the last parameter, given by position
-            *args, get_attention = args  # type: ignore[assignment]
-        is_served = _is_served(layer, feat)
-        if not is_served:
-            _say_once(type(layer).__name__)
-        if get_attention or not is_served:
-            return original(layer, graph, feat, *args, get_attention=get_attention, **kwargs)
-        with graph.local_scope():
-            if not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any()):
-                raise GraphError("There are nodes without in-edges; add self-loops, or set allow_zero_in_degree=True.")
-            return one_pass(layer, graph, feat, *args, **kwargs)
-
-    return forward
-
-
-def _is_served(layer: Any, feat: Features) -> bool:
+def is_served(layer: Any, feat: Features) -> bool:
     """Whether features are (N, D), and the layer's modules are a LeakyReLU that increases and a Dropout."""
-    are_rows = all(x.dim() == 2 for x in (feat if isinstance(feat, tuple) else (feat,)))
-    if not are_rows or not hasattr(layer, "leaky_relu"):  # as DotGatConv
-        return are_rows
-    relu, drop = layer.leaky_relu, layer.attn_drop
-    exact = is_exactly(relu, nn.LeakyReLU) and is_exactly(drop, nn.Dropout)
-    return exact and relu.negative_slope >= 0 and 0 <= drop.p <= 1
+    served = feat[0].dim() == feat[1].dim() == 2 if isinstance(feat, tuple) else feat.dim() == 2
+    if served and hasattr(layer, "leaky_relu"):  # DotGatConv has none
+        relu, drop = layer.leaky_relu, layer.attn_drop
+        served = is_exactly(relu, nn.LeakyReLU) and is_exactly(drop, nn.Dropout)
+        served = served and relu.negative_slope >= 0 and 0 <= drop.p <= 1
+    if not served:
+        _say_once(type(layer).__name__)
+    return served
 
 
 @cache
@@ -69,77 +42,85 @@ def _say_once(layer: str) -> None:
     )
 
 
-@in_one_pass
-def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: Tensor | None = None) -> Tensor:
+def gat_conv(
+    original: Forward, layer: Any, graph: GraphShardManager, feat: Features, edge_weight: Tensor | None = None,
+    get_attention: bool = False,
+) -> Any:  # fmt: skip
     """`GATConv`: scores are leaky_relu(attn_l . W h_src + attn_r . W h_dst)."""
-    source, destination = ends_of(graph, feat, layer.feat_drop)
+    if not is_served(layer, feat) or get_attention:
+        return original(layer, graph, feat, edge_weight, get_attention)
+    context, source, destination = layer_inputs(graph, feat, layer.feat_drop)
+    _refuse_isolated(layer, context.relation.has_isolated)
     project_src, project_dst = (layer.fc_src, layer.fc_dst) if hasattr(layer, "fc_src") else (layer.fc, layer.fc)
-    x = _heads(layer, project_src(source))
-    y = _heads(layer, project_dst(destination)) if isinstance(feat, tuple) else _own(graph, x)
-    result = attention(
-        graph.call_context(),
-        Score.ADDITIVE,
-        x,
-        y,
-        attn=layer.attn_l[0],
-        attn_dst=layer.attn_r[0],
-        factor=layer.leaky_relu.negative_slope,
-        dropout=layer.attn_drop.p if layer.attn_drop.training else 0.0,
-        edge_weight=edge_weight,
-        recompute=recompute_linear(project_src, source, (layer._num_heads, layer._out_feats)),
-    )
-    return _finish(layer, result, destination, layer.bias if layer.has_explicit_bias else None)
+    with views_of_nothing(context.relation.num_edges):
+        x = _heads(layer, project_src(source))
+        y = _heads(layer, project_dst(destination)) if isinstance(feat, tuple) else own_rows(context, x)
+        result = attention(
+            context,
+            Score.ADDITIVE,
+            x,
+            y,
+            attn=layer.attn_l[0],
+            attn_dst=layer.attn_r[0],
+            factor=layer.leaky_relu.negative_slope,
+            dropout=layer.attn_drop.p if layer.attn_drop.training else 0.0,
+            edge_weight=edge_weight,
+            recompute=recompute_linear(project_src, source, (layer._num_heads, layer._out_feats)),
+        )
+        return _finish(layer, result, destination, layer.bias if layer.has_explicit_bias else None)
 
 
-@in_one_pass
-def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
+def gatv2_conv(
+    original: Forward, layer: Any, graph: GraphShardManager, feat: Features, get_attention: bool = False
+) -> Any:
     """`GATv2Conv`: scores are attn . leaky_relu(W_src h_src + W_dst h_dst)."""
-    source, destination = ends_of(graph, feat, layer.feat_drop)
-    x = _heads(layer, layer.fc_src(source))
-    shared = layer.share_weights and not isinstance(feat, tuple)
-    y = _own(graph, x) if shared else _heads(layer, layer.fc_dst(destination))
-    result = attention(
-        graph.call_context(),
-        Score.DYNAMIC,
-        x,
-        y,
-        attn=layer.attn[0],
-        factor=layer.leaky_relu.negative_slope,
-        dropout=layer.attn_drop.p if layer.attn_drop.training else 0.0,
-        recompute=recompute_linear(layer.fc_src, source, (layer._num_heads, layer._out_feats)),
-    )
-    return _finish(layer, result, destination, None)
+    if not is_served(layer, feat) or get_attention:
+        return original(layer, graph, feat, get_attention)
+    context, source, destination = layer_inputs(graph, feat, layer.feat_drop)
+    _refuse_isolated(layer, context.relation.has_isolated)
+    with views_of_nothing(context.relation.num_edges):
+        x = _heads(layer, layer.fc_src(source))
+        shared = layer.share_weights and not isinstance(feat, tuple)
+        y = own_rows(context, x) if shared else _heads(layer, layer.fc_dst(destination))
+        result = attention(
+            context,
+            Score.DYNAMIC,
+            x,
+            y,
+            attn=layer.attn[0],
+            factor=layer.leaky_relu.negative_slope,
+            dropout=layer.attn_drop.p if layer.attn_drop.training else 0.0,
+            recompute=recompute_linear(layer.fc_src, source, (layer._num_heads, layer._out_feats)),
+        )
+        return _finish(layer, result, destination, None)
 
 
-@in_one_pass
-def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
+def dot_gat_conv(
+    original: Forward, layer: Any, graph: GraphShardManager, feat: Features, get_attention: bool = False
+) -> Any:
     """`DotGatConv`: scores are products of projected features over the square root of their length."""
+    if not is_served(layer, feat) or get_attention:
+        return original(layer, graph, feat, get_attention)
+    context = graph.call_context()
+    _refuse_isolated(layer, context.relation.has_isolated)
+    shares_ends = graph.srcdata is graph.dstdata
     if not isinstance(feat, tuple):
         source, project_src = feat, layer.fc
-    elif graph.srcdata is graph.dstdata:
+    elif shares_ends:
         # The layer keeps the features of both ends under one name: if sources are destinations, it has the latter.
         source, project_src = feat[1], layer.fc_dst
     else:
         source, project_src = feat[0], layer.fc_src
     x = _heads(layer, project_src(source))
-    y = _own(graph, x) if project_src is not getattr(layer, "fc_src", None) else _heads(layer, layer.fc_dst(feat[1]))
+    several = isinstance(feat, tuple) and not shares_ends
+    y = _heads(layer, layer.fc_dst(feat[1])) if several else own_rows(context, x)
     recompute = recompute_linear(project_src, source, (layer._num_heads, layer._out_feats))
-    return attention(graph.call_context(), Score.DOT, x, y, factor=layer._out_feats**-0.5, recompute=recompute)
+    return attention(context, Score.DOT, x, y, factor=layer._out_feats**-0.5, recompute=recompute)
 
 
-def ends_of(graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Features of the sources and the destinations, after dropout; `GraphError` if they do not fit."""
-    with graph.local_scope():  # a frame takes a row for each node, dense and on the graph's device
-        graph.srcdata["h"], graph.dstdata["h"] = feat if isinstance(feat, tuple) else (feat, _own(graph, feat))
-    if isinstance(feat, tuple):
-        return drop(feat[0]), drop(feat[1])
-    source = drop(feat)
-    return source, _own(graph, source)
-
-
-def _own(graph: GraphShardManager, values: Tensor) -> Tensor:
-    """The rows of the destinations among (N_src, ...) values: on a message flow graph they come first."""
-    return values[: graph.num_dst_nodes()] if graph.is_block else values
+def _refuse_isolated(layer: Any, has_isolated: bool) -> None:
+    if has_isolated and not layer._allow_zero_in_degree:
+        raise GraphError("There are nodes without in-edges; add self-loops, or set allow_zero_in_degree=True.")
 
 
 def _heads(layer: Any, projected: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial, partialmethod, wraps
 from operator import attrgetter
 from types import FunctionType
@@ -22,16 +22,17 @@ from packaging.version import Version
 from torch import Tensor, nn
 
 from sar.adapters.dgl.advice import INSTEAD, asked_by_dgl
-from sar.adapters.dgl.gat_layers import dot_gat_conv, ends_of, gat_conv, gatv2_conv
+from sar.adapters.dgl.gat_layers import Forward, dot_gat_conv, gat_conv, gatv2_conv
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.collectives import all_max
 from sar.config import Config
+from sar.core.collective import CallContext
 from sar.core.eager import is_exactly, views_of_nothing
-from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.graph import GraphShardManager, layer_inputs
 from sar.core.graph.queries import ALL
 from sar.core.overlap import meanwhile
-from sar.core.passing.builtin import COPY_SOURCE, SCALED_SOURCE, Operand, aggregate, copy_to_edges
-from sar.core.passing.message_passing import sum_at_sources
+from sar.core.passing.at_sources import sum_at_sources
+from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, Operand, aggregate, copy_to_edges
 from sar.errors import GraphError
 from sar.kernels import Target, compile_ahead
 from sar.logging_setup import logger
@@ -40,7 +41,6 @@ from sar.nn.statistics import DistributedBN1D, normalise
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Forward = Callable[..., Any]
 _FORWARD = "forward"
 
 _PRODUCTS = Operand(Target.U, "feature @ weight, as no module has hooks")
@@ -48,12 +48,13 @@ COPY_PRODUCT, SCALED_PRODUCT = (message._replace(lhs=_PRODUCTS) for message in (
 """Messages with a name that makes workers disagree if only some of them send products, and others features."""
 
 
-def _multiplies_first(graph: GraphShardManager, source: Tensor, width: int, product_width: int) -> bool:
+def _multiplies_first(context: CallContext, source: Tensor, width: int, product_width: int) -> bool:
     """Whether a product comes before the sum: narrower rows travel, or the backward needs no tensor of sums.
 
     The second does not hold for features without a gradient, which need no exchange in the backward behind their sum.
     """
-    equal = width == product_width and source.requires_grad and graph.is_homogeneous and not graph.is_block
+    src, _, dst = context.relation.etype
+    equal = width == product_width and source.requires_grad and src == dst and not context.structure.is_block
     return width > product_width or equal
 
 
@@ -68,14 +69,14 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
     """
     if layer._aggre_type != "mean" or edge_weight is not None:
         return original(layer, graph, feat, edge_weight)
-    source, destination = ends_of(graph, feat, layer.feat_drop)
+    context, source, destination = layer_inputs(graph, feat, layer.feat_drop)
     exact = is_exactly(layer.fc_self, nn.Linear) and is_exactly(layer.fc_neigh, nn.Linear)
     exact = exact and layer.fc_neigh.bias is None and not _is_autocast(source)
     width, out_width = layer._in_src_feats, layer._out_feats
-    first = width > out_width or (exact and _multiplies_first(graph, source, width, out_width))
+    first = width > out_width or (exact and _multiplies_first(context, source, width, out_width))
     rows = layer.fc_neigh(source) if first else source
     with meanwhile(partial(layer.fc_self, destination)) as own:
-        mean = aggregate(graph.call_context(), COPY_PRODUCT if first else COPY_SOURCE, "mean", rows)
+        mean = aggregate(context, COPY_PRODUCT if first else COPY_SOURCE, "mean", rows)
     if exact:
         out = own().add_(mean) if first else own().addmm_(mean, layer.fc_neigh.weight.T)
     else:
@@ -92,26 +93,25 @@ def graph_conv(
 
     The original makes another tensor of all rows for each of the two. See also `_multiplies_first`.
     """
-    source, _ = ends_of(graph, feat, lambda rows: rows)
+    context, source, _ = layer_inputs(graph, feat)
+    relation, norm, dtype = context.relation, layer._norm, source.dtype
     plain = weight is None and edge_weight is None and source.dim() == 2 and source.itemsize > 2
-    lacking = not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any())
+    lacking = not layer._allow_zero_in_degree and relation.has_isolated
     if not plain or lacking or _is_autocast(source):
         return original(layer, graph, feat, weight, edge_weight)
     kernel, bias = layer.weight, layer.bias  # read once: a parametrization such as spectral_norm may count reads
-    if kernel is None or kernel.dtype != source.dtype:
+    if kernel is None or kernel.dtype != dtype:
         return original(layer, graph, feat, weight, edge_weight)
-
-    def norm(degrees: Tensor) -> Tensor:
-        degrees = degrees.to(source).clamp(min=1).unsqueeze(1)
-        return degrees.pow(-0.5) if layer._norm == "both" else degrees.reciprocal()
-
-    first = _multiplies_first(graph, source, layer._in_feats, layer._out_feats)
+    first = _multiplies_first(context, source, layer._in_feats, layer._out_feats)
     out = source @ kernel if first else source
-    if layer._norm in ("left", "both"):
-        out = (out.mul_ if first else out.mul)(norm(graph.out_degrees()))
-    factors = [norm(graph.in_degrees())] if layer._norm in ("right", "both") else []
-    messages = (COPY_PRODUCT, SCALED_PRODUCT) if first else (COPY_SOURCE, SCALED_SOURCE)
-    out = aggregate(graph.call_context(), messages[len(factors)], "sum", out, *factors)
+    if norm in ("left", "both"):
+        sent = relation.degrees(dtype, out=True, power=-0.5 if norm == "both" else -1.0)
+        out = out.mul_(sent) if first else out * sent
+    if norm in ("right", "both"):
+        received = relation.degrees(dtype, power=-0.5 if norm == "both" else -1.0)
+        out = aggregate(context, SCALED_PRODUCT if first else SCALED_SOURCE, "sum", out, received)
+    else:
+        out = aggregate(context, COPY_PRODUCT if first else COPY_SOURCE, "sum", out)
     if first:
         out = out if bias is None else out.add_(bias)
     else:
@@ -124,7 +124,7 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
 
     A linear layer may come before the sums: see `_multiplies_first`.
     """
-    source, destination = ends_of(graph, feat, lambda rows: rows)  # a module might have hooks, as all modules do
+    context, source, destination = layer_inputs(graph, feat)
     alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype
     eps = layer._buffers.get("eps")  # None if it is learned or parametrized, as the original reads it, too
     plain = eps is not None and eps.numel() == 1 and eps.dtype == source.dtype
@@ -132,11 +132,11 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
         return original(layer, graph, feat, edge_weight)
     linear, is_sum = layer.apply_func, layer._aggregator_type != "max" and not _is_autocast(source)
     first = is_sum and is_exactly(linear, nn.Linear)
-    first = first and _multiplies_first(graph, source, linear.in_features, linear.out_features)
+    first = first and _multiplies_first(context, source, linear.in_features, linear.out_features)
     if first:
         rows = nn.functional.linear(source, linear.weight)
         source, destination = rows, rows if destination is source else nn.functional.linear(destination, linear.weight)
-    out = aggregate(graph.call_context(), COPY_PRODUCT if first else COPY_SOURCE, layer._aggregator_type, source)
+    out = aggregate(context, COPY_PRODUCT if first else COPY_SOURCE, layer._aggregator_type, source)
     out = out.add_(destination, alpha=(1 + eps).item())
     if first:
         out = out if linear.bias is None else out.add_(linear.bias)
@@ -152,7 +152,7 @@ def tag_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, edge_weigh
     hides = plain and fits and (context := graph.call_context()).can_hide_wire(feat)
     if not hides or _is_autocast(feat):
         return original(layer, graph, feat, edge_weight)
-    norm = graph.in_degrees().to(feat).clamp(min=1).pow(-0.5).unsqueeze(1)
+    norm = context.relation.degrees(feat.dtype, power=-0.5)
     *weights, last = layer.lin.weight.T.split(layer._in_feats)
     out = feat.new_zeros(1) if layer.lin.bias is None else layer.lin.bias
     for weight in weights:
@@ -381,7 +381,7 @@ def patch_dgl() -> None:
         if Version(dgl.__version__) >= Version(patch.since):
             layer = attrgetter(patch.layer)(layers)
             method = getattr(layer, patch.method)
-            _replace(layer, patch.method, _on_either_graph(method, patch.distributed))
+            _replace(layer, patch.method, _on_either_graph(method, patch.distributed, guarded=True))
     logger.info("DGL's layers are patched for distributed graphs (sar.Config.patch_dgl)")
 
 
@@ -422,8 +422,11 @@ def _take_over(function: Any, distributed: Forward) -> None:
         _replace(function, attribute, value)
 
 
-def _on_either_graph(original: Forward, distributed: Forward) -> Forward:
-    """A function or method that is `distributed` on distributed graphs and `original` on all others."""
+def _on_either_graph(original: Forward, distributed: Forward, *, guarded: bool = False) -> Forward:
+    """A function or method that is `distributed` on distributed graphs and `original` on all others.
+
+    `guarded` sends its errors to all workers.
+    """
     parameters = list(inspect.signature(original).parameters)
     position = parameters.index("graph") if "graph" in parameters else 1 if parameters[0] == "self" else 0
 
@@ -433,7 +436,8 @@ def _on_either_graph(original: Forward, distributed: Forward) -> Forward:
         if not isinstance(graph, GraphShardManager):
             return original(*args, **kwargs)
         kwargs.pop(parameters[position], None)
-        return distributed(original, *args[:position], graph, *args[position + 1 :], **kwargs)
+        with graph._structure.group.guard() if guarded else nullcontext():
+            return distributed(original, *args[:position], graph, *args[position + 1 :], **kwargs)
 
     return either
 

@@ -26,7 +26,7 @@ from sar.adapters.pyg.guarded import Original, replace
 from sar.core.eager import is_written_in
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
-from sar.core.passing.reductions import PEAKS, by_head
+from sar.core.passing.reducers import PEAKS, by_head
 from sar.kernels.attention_operands import Score
 from sar.per_thread import PerThread
 

@@ -26,8 +26,8 @@ from sar.core.eager import uncompiled
 from sar.core.graph.edges import in_edges
 from sar.core.graph.frames import Frame
 from sar.core.graph.graph import GraphShardManager
-from sar.core.passing.builtin import copy_to_edges
-from sar.core.passing.message_passing import sum_at_sources
+from sar.core.passing.at_sources import sum_at_sources
+from sar.core.passing.messages import copy_to_edges
 from sar.core.passing.python_messages import run_python
 from sar.errors import GraphError
 from sar.id_slices import count_ids

@@ -17,8 +17,8 @@ from sar.adapters.pyg.edge_index import (
     refuse,
 )
 from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, plain, plainly
-from sar.core.passing.message_passing import max_at_sources
-from sar.core.passing.reductions import by_head
+from sar.core.passing.at_sources import max_at_sources
+from sar.core.passing.reducers import by_head
 from sar.errors import GraphError
 
 

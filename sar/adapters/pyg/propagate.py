@@ -30,7 +30,7 @@ from sar.comm.collectives import all_max
 from sar.core.eager import is_exactly, is_written_in, uncompiled, views_of_nothing
 from sar.core.graph.frames import Frame
 from sar.core.passing.batches import EdgeBatch, EdgeFields
-from sar.core.passing.builtin import COPY_SOURCE, Message, Operand, aggregate
+from sar.core.passing.messages import COPY_SOURCE, Message, Operand, aggregate
 from sar.core.passing.python_messages import run_python
 from sar.errors import GraphError
 from sar.kernels import Op, Target

@@ -42,6 +42,10 @@ class Frame(Fields):
             raise FieldError(f"There is no field {key!r} on the {self.what}; set there: {names}.{loaded}") from None
 
     def __setitem__(self, key: str, value: Tensor | Mapping[Any, Tensor]) -> None:
+        self._columns[key] = self.check(key, value)
+
+    def check(self, key: str, value: Any) -> Tensor:
+        """Return a value that can be set as a field; otherwise raise a GraphError."""
         if not isinstance(value, Tensor):
             raise GraphError(f"Field {key!r} is of type {type(value).__name__}; expected a tensor.")
         if value.layout != torch.strided:
@@ -53,7 +57,7 @@ class Frame(Fields):
             )
         if value.device != self.device:
             raise GraphError(f"Field {key!r} is on {value.device}, the graph on {self.device}; move one of them.")
-        self._columns[key] = value
+        return value
 
     def __delitem__(self, key: str) -> None:
         self[key]

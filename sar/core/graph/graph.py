@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm.group import refuse_transforms
-from sar.comm.settings import Settings
+from sar.comm.tiles import Settings
 from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
@@ -18,12 +17,20 @@ from sar.core.graph.edges import change_self_loops
 from sar.core.graph.frames import Frame, Frames
 from sar.core.graph.queries import ALL, GraphQueries
 from sar.core.passing.batches import EdgeFields, NodeFunction, apply_nodes
-from sar.core.passing.message_passing import compute_on_edges, fill_infinities, reduce_across, send_and_reduce
+from sar.core.passing.messages import compute_on_edges, is_python, send_and_reduce
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.lasting import lasting
 
 Self = TypeVar("Self", bound="GraphShardManager")
+
+CROSS_REDUCERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda stacked: stacked.sum(0),
+    "mean": lambda stacked: stacked.mean(0),
+    "max": lambda stacked: stacked.max(0).values,
+    "min": lambda stacked: stacked.min(0).values,
+    "stack": lambda stacked: stacked.transpose(0, 1),
+}
 
 
 class GraphShardManager(GraphQueries):
@@ -144,8 +151,11 @@ class GraphShardManager(GraphQueries):
 
     def call_context(self, etype: AnyEtype = None) -> CallContext:
         """The context of a call along one edge type, for layers that need more than `update_all`."""
-        refuse_transforms()
-        return CallContext(self._structure, self._relation(etype), Settings.current(one_shot=self.one_shot))
+        if etype is None and len(self._relations) == 1:
+            (relation,) = self._relations.values()
+        else:
+            relation = self._relation(etype)
+        return CallContext(self._structure, relation, Settings.current(one_shot=self.one_shot))
 
     def _edge_fields(self, context: CallContext) -> EdgeFields:
         source, _, destination = etype = context.relation.etype
@@ -259,6 +269,63 @@ class GraphShardManager(GraphQueries):
             f"{type(self).__name__}(worker {rank} of {size}: {self.num_nodes()} of {self.num_nodes_global()} nodes, "
             f"{self.num_edges()} of {self.num_edges_global()} edges, types {self.ntypes} {self.canonical_etypes})"
         )
+
+
+def reduce_across(results: list[dict[str, Tensor]], cross_reducer: Any) -> dict[str, Tensor]:
+    """Combine the results of several relations for one node type, field by field.
+
+    As in DGL, the results of a single relation do not change. The cross reducer is sum, mean, max, min, stack (to
+    (N, relations, ...)), or a function of a list of tensors.
+    """
+    if isinstance(cross_reducer, str) and cross_reducer not in CROSS_REDUCERS:
+        raise GraphError(
+            f"Unknown cross reducer {cross_reducer!r}; expected {', '.join(CROSS_REDUCERS)}, or a function."
+        )
+    if len(results) == 1 and cross_reducer != "stack":
+        return results[0]
+    combined = {}
+    for name in dict.fromkeys(name for result in results for name in result):
+        values = [result[name] for result in results if name in result]
+        if callable(cross_reducer):
+            combined[name] = cross_reducer(values)
+        else:
+            combined[name] = CROSS_REDUCERS[cross_reducer](torch.stack(values))
+    return combined
+
+
+def fill_infinities(column: Tensor, reduce_func: Any) -> Tensor:
+    """The column with infinities replaced by 0 if the reducer is the built-in max or min; otherwise unchanged."""
+    extreme = not is_python(reduce_func) and reduce_func.name in ("max", "min")
+    return column.masked_fill(column.isinf(), 0) if extreme else column
+
+
+Features = Tensor | tuple[Tensor, Tensor]
+"""Features of the nodes that a layer is given, or of the sources and of the destinations."""
+
+
+def layer_inputs(
+    graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], Tensor] | None = None
+) -> tuple[CallContext, Tensor, Tensor]:
+    """The context of a layer's call, and the features of its sources and destinations after dropout.
+
+    Raises a `GraphError` for features that do not fit the nodes.
+    """
+    context = graph.call_context()
+    src, _, dst = context.relation.etype
+    if isinstance(feat, tuple):
+        graph._frames.src[src].check("h", feat[0])
+        graph._frames.dst[dst].check("h", feat[1])
+        return (context, *feat) if drop is None else (context, drop(feat[0]), drop(feat[1]))
+    graph._frames.src[src].check("h", feat)
+    if context.relation.num_dst != context.relation.num_src and not context.structure.is_block:
+        graph._frames.dst[dst].check("h", feat)
+    source = feat if drop is None else drop(feat)
+    return context, source, own_rows(context, source)
+
+
+def own_rows(context: CallContext, values: Tensor) -> Tensor:
+    """The rows of the destinations among (N_src, ...) values: on a message flow graph they come first."""
+    return values[: context.relation.num_dst] if context.structure.is_block else values
 
 
 class DistributedBlock(GraphShardManager):

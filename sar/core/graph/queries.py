@@ -119,8 +119,6 @@ class GraphQueries:
         raise FieldError(f"{etype!r} {problem}; the edge types are {self.canonical_etypes}.")
 
     def _relation(self, etype: AnyEtype) -> Relation:
-        if etype is None and len(self._relations) == 1:
-            return next(iter(self._relations.values()))
         return self._relations[self.to_canonical_etype(etype)]
 
     def _ntypes_of(self, ntype: str | None, ntypes: list[str]) -> list[str]:

@@ -8,7 +8,6 @@ greatest score and the sum of exponentials of its destination, and returns one g
 """
 
 from collections.abc import Callable
-from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sar.comm.tiles import GradientReturn, LocalFields
-from sar.core.collective import CallContext, ForwardOutput, TileCall, zero_total
+from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows, zero_total
 from sar.core.eager import is_exactly, uncompiled
-from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype, add_rows
 from sar.kernels.attention import (
@@ -54,7 +52,7 @@ def recompute_linear(project: Any, source: Tensor, shape: tuple[int, int]) -> Re
 
 
 class Inputs(NamedTuple):
-    """Inputs of `attention`, or their gradients. y is None if it is x."""
+    """Inputs of `attention`. y is None if it is x."""
 
     x: Tensor
     y: Tensor | None
@@ -108,55 +106,45 @@ def attention(
                 f"Attention got parameters {tuple(parameters.shape)} for features {tuple(x.shape)}; "
                 f"expected {tuple(x.shape[1:])}."
             )
-    if not dropout:
-        by_head = x, None if y is x else y, *(p if p is None else p.unsqueeze(0) for p in (attn, attn_dst)), edge_weight
-        if len(blocks := column_blocks(context, x, by_head)) > 1:
-            attend_to = partial(attention, context, score, factor=factor)
-            return in_blocks(
-                lambda x, y, attn, attn_dst, weight: attend_to(
-                    *(x, x if y is None else y),
-                    attn=None if attn is None else attn[0],
-                    attn_dst=None if attn_dst is None else attn_dst[0],
-                    edge_weight=weight,
-                ),
-                blocks,
-            )
     seed = int(torch.randint(2**62, (), device="cpu")) + context.structure.group.rank * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
-    heads = f"{x.dtype}, heads {tuple(x.shape[1:])}, factor {factor}, dropout {dropout}"
-    signature = context.signature(f"attention, {score.name.lower()} scores: {heads}")
+    heads, name = x.shape[1:], score.name.lower()
+    text = f"attention, {name} scores: {x.dtype}, heads {tuple(heads)}, factor {factor}, dropout {dropout}"
+    operation = context.operation((text,), lambda: Operation(context.signature(text), widest_rows([x])))
     if spills(x.device):
         recompute = None  # x leaves memory for a file anyway
-    call = _AttentionCall(context, how, None if recompute is None else recompute.function, signature)
-    inputs = Inputs(x, None if y is x else y, attn, attn_dst, edge_weight)
-    return call.apply(*inputs, *(() if recompute is None else recompute.tensors))[0]
+    inputs = x, None if y is x else y, attn, attn_dst, edge_weight
+    if recompute is None:
+        return _AttentionCall(context, operation, how, None).apply(*inputs)[0]
+    return _AttentionCall(context, operation, how, recompute.function).apply(*inputs, *recompute.tensors)[0]
 
 
 class _AttentionCall(TileCall):
     """One call of `attention`: see [Note: one pass over shards]. Tensors of `Recompute` follow the inputs."""
 
     def __init__(
-        self, context: CallContext, how: Attention, recompute: Callable[..., Tensor] | None, signature: str
+        self, context: CallContext, operation: Operation, how: Attention, recompute: Callable[..., Tensor] | None
     ) -> None:
-        super().__init__(context, signature)
+        super().__init__(context, operation)
         self.how = how
         self.recompute = recompute
 
     def forward(self, *inputs: Any) -> ForwardOutput:
-        operands, recompute_from = Inputs(*inputs[:5]), inputs[5:]
-        x, scores = operands.x, self._scores(operands)
+        operands = Inputs(*inputs[:5])
+        x, scores = operands.x, self.source_scores(operands)
         # Begin the exchange first, so that the first tiles travel while this worker's own nodes are computed.
         tiles = self.tiles([x], local=LocalFields(scores))
         ends = _ends(operands, *scores)
         running = OnlineSoftmaxState.start(self.relation.num_dst, ends.x)
         for block, tile in tiles:
-            attend(block, self.how, ends if tile.rows is None else _replaced(ends, tile.rows), running)
+            attend(block, self.how, ends if tile.rows is None else _with_rows(ends, tile.rows), running)
         out, normaliser = running.finish(self.relation.in_degrees)
-        result = out.to(reduce(torch.promote_types, [tensor.dtype for tensor in operands if tensor is not None]))
-        saved_x = x if self.recompute is None else None
-        return ForwardOutput((result,), [out, normaliser, saved_x, *operands[1:], *recompute_from])
+        dtype = x.dtype
+        for tensor in operands[1:]:
+            dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
+        return ForwardOutput((out.to(dtype),), [out, normaliser, x if self.recompute is None else None, *inputs[1:]])
 
-    def _scores(self, inputs: Inputs) -> list[Tensor]:
+    def source_scores(self, inputs: Inputs) -> list[Tensor]:
         """The sources' share of ADDITIVE scores, (N_src, H); empty for other scores."""
         if self.how.score is not Score.ADDITIVE or inputs.attn is None:
             return []
@@ -172,7 +160,7 @@ class _AttentionCall(TileCall):
         inputs, recompute_from = Inputs(*saved[:5]), saved[5:]
         if self.recompute is not None:
             inputs = inputs._replace(x=self.recompute(*recompute_from))
-        x, scores = inputs.x, self._scores(inputs)
+        x, scores = inputs.x, self.source_scores(inputs)
         totals = list(map(zero_total, (x, *scores)))
         returns, local = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])
         tiles = self.tiles([x], backward=True, local=local, returns=returns)
@@ -181,12 +169,13 @@ class _AttentionCall(TileCall):
         ends_grad = totals[0]  # sources and destinations share a gradient if they are the same
         if inputs.attn_dst is not None or inputs.y is not None:
             ends_grad = torch.zeros_like(ends.y)
-        attn_grad, weight_grad = (None if each is None else torch.zeros_like(each) for each in (ends.attn, ends.weight))
+        attn_grad = None if ends.attn is None else torch.zeros_like(ends.attn)
+        weight_grad = None if ends.weight is None else torch.zeros_like(ends.weight)
         sums = Gradients(totals[0], ends_grad, attn_grad, weight_grad, *totals[1:])
         for block, tile in tiles:
             operands, gradients = ends, sums
             if tile.rows is not None and tile.grads is not None:
-                operands = _replaced(ends, tile.rows)
+                operands = _with_rows(ends, tile.rows)
                 gradients = sums._replace(x=tile.grads[0], x_score=None if operands.x_score is None else tile.grads[1])
             attend_grad(block, self.how, operands, grad, stats, gradients)
         if scores:
@@ -200,10 +189,10 @@ class _AttentionCall(TileCall):
             attn_dst = inputs.attn_dst.to(ends.x.dtype)
             attn_dst_grad = torch.zeros_like(attn_dst)
             project_grad(features, attn_dst, sums.y, features_grad, attn_dst_grad)
-        return [*Inputs(sums.x, y_grad, sums.attn, attn_dst_grad, sums.weight), *[None] * len(recompute_from)]
+        return [sums.x, y_grad, sums.attn, attn_dst_grad, sums.weight, *[None] * len(recompute_from)]
 
 
-def _replaced(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands:
+def _with_rows(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands:
     """The operands with other sources' rows, and their scores if `rows` has them, too."""
     return ends._replace(x=rows[0].to(ends.x.dtype), x_score=rows[1] if rows[1:] else None)
 

@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import TensorWeakRef
 
-from sar.core.passing.reductions import by_head
+from sar.core.passing.reducers import by_head
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
 from sar.splitmix import mix_tensor

@@ -11,15 +11,17 @@ captured tensors]). We check that it computes the same messages ([Note: fingerpr
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sar.comm.halo_plan import HaloSlice
+from sar.comm.group import refuse_transforms
 from sar.comm.rows import RowFormat
-from sar.comm.tiles import GradientReturn, Tile
-from sar.core.collective import CallContext, ForwardOutput, TileCall, zero_total
+from sar.comm.tiles import GradientReturn, HaloSlice, Tile, power_of_two
+from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows, zero_total
 from sar.core.eager import views_of_nothing
 from sar.core.graph.frames import Frame
 from sar.core.passing.batches import (
@@ -32,10 +34,9 @@ from sar.core.passing.batches import (
     function_name,
     results_on_nothing,
 )
-from sar.core.passing.builtin import REAL_ONLY
 from sar.core.passing.captured import AmbientState, Captured, FindCaptured, Fingerprint, StandIns, recorded_alike
 from sar.core.passing.own_rows import FewRows, refuse_other_rows
-from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Reduction, edge_rows, gather_rows
+from sar.core.passing.reducers import PEAKS, REAL_ONLY, REDUCERS, edge_rows, gather_rows
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, OnlineSoftmax, Target, accumulation_dtype, add_rows
 
@@ -49,13 +50,14 @@ def run_python(
 
     Args:
         function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
-        reducer: sum, mean, max or min, or one of `TORCH_REDUCERS`; None to return the messages of all edges.
+        reducer: one of `REDUCERS`; None to return the messages of all edges.
         reduced: name of the message to reduce; None for all messages.
 
     Returns:
         (N_dst, ...) for each reduced message, or (E, ...) for each message. If the function asks for exponentials,
         `PEAKS` as well.
     """
+    refuse_transforms()  # before the function is recorded, which they would upset
     recording = record(context, function, fields)
     messages = recording.messages
     if reduced is not None:
@@ -72,9 +74,7 @@ def run_python(
         others = ("sum", "mean") if message.is_complex() else ("sum", "prod") if reduced is None else ()
         if reducer is not None and not message.is_floating_point() and reducer not in others:
             raise GraphError(f"{name!r} of {function_name(function)} is {message.dtype}; {REAL_ONLY}")
-    kind = TORCH_REDUCERS.get(reducer or "", Reduction)
-    reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in messages.items()}
-    call = PythonCall(context, function, recording, reductions)
+    call = PythonCall(context, function, recording, reducer, list(messages))
     return dict(zip([*messages, PEAKS], call.apply(*recording.columns, *recording.captured), strict=False))
 
 
@@ -147,6 +147,14 @@ class _Recorded(dict[str, Tensor]):
 # -- the call
 
 
+class ByKind(NamedTuple):
+    """Lists with an item for each field of the sources, of the destinations and of the edges that a function reads."""
+
+    src: list[Any]
+    dst: list[Any]
+    edge: list[Any]
+
+
 class PythonCall(TileCall):
     """One call of a Python message function: see [Note: replay].
 
@@ -158,100 +166,104 @@ class PythonCall(TileCall):
         context: CallContext,
         function: MessageFunction,
         recording: Recording,
-        reductions: dict[str, Reduction],
+        reducer: str | None,
+        reduced: list[str],
     ) -> None:
-        reducer = next(iter(reductions.values())).reducer
-        reads, makes = recording.read[0], {name: recording.messages[name] for name in reductions}
+        reads, made = recording.read[0], {name: recording.messages[name] for name in reduced}
         self.name = function_name(function)
         signature = context.signature(
             f"{reducer or 'apply_edges'} of {self.name}, which reads {_described(reads)} of the sources "
-            f"and makes {_described(makes)}"
+            f"and makes {_described(made)}"
         )
-        super().__init__(context, signature, distributed=bool(reads))
-        self.names = [list(fields) for fields in recording.read]
-        self.num_src, self.num_fields = len(reads), len(recording.columns)
-        self.first_edge_field = self.num_src + len(recording.read[1])
-        self.reductions = reductions  # by name of the message
-        self.differentiable = any(message.requires_grad for message in makes.values())
+        super().__init__(context, Operation(signature, widest_rows(reads.values())), distributed=bool(reads))
+        self.names = ByKind(*map(list, recording.read))
+        self.num_fields = len(recording.columns)
+        self.made = {name: (message.dtype, tuple(message.shape[1:])) for name, message in made.items()}
+        self.differentiable = any(message.requires_grad for message in made.values())
+        self.new_reducer = partial(REDUCERS[reducer], context.relation)
         read = RowFormat.of([*recording.columns, *recording.messages.values()])
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
         self.captured = Captured(function, recording.captured)
         self.state = recording.state
-        self.used: set[int] = set()  # numbers of the captured tensors that the forward has used
 
     def flags(self) -> int:
         if not self.differentiable:
             return 0
-        return ANY | SOURCES * any(self.needs[: self.num_src])
+        return ANY | SOURCES * any(self.needs[: len(self.names.src)])
+
+    def by_kind(self, values: Sequence[Any]) -> ByKind:
+        """Group the values of all fields by whose fields these are."""
+        ends = len(self.names.src), self.num_fields - len(self.names.edge), self.num_fields
+        return ByKind(*(list(values[begin:end]) for begin, end in pairwise((0, *ends))))
 
     # -- forward
 
     def forward(self, *inputs: Any) -> ForwardOutput:
-        fields, captured = [x.detach() for x in inputs[: self.num_fields]], inputs[self.num_fields :]
-        leaves = StandIns(self.captured, captured)
-        combined = {name: reduction.start() for name, reduction in self.reductions.items()}
-        softmax = OnlineSoftmax(self.relation.num_dst, [each.total for each in combined.values()])
+        columns, captured = [x.detach() for x in inputs[: self.num_fields]], inputs[self.num_fields :]
+        fields, leaves = self.by_kind(columns), StandIns(self.captured, captured)
+        # Whether the backward computes the gradient of each field.
+        sources, others = [bool(self.needed & SOURCES)] * len(fields.src), self.needs[len(fields.src) : len(columns)]
+        needs = zip([*sources, *others], columns, strict=True)
+        self.wanted = self.by_kind([need and (x.is_floating_point() or x.is_complex()) for need, x in needs])
+        self.reducers = {name: self.new_reducer(*row) for name, row in self.made.items()}
+        softmax = OnlineSoftmax(self.relation.num_dst, [each.total for each in self.reducers.values()])
         self.fingerprint = Fingerprint(self.context.structure.device)
-        src = fields[: self.num_src]
-        for block, tile in self.tiles(src):
+        for block, tile in self.tiles(fields.src):
             for part in self.parts(block):
                 rows = self.rows(part, tile, fields)
                 with leaves, self.state.autocast(), recorded_alike(bool(self.needed)):
                     messages = self.run(part, tile, rows, softmax.rise, self.fingerprint)
-                for name, reduction in self.reductions.items():
-                    reduction.add(combined[name], messages[name].detach(), part)
+                for name, reducer in self.reducers.items():
+                    reducer.add(part, messages[name].detach())
                 del messages, rows  # free the messages before the next ones
         if self.needed and softmax.peak is not None:
             nodes = torch.arange(self.relation.num_dst, device=softmax.peak.device)
-            for each in combined.values():
+            for each in self.reducers.values():
                 self.fingerprint.add_sums(each.total, nodes)
-        self.used = leaves.used
-        results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
+        self.used = leaves.used  # numbers of the captured tensors that the forward has used
+        results, of_reducers = zip(*(reducer.finish() for reducer in self.reducers.values()), strict=True)
         constants = () if softmax.peak is None else (softmax.peak,)
-        argmax = [each.argmax for each in combined.values()]
-        saved = [*inputs[: self.num_fields], *argmax, softmax.peak, *captured]
+        saved = [*inputs[: self.num_fields], *of_reducers, softmax.peak, *captured]
         return ForwardOutput((*results, *constants), saved, constants)
 
     def parts(self, block: EdgeBlock) -> list[EdgeBlock]:
         """Split a block so that messages of a part take no more memory than exchange buffers, or than its nodes."""
         size = max(self.edges_at_once, block.num_src + block.num_dst, 1)
-        return list(block.pieces(1 << (size.bit_length() - 1)))
+        return list(block.pieces(power_of_two(size)))
 
-    def rows(self, block: EdgeBlock, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
+    def rows(self, block: EdgeBlock, tile: Tile, fields: ByKind) -> ByKind:
         """The fields that the function may read on a block, as leaves: rows of sources, of destinations, and of edges.
 
         The sources are the block's, the destinations all.
         """
-        src = fields[: self.num_src] if tile.rows is None else tile.rows
-        edge = (edge_rows(column, block) for column in fields[self.first_edge_field :])
-        columns = [*src, *fields[self.num_src : self.first_edge_field], *edge]
-        return [
-            column.detach().requires_grad_(need)
-            for column, need in zip(columns, self.needs_of_fields(fields), strict=True)
-        ]
-
-    def needs_of_fields(self, fields: list[Tensor]) -> list[bool]:
-        """Whether the backward computes the gradient of each field."""
-        needs = [bool(self.needed & SOURCES)] * self.num_src + [*self.needs[self.num_src : self.num_fields]]
-        return [need and (x.is_floating_point() or x.is_complex()) for need, x in zip(needs, fields, strict=True)]
+        src = fields.src if tile.rows is None else tile.rows
+        columns = ByKind(src, fields.dst, [edge_rows(column, block) for column in fields.edge])
+        return ByKind(
+            *(
+                [column.detach().requires_grad_(need) for column, need in zip(of_kind, wanted, strict=True)]
+                for of_kind, wanted in zip(columns, self.wanted, strict=True)
+            )
+        )
 
     def run(
         self,
         block: EdgeBlock,
         tile: Tile,
-        rows: Sequence[Tensor],
+        rows: ByKind,
         exponentials: Callable[..., Tensor],
         fingerprint: Fingerprint,
     ) -> Mapping[str, Tensor]:
         """Call the function on the edges of a block, with fields `rows`; return its messages."""
-        columns, ids = iter(rows), block.ids(0, block.num_edges)
+        ids = block.ids(0, block.num_edges)
         relative: list[Tensor] = []  # the scores of which the function asks for exponentials
 
         def exponentials_of(scores: Tensor) -> Tensor:
             relative.append(scores.detach())
             return exponentials(scores, block.renumbered)
 
-        src, dst, edge = (_Recorded((name, next(columns)) for name in names) for names in self.names)
+        src, dst, edge = (
+            _Recorded(zip(names, columns, strict=True)) for names, columns in zip(self.names, rows, strict=True)
+        )
         batch = EdgeBatch(
             RowView(src, lambda column: gather_rows(column, block, Target.U)),
             RowView(dst, lambda column: gather_rows(column, block, Target.V)),
@@ -264,12 +276,12 @@ class PythonCall(TileCall):
         function = self.captured.function
         with views_of_nothing(block.num_edges):
             messages = checked_results(function, function(batch), block.num_edges)
-        for name in self.reductions:
+        for name in self.made:
             if name not in messages:
                 raise GraphError(f"{self.name} makes {name!r} on some edges only; let it always make the same fields.")
         if self.needed:
             compared = {f"scores {number}": scores for number, scores in enumerate(relative)}
-            for key, values in (compared or {key: messages[key] for key in self.reductions}).items():
+            for key, values in (compared or {key: messages[key] for key in self.made}).items():
                 fingerprint.add(key, values.detach(), ids)
         return messages
 
@@ -287,65 +299,79 @@ class PythonCall(TileCall):
     # -- backward
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
-        device, num_src = self.context.structure.device, self.num_src
-        fields = [x.detach() for x in saved[: self.num_fields]]
-        first_captured = self.num_fields + len(self.reductions) + 1
-        *argmax, peak = saved[self.num_fields : first_captured]
-        leaves, fingerprint = StandIns(self.captured, saved[first_captured:]), Fingerprint(device)
-        softmax = OnlineSoftmax(self.relation.num_dst, (), peak)
+        count = self.num_fields + len(self.reducers)
+        fields, of_reducers, peak = self.by_kind(saved[: self.num_fields]), saved[self.num_fields : count], saved[count]
+        leaves = StandIns(self.captured, saved[count + 1 :])
+        softmax, fingerprint = (
+            OnlineSoftmax(self.relation.num_dst, (), peak),
+            Fingerprint(self.context.structure.device),
+        )
         # The peaks, a further result, take no gradient.
-        of_results = [each.total_grad(grad) for each, grad in zip(self.reductions.values(), grads, strict=False)]
-        # Gradients of the fields.
-        totals = [zero_total(x) if need else None for x, need in zip(fields, self.needs_of_fields(fields), strict=True)]
+        of_results = [each.total_grad(grad) for each, grad in zip(self.reducers.values(), grads, strict=False)]
+        kinds = zip(fields, self.wanted, strict=True)
+        totals = ByKind(*([zero_total(x) if need else None for x, need in zip(*kind, strict=True)] for kind in kinds))
         of_captured: list[Tensor | None] = [None] * len(leaves.leaves)
-        wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
-        of_sources = [total for total in totals[:num_src] if total is not None]
+        of_sources = [total for total in totals.src if total is not None]
         returns = GradientReturn(of_sources, add_rows) if of_sources else None
-
-        def run_again(part: EdgeBlock, tile: Tile) -> None:
-            """Run the function on the edges of a block again, and add the gradients of its inputs."""
-            rows = self.rows(part, tile, fields)
-            with torch.enable_grad(), leaves:
-                outputs = self.run(part, tile, rows, softmax.exponentials, fingerprint)
-            messages, of_messages = [], []
-            for i, (name, reduction) in enumerate(self.reductions.items()):
-                message = outputs[name].detach()
-                if peak is not None:
-                    fingerprint.add_sums(message, part.destinations(0, part.num_edges))
-                if outputs[name].requires_grad:
-                    messages.append(outputs[name])
-                    of_messages.append(reduction.message_grad(of_results[i], argmax[i], part, message))
-            if not messages:
-                return
-            inputs = [each for each in rows if each.requires_grad]
-            reached = leaves.reached(messages, inputs)
-            used = [*inputs, *(leaves.leaves[i] for i in wanted), *(leaves.captured[i] for i in reached)]
-            input_grads = iter(torch.autograd.grad(messages, used, of_messages, allow_unused=True))
-            returned = iter(tile.grads or ())
-            for i, total in enumerate(totals):
-                if total is None:
-                    continue
-                grad = next(input_grads)
-                if tile.halo is not None and i < num_src:
-                    total = next(returned)
-                if grad is not None and i < self.first_edge_field:
-                    total += grad
-                elif grad is not None and part.edge_ids is None:
-                    edge_rows(total, part).add_(grad)
-                elif grad is not None:
-                    total.index_add_(0, part.edge_ids, grad.to(total.dtype))
-            for number, grad in zip([*wanted, *reached], input_grads, strict=True):
-                before = of_captured[number]
-                if grad is not None:
-                    grad = grad.to(accumulation_dtype(grad.dtype))
-                    of_captured[number] = grad if before is None else before + grad
-
         # Keep the order of the forward, because the function draws random numbers.
-        tiles = self.tiles(fields[:num_src], backward=True, returns=returns, own_first=True)
+        tiles = self.tiles(fields.src, backward=True, returns=returns, own_first=True)
         with self.state.restored():
             for block, tile in tiles:
+                sums = totals
+                if tile.halo is not None:
+                    of_tile = iter(tile.grads or ())
+                    sums = totals._replace(src=[None if each is None else next(of_tile) for each in totals.src])
                 for part in self.parts(block):
-                    run_again(part, tile)
+                    rows = self.rows(part, tile, fields)
+                    with torch.enable_grad(), leaves:
+                        messages = self.run(part, tile, rows, softmax.exponentials, fingerprint)
+                    outputs, of_outputs = [], []
+                    for i, (name, reducer) in enumerate(self.reducers.items()):
+                        message = messages[name].detach()
+                        if peak is not None:
+                            fingerprint.add_sums(message, part.destinations(0, part.num_edges))
+                        if messages[name].requires_grad:
+                            outputs.append(messages[name])
+                            of_outputs.append(reducer.message_grad(of_results[i], of_reducers[i], part, message))
+                    if outputs:
+                        self.add_gradients(part, rows, leaves, outputs, of_outputs, sums, of_captured)
+                    del messages, message, outputs, of_outputs, rows  # free the messages before the next ones
+        self.check_second_run(leaves, fingerprint)
+        return [*totals.src, *totals.dst, *totals.edge, *of_captured]
+
+    def add_gradients(
+        self,
+        block: EdgeBlock,
+        rows: ByKind,
+        leaves: StandIns,
+        outputs: list[Tensor],
+        of_outputs: list[Tensor],
+        sums: ByKind,
+        of_captured: list[Tensor | None],
+    ) -> None:
+        """Add the gradients of a block's leaves to `sums`, and those of captured tensors to `of_captured`."""
+        inputs = [leaf for of_kind in rows for leaf in of_kind if leaf.requires_grad]
+        wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
+        reached = leaves.reached(outputs, inputs)
+        used = [*inputs, *(leaves.leaves[i] for i in wanted), *(leaves.captured[i] for i in reached)]
+        grads = torch.autograd.grad(outputs, used, of_outputs, allow_unused=True)
+        grad_of = {id(leaf): grad for leaf, grad in zip(inputs, grads, strict=False) if grad is not None}
+        for leaf, total in zip([*rows.src, *rows.dst], [*sums.src, *sums.dst], strict=True):
+            if id(leaf) in grad_of:
+                total += grad_of[id(leaf)]
+        for leaf, total in zip(rows.edge, sums.edge, strict=True):
+            if id(leaf) in grad_of and block.edge_ids is None:
+                edge_rows(total, block).add_(grad_of[id(leaf)])
+            elif id(leaf) in grad_of:
+                total.index_add_(0, block.edge_ids, grad_of[id(leaf)].to(total.dtype))
+        for number, grad in zip([*wanted, *reached], grads[len(inputs) :], strict=True):
+            before = of_captured[number]
+            if grad is not None:
+                grad = grad.to(accumulation_dtype(grad.dtype))
+                of_captured[number] = grad if before is None else before + grad
+
+    def check_second_run(self, leaves: StandIns, fingerprint: Fingerprint) -> None:
+        """Raise unless the function has used the same tensors, and made the same messages, as in the forward."""
         if leaves.used != self.used:
             raise GraphError(
                 f"{self.name} uses other tensors in the backward than in the forward, for which "
@@ -359,7 +385,6 @@ class PythonCall(TileCall):
                 "default generators of torch, numpy or Python, and set what changes as a field; on a GPU, also call "
                 "torch.use_deterministic_algorithms(True)."
             )
-        return [*totals, *of_captured]
 
 
 def _described(fields: Fields) -> str:

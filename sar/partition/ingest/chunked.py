@@ -20,8 +20,8 @@ from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
 from sar.partition.ingest.edges import open_edges
 from sar.partition.ingest.features import open_column
-from sar.partition.ingest.files import ALL_COLUMNS, InputFiles, Reading, TextFormat, Wanted, find_files
 from sar.partition.ingest.objects import from_object
+from sar.partition.ingest.sources import ALL_COLUMNS, InputFiles, Reading, Selected, TextFormat, find_files
 from sar.partition.new_directory import new_directory
 
 METADATA = "metadata.json"
@@ -61,7 +61,7 @@ def open_chunked(path: Path, how: Reading, *, allow_outside: bool) -> GraphSourc
     edges = {}
     for number, (key, etype) in enumerate(canonical.items()):
         ends = num_nodes[etype[0]], num_nodes[etype[2]]
-        edges[etype] = meta.edges(key, edge_files.get(key), ends, edge_chunks[key], how.scratch, f"edges-{number}")
+        edges[etype] = meta.edges(key, edge_files.get(key), ends, edge_chunks[key], how.scratch / f"edges-{number}")
     num_edges = {key: edges[etype].num_edges for key, etype in canonical.items()}
     node_data = meta.columns("node_data", num_nodes, how)
     edge_data = meta.columns("edge_data", num_edges, how)
@@ -117,16 +117,14 @@ class _Metadata:
             raise self.error(f"{key} has the types {', '.join(unknown)}; expected some of {', '.join(names)}")
         return found
 
-    def edges(
-        self, name: str, spec: Any, num_nodes: tuple[int, int], chunks: Sequence[int], scratch: Path, copy: str
-    ) -> EdgeSource:
+    def edges(self, name: str, spec: Any, num_nodes: tuple[int, int], chunks: Sequence[int], copy: Path) -> EdgeSource:
         """The edges of one type, as many as the counts say."""
         source = self._source(f"edges of '{name}'", spec or {"format": {"name": "csv"}, "data": []})
         if not source.files and not sum(chunks):
             return ArrayEdges(np.empty(0, np.int64), np.empty(0, np.int64))
         if not source.files:
             raise self.error(f"there are no files for the {sum(chunks)} edges of '{name}'")
-        edges, counts = open_edges(source, num_nodes, scratch, copy, ambiguous_are_pairs=True)
+        edges, counts = open_edges(source, num_nodes, copy, ambiguous_are_pairs=True)
         if len(counts) == len(chunks):
             for file, found, expected in zip(source.files, counts, chunks, strict=False):
                 if found != expected:
@@ -152,7 +150,7 @@ class _Metadata:
                 found[name][field] = open_column(source, f"{name}/{field}", rows[name], how)[0]
         return found
 
-    def _source(self, what: str, spec: Any, columns: Wanted = None) -> InputFiles:
+    def _source(self, what: str, spec: Any, columns: Selected = None) -> InputFiles:
         """The files of a file specification."""
         try:
             name, delimiter, data = spec["format"]["name"], spec["format"].get("delimiter"), spec["data"]
@@ -162,6 +160,8 @@ class _Metadata:
             raise self.error(f"{what} has the format {name!r}; expected one of {', '.join(_FORMATS)}")
         if not isinstance(data, list) or not all(isinstance(file, str) for file in data):
             raise self.error(f"{what} has the data {_short(data)}; expected a list of file names")
+        if columns is None and name == "parquet":
+            columns = 0, 1  # as DGL, by their place
         files = [self.path.parent / file for file in data]
         for file in [] if self.allow_outside else files:
             trusted = " or, if you trust the directory, pass allow_outside=True (--allow-outside)"

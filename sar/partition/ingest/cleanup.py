@@ -20,14 +20,7 @@ from sar.common_tuples import CanonicalEtype, StrPath
 from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import ConfigError
 from sar.id_slices import first_of_equals, pieces
-from sar.partition.graph_source import (
-    ArrayEdges,
-    Column,
-    EdgeSource,
-    GraphSource,
-    check_ends,
-    index_dtype,
-)
+from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource, index_dtype
 from sar.partition.ingest.objects import from_object
 
 _MEMORY = 256 << 20
@@ -77,7 +70,6 @@ def clean_up(
     for number, (etype, source) in enumerate(graph.edges.items()):
         between = etype[0] != etype[2]
         relation = _Relation(
-            ":".join(etype),
             source,
             graph.edge_data.get(etype, {}),
             (graph.num_nodes[etype[0]], graph.num_nodes[etype[2]]),
@@ -120,7 +112,6 @@ class _Range(NamedTuple):
 class _Relation:
     """Edges of one type, and the clean-up that they get."""
 
-    name: str
     edges: EdgeSource
     columns: Mapping[str, Column]
     num_nodes: tuple[int, int]
@@ -173,7 +164,6 @@ class _Relation:
         for forward in (True, False) if self.both_ways else (True,):
             row = 0
             for ends in self.edges.chunks(rows):
-                check_ends(*ends, self.num_nodes, f"edges of {self.name}", row)
                 records = np.empty(len(ends[0]), self.record)
                 records[_SRC], records[_DST] = ends if forward else (ends[1], ~ends[0])
                 for number, column in enumerate(self.columns.values()):

@@ -9,96 +9,40 @@ import pyarrow
 
 from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy, open_raw
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import (
-    ArrayEdges,
-    Column,
-    EdgeSource,
-    check_ends,
-    find_outside,
-    index_dtype,
-    parts_of_slice,
-)
-from sar.partition.ingest.columns import NotNumbersError
-from sar.partition.ingest.files import ADVICE, InputFiles
-from sar.partition.ingest.tables import ColumnChoice, read_table
+from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, find_outside, index_dtype, parts_of_slice
+from sar.partition.ingest.arrow import NotNumbersError, read_table
+from sar.partition.ingest.sources import ADVICE, InputFiles
 
 _ANY = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True)
-class CheckedEdges(EdgeSource):
-    """Edges of binary files, one after the other; IDs are checked in every pass, in the chunk just read."""
+class FileEdges(EdgeSource):
+    """Edges of binary files, one after the other."""
 
     parts: Sequence[tuple[str, EdgeSource]]  # the edges of each file, with its name for errors
-    limits: tuple[int, int]  # sources and destinations are below these
     advice: str = ADVICE
 
     @property
     def num_edges(self) -> int:
-        return sum(edges.num_edges for _, edges in self.parts)
+        return sum(self._lengths)
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [edges.num_edges for _, edges in self.parts]
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        """`PartitionError` if an ID is negative or too large."""
-        pieces = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        for number, low, high in parts_of_slice([edges.num_edges for _, edges in self.parts], start, stop):
-            where, edges = self.parts[number]
-            pieces.append(edges.read(low, high))
-            check_ends(*pieces[-1], self.limits, where, low, self.advice)
-        if len(pieces) == 2:
-            return pieces[1]
-        src, dst = (np.concatenate(ids) for ids in zip(*pieces, strict=True))
+        slices = parts_of_slice(self._lengths, start, stop)
+        pieces = [self.parts[part][1].read(first, last) for part, first, last in slices]
+        if len(pieces) == 1:
+            return pieces[0]
+        none = np.empty(0, np.int64)
+        src, dst = (np.concatenate([none, *(piece[end] for piece in pieces)]) for end in (0, 1))
         return src, dst
 
-
-def open_edges(
-    source: InputFiles,
-    num_nodes: tuple[int | None, int | None],
-    scratch: Path,
-    name: str,
-    *,
-    advice: str = ADVICE,
-    ambiguous_are_pairs: bool = False,
-) -> tuple[EdgeSource, list[int]]:
-    """Find the edges of one type, and how many each file, or pair of files, has.
-
-    Text and Parquet are parsed now, into raw files called `name` under `scratch`, of 32 bits if all IDs are known to
-    fit. `advice` ends errors about an ID that is no node; with `ambiguous_are_pairs`, `.npy` arrays of (2, 2) alone are
-    two edges, a row each. Raises `PartitionError` if a file is missing or damaged, or an ID is no integer, negative or,
-    if the number of nodes is known, too large; `ConfigError` if the format does not fit.
-    """
-    limits = (_ANY if num_nodes[0] is None else num_nodes[0], _ANY if num_nodes[1] is None else num_nodes[1])
-    if source.format not in ("text", "parquet"):
-        parts = binary_edges(source, ambiguous_are_pairs)
-        return CheckedEdges(parts, limits, advice), [part.num_edges for _, part in parts]
-    dtype, counts, choice = index_dtype(max(limits) - 1), [], ColumnChoice("edges", source)
-    with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
-        for path in source.files:
-            before = src.rows
-            try:
-                for batch in read_table(path, source, choice, "nodes"):
-                    sources, destinations = (ids.astype(np.int64, copy=False) for ids in batch.columns)
-                    if (found := find_outside(sources, destinations, limits)) is not None:
-                        row, problem = found
-                        raise PartitionError(f"{batch.where(row)}: {problem}{advice}")
-                    src.append(sources)
-                    dst.append(destinations)
-            except NotNumbersError as error:
-                raise PartitionError(f"{error}{advice}") from error
-            counts.append(src.rows - before)
-    return ArrayEdges(src.array(), dst.array()), counts
-
-
-def read_edge_ids(source: InputFiles) -> Iterator[tuple[int, Sequence[pyarrow.Array]]]:
-    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each, with the number of the file."""
-    if source.format in ("text", "parquet"):
-        choice = ColumnChoice("edges", source)
-        for number, path in enumerate(source.files):
-            yield from ((number, batch.columns) for batch in read_table(path, source, choice, "ids"))
-        return
-    unsigned = source.format == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in source.files)
-    for number, (_, edges) in enumerate(binary_edges(source)):
-        for ends in edges.chunks():
-            yield number, [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
+    def describe(self, row: int, problem: str) -> str:
+        [(part, first, _)] = parts_of_slice(self._lengths, row, row + 1)
+        return f"{self.parts[part][0]}, row {first} (from 0): {problem}{self.advice}"
 
 
 @dataclass(frozen=True)
@@ -114,6 +58,52 @@ class PairEdges(EdgeSource):
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
         pairs = self.pairs[start:stop]
         return np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
+
+
+def open_edges(
+    source: InputFiles,
+    num_nodes: tuple[int | None, int | None],
+    copy: Path,
+    *,
+    advice: str = ADVICE,
+    ambiguous_are_pairs: bool = False,
+) -> tuple[EdgeSource, list[int]]:
+    """Find the edges of one type, and how many each file, or pair of files, has.
+
+    Text and Parquet are parsed now, into raw files that begin with `copy`, of 32 bits if all IDs are known to fit.
+    `advice` ends errors about an ID that is no node; with `ambiguous_are_pairs`, `.npy` arrays of (2, 2) alone are two
+    edges, a row each. Raises `PartitionError` if a file is missing or damaged, or an ID in text or Parquet is no
+    integer, negative or, if the number of nodes is known, too large; `ConfigError` if the format does not fit.
+    """
+    if source.format not in ("text", "parquet"):
+        parts = binary_edges(source, ambiguous_are_pairs)
+        return FileEdges(parts, advice), [part.num_edges for _, part in parts]
+    limits = (_ANY if num_nodes[0] is None else num_nodes[0], _ANY if num_nodes[1] is None else num_nodes[1])
+    dtype, counts = index_dtype(max(limits) - 1), [0] * len(source.files)
+    with ArrayFile(Path(f"{copy}.src"), dtype) as src, ArrayFile(Path(f"{copy}.dst"), dtype) as dst:
+        try:
+            for number, batch in read_table(source, "edges", "nodes"):
+                sources, destinations = (ids.astype(np.int64, copy=False) for ids in batch.columns)
+                if (found := find_outside(sources, destinations, limits)) is not None:
+                    row, problem = found
+                    raise PartitionError(f"{batch.where(row)}: {problem}{advice}")
+                src.append(sources)
+                dst.append(destinations)
+                counts[number] += len(sources)
+        except NotNumbersError as error:
+            raise PartitionError(f"{error}{advice}") from error
+    return ArrayEdges(src.array(), dst.array()), counts
+
+
+def read_edge_ids(source: InputFiles) -> Iterator[tuple[int, Sequence[pyarrow.Array]]]:
+    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each, with the number of the file."""
+    if source.format in ("text", "parquet"):
+        yield from ((number, batch.columns) for number, batch in read_table(source, "edges", "ids"))
+        return
+    unsigned = source.format == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in source.files)
+    for number, (_, edges) in enumerate(binary_edges(source)):
+        for ends in edges.chunks():
+            yield number, [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
 
 
 def binary_edges(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:

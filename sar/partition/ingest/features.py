@@ -3,10 +3,9 @@ are copied once.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,14 +15,12 @@ import pyarrow
 import pyarrow.compute as compute
 
 from sar.common_tuples import GIVEN_ID, SPLIT
-from sar.data.arrays import Array, ArrayFile, StoredArray, as_column
+from sar.data.arrays import Array, ArrayFile, StoredArray, as_column, open_npy
 from sar.data.tensor_files import open_tensors
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import Column, JoinedColumn
-from sar.partition.ingest.columns import Kind, NotNumbersError
-from sar.partition.ingest.files import ALL_COLUMNS, Files, InputFiles, Reading, TextFormat, Wanted
-from sar.partition.ingest.tables import ArrayTable, ColumnChoice, checked, read_ids, read_table
-from sar.partition.ingest.text import is_number
+from sar.partition.ingest.arrow import Kind, NotNumbersError, open_table, read_ids, read_table
+from sar.partition.ingest.sources import ALL_COLUMNS, Files, InputFiles, Reading, Selected, TextFormat
 
 LABEL = "label"
 _NEVER_NAN = (LABEL, *SPLIT)
@@ -93,10 +90,14 @@ def features_by_type(
                 f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(types)}"
                 f"{' (or NAME alone)' if len(types) == 1 else ''}."
             )
-        source = InputFiles.named(files, text)
-        found[kind][name] = checked(source, "ids" if name == GIVEN_ID else "feature")
-        if source.format == "dgl":
+        source = found[kind][name] = InputFiles.select(files, text)
+        # A wrong column or name is found here, before other files are read for minutes.
+        if source.format in ("text", "parquet"):
+            open_table(source, "ids" if name == GIVEN_ID else "feature")
+        elif source.format == "dgl":
             _open_tensor(source.files[0], source.columns, f"{kind}/{name}")
+        elif source.columns is not None and [*source.columns] != [ALL_COLUMNS]:
+            raise ConfigError(f"{source.files[0]} is an array without columns to choose from; save those to take.")
     return found
 
 
@@ -135,33 +136,32 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
     together or have another number of rows; `ConfigError` if one has nothing of the name asked for.
     """
     name = key.rpartition("/")[2]
-    parts: list[Column] = []
+    column: Column
     if source.format in ("text", "parquet"):
         try:
-            parts = [*_copied(source, name, how.scratch / quote(key, safe=""))]
+            column, counts = _copied(source, name, how.scratch / quote(key, safe=""))
         except PartitionError as error:
-            if name == LABEL and re.search("has ''|has no value", str(error)):
+            if name == LABEL and re.search("value ''|has no value", str(error)):
                 raise PartitionError(f"{error} Write -1 for nodes without a label.") from error
             raise
-    elif source.format == "npy":
-        choice = ColumnChoice("feature", source)
-        parts = [_array_columns(ArrayTable(file), choice, source.columns) for file in source.files]
+        column = without_nan(column, name, source.shown, allow_nan=how.allow_nan)
     else:
-        parts = [_open_tensor(file, source.columns, key) for file in source.files]
-    counts = [part.shape[0] for part in parts]
-    kept = [
-        (file, without_nan(part, name, str(file), allow_nan=how.allow_nan))
-        for file, part in zip(source.files, parts, strict=True)
-        if part.shape[0] or not any(counts)  # those without rows have no say in the type
-    ]
-    first_file, first = kept[0]
-    dtype = _common_dtype([part.dtype for _, part in kept])
-    for file, part in kept:
-        if part.shape[1:] != first.shape[1:] or (dtype is None and part.dtype != first.dtype):
-            raise PartitionError(
-                f"{file} has rows of shape {part.shape[1:]} and {part.dtype}; expected {first.shape[1:]} and "
-                f"{first.dtype} as in {first_file}, as both belong to '{key}'. Write them alike."
-            )
+        is_npy = source.format == "npy"
+        opened = [_open_array(file) if is_npy else _open_tensor(file, source.columns, key) for file in source.files]
+        counts = [part.shape[0] for part in opened]
+        parts = [
+            (file, without_nan(part, name, str(file), allow_nan=how.allow_nan))
+            for file, part in zip(source.files, opened, strict=True)
+            if part.shape[0] or not any(counts)  # those without rows have no say in the type
+        ]
+        first_file, column = parts[0]
+        for file, part in parts:
+            if part.shape[1:] != column.shape[1:] or part.dtype != column.dtype:
+                raise PartitionError(
+                    f"{file} has rows of shape {part.shape[1:]} and {part.dtype}; expected {column.shape[1:]} and "
+                    f"{column.dtype} as in {first_file}, as both belong to '{key}'. Write them alike."
+                )
+        column = column if len(parts) == 1 else JoinedColumn([part for _, part in parts])
     if rows is not None and sum(counts) != rows:
         hint = ""
         if name in SPLIT:
@@ -172,96 +172,82 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
             f"{source.shown} has {sum(counts)} rows; expected {rows}, as many as there are nodes or edges of the type "
             f"that '{key}' belongs to. Correct the file, or the number of nodes.{hint}"
         )
-    if len(kept) == 1:
-        return first, counts
-    return JoinedColumn([_unchanged_column(part, dtype or part.dtype, str(file)) for file, part in kept]), counts
+    return column, counts
 
 
-def _array_columns(table: ArrayTable, choice: ColumnChoice, wanted: Wanted) -> Column:
-    """The columns that are wanted of an `.npy` file: one as (N,), all as they are stored."""
-    array = table.array
-    if wanted is None or [*wanted] == [ALL_COLUMNS]:
+def _open_array(file: Path) -> Column:
+    array, is_transposed = open_npy(file)
+    if not is_transposed:
         return array
-    columns = choice.numbers(table)
-    shape = (array.shape[0], len(columns))[: 1 + (len(columns) > 1)]
-    return ColumnView(array, shape, lambda rows, _: rows.reshape(len(rows), -1)[:, columns].reshape(-1, *shape[1:]))
+    try:
+        mapped: Array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise PartitionError(f"{file} cannot be mapped into memory: {error}. Save it in C order.") from error
+    return mapped
 
 
-def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """A dtype that holds the values of all; None if there is none, as for int64 and uint64."""
-    if len({*dtypes}) == 1:
-        return dtypes[0]
-    if any(dtype.kind not in "biuf" for dtype in dtypes):
-        return None
-    common = np.result_type(*dtypes)
-    return None if common.kind == "f" and not any(dtype.kind == "f" for dtype in dtypes) else common
-
-
-def _copied(source: InputFiles, name: str, copy: Path) -> list[StoredArray]:
-    """A copy of each file of a table, all of the first of several types that holds the values of all files."""
+def _copied(source: InputFiles, name: str, copy: Path) -> tuple[StoredArray, list[int]]:
+    """A copy of a table, of the first of several types that holds the values of all files, and the rows of each."""
     errors: dict[str, NotNumbersError] = {}
     for kind, dtype in _TYPES if source.format == "text" else _TYPES[:1]:
         try:
-            return [*_copies(source, kind, dtype, copy)]
+            return _copied_as(kind, dtype, source, copy)
         except NotNumbersError as error:
             errors[kind] = error
     one_column = source.columns is None or (len(source.columns) == 1 and source.columns[0] != ALL_COLUMNS)
     if name == LABEL and (one_column or source.format == "parquet"):
         try:
-            return _class_columns(source, name, copy)
+            return _classes(source, name, copy)
         except NotNumbersError as error:
             raise NotNumbersError(f"{errors.get('fractions', errors['integers'])} {error}") from error
     raise errors.get("fractions", errors["integers"])
 
 
-def _copies(source: InputFiles, kind: Kind, dtype: type[np.float32] | None, copy: Path) -> Iterator[StoredArray]:
-    """A copy of each file, of a dtype; None: of that of its values. `NotNumbersError` if one is of another kind."""
-    choice = ColumnChoice("feature", source)
-    for number, path in enumerate(source.files):
-        chunks = (_as_rows(path, batch.columns) for batch in read_table(path, source, choice, kind))
-        first = next(chunks, np.empty(0, np.float32))
-        with ArrayFile(Path(f"{copy}.{number}"), np.dtype(dtype or first.dtype), first.shape[1:]) as kept:
-            for rows in chain([first], chunks):
-                if rows.shape[1:] != first.shape[1:]:
+def _copied_as(
+    kind: Kind, dtype: type[np.float32] | None, source: InputFiles, copy: Path
+) -> tuple[StoredArray, list[int]]:
+    """A copy of a dtype; None: of that of the values. `NotNumbersError` if a value is of another kind."""
+    counts, form = [0] * len(source.files), (np.dtype(np.float32), tuple[int, ...]())
+    with ExitStack() as stack:
+        out: ArrayFile | None = None
+        for number, batch in read_table(source, "feature", kind):
+            path = source.files[number]
+            rows = _as_rows(path, batch.columns)
+            if dtype is np.float32 and (np.isfinite(rows) & (np.abs(rows) >= _EXACT_FLOAT32)).any():
+                raise NotNumbersError(f"{path} has numbers that float32 does not tell apart.")
+            found = np.dtype(dtype or rows.dtype), rows.shape[1:]
+            if out is None:
+                form = found  # also of a file without rows, unless others have some
+            if len(rows):
+                out = out or stack.enter_context(ArrayFile(copy, *form))
+                if found != form:
                     raise PartitionError(
-                        f"{path} has rows of shape {rows.shape[1:]} from row {kept.rows} (from 0) on; expected "
-                        f"{first.shape[1:]}, as before. Write rows of one length."
+                        f"{path} has rows of shape {found[1]} and {found[0]} from row {counts[number]} (from 0) on; "
+                        f"expected {form[1]} and {form[0]}, as before. Write them alike."
                     )
-                if dtype is np.float32 and (np.isfinite(rows) & (np.abs(rows) >= _EXACT_FLOAT32)).any():
-                    raise NotNumbersError(f"{path} has numbers that float32 does not tell apart.")
-                kept.append(rows)
-            yield kept.array()
+                out.append(rows)
+                counts[number] += len(rows)
+        out = out or stack.enter_context(ArrayFile(copy, *form))
+    return out.array(), counts
 
 
 def _as_rows(path: Path, columns: Sequence[Array]) -> Array:
-    """One column as it is, several as (n, C)."""
-    dtype = _common_dtype([column.dtype for column in columns])
-    if dtype is None:
-        types = ", ".join(str(column.dtype) for column in columns)
-        raise PartitionError(f"{path} has columns of the types {types}, which no type holds all; write them alike.")
+    """One column as it is, several as (n, C) of a type that holds the values of all."""
     if len(columns) == 1:
         return columns[0]
-    return np.stack([_unchanged(column, dtype, str(path)) for column in columns], axis=1)
+    dtypes = {column.dtype for column in columns}
+    dtype = np.result_type(*dtypes)
+    for column in columns if len(dtypes) > 1 and dtype.kind == "f" else ():
+        if column.dtype.kind in "iu" and ((column > 2**53) | (column < -(2**53))).any():
+            raise PartitionError(
+                f"{path} has integers beyond 2**53 beside columns of other types ({', '.join(map(str, dtypes))}), with "
+                "which they would change. Make them a feature of their own."
+            )
+    return np.stack([column.astype(dtype, copy=False) for column in columns], axis=1)
 
 
-def _unchanged(values: Array, dtype: np.dtype[Any], where: str) -> Array:
-    """Values in another dtype; `PartitionError`, which says `where`, for integers that it would change."""
-    if dtype.kind == "f" and values.dtype.kind in "iu" and ((values > 2**53) | (values < -(2**53))).any():
-        raise PartitionError(
-            f"{where} has integers beyond 2**53, and belongs together with fractions, among which they would change. "
-            "Make them a feature of their own."
-        )
-    return values.astype(dtype, copy=False)
-
-
-def _unchanged_column(column: Column, dtype: np.dtype[Any], where: str) -> Column:
-    if column.dtype.kind not in "iu" or dtype.kind != "f":
-        return column
-    return ColumnView(column, column.shape, lambda values, _: _unchanged(values, dtype, where))
-
-
-def _class_columns(source: InputFiles, name: str, copy: Path) -> list[StoredArray]:
-    """A column of integers for each file of class names, which are numbered in alphabetical order."""
+def _classes(source: InputFiles, name: str, copy: Path) -> tuple[StoredArray, list[int]]:
+    """A copy with integers for class names, which are numbered in alphabetical order."""
     distinct: set[str] = set()
     for _, column in read_ids(source):
         distinct.update(map(str, column.unique().to_pylist()))
@@ -271,20 +257,28 @@ def _class_columns(source: InputFiles, name: str, copy: Path) -> list[StoredArra
                 "characters; expected fewer and shorter ones. Number the classes."
             )
     names = sorted(distinct - {"-1"})
-    for one in filter(is_number, names):
+    for one in filter(_is_number, names):
         raise NotNumbersError(f"If these are class names, {one!r} is none: write another name, or -1 if unknown.")
     number_of = pyarrow.array(names, pyarrow.string())
     shown = ", ".join(f"{i} {one}" for i, one in enumerate(names[:20]))
     source.text.note(f"'{name}': {len(names)} class names were numbered: {shown}{', ...' * (len(names) > 20)}.")
-    with ExitStack() as stack:
-        copies = [Path(f"{copy}.{i}") for i in range(len(source.files))]
-        out = [stack.enter_context(ArrayFile(path, np.dtype(np.int64))) for path in copies]
-        for i, column in read_ids(source):
-            out[i].append(compute.index_in(column, number_of).fill_null(-1).to_numpy())
-        return [file.array() for file in out]
+    counts = [0] * len(source.files)
+    with ArrayFile(copy, np.dtype(np.int64)) as out:
+        for number, column in read_ids(source):
+            out.append(compute.index_in(column, number_of).fill_null(-1).to_numpy())
+            counts[number] += len(column)
+    return out.array(), counts
 
 
-def _open_tensor(file: Path, inside: Wanted, key: str) -> Column:
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _open_tensor(file: Path, inside: Selected, key: str) -> Column:
     """A tensor of one of DGL's files: the one asked for, else that with the feature's name, else the only one."""
     tensors = open_tensors(file)
     if inside is not None and len(inside) != 1:

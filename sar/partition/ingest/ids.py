@@ -22,9 +22,9 @@ from sar.common_tuples import CanonicalEtype
 from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
+from sar.partition.ingest.arrow import as_bytes, read_ids
 from sar.partition.ingest.edges import read_edge_ids
-from sar.partition.ingest.files import InputFiles
-from sar.partition.ingest.tables import as_bytes, read_ids
+from sar.partition.ingest.sources import InputFiles
 from sar.splitmix import STEP
 
 _BITS = 8  # of a hash that decide about the file

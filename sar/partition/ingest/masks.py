@@ -12,9 +12,9 @@ from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, first_outside
+from sar.partition.ingest.arrow import as_bytes, read_ids
 from sar.partition.ingest.features import LABEL, ColumnView, without_nan
-from sar.partition.ingest.files import InputFiles
-from sar.partition.ingest.tables import as_bytes, read_ids
+from sar.partition.ingest.sources import InputFiles
 
 _SPLIT_OF = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -25,20 +25,15 @@ _SPLIT_OF = {
 """Words by which a column says to which part of the split a node belongs."""
 
 
-def check_splits(graph: GraphSource, mask_column: int | None = None) -> GraphSource:
+def check_splits(graph: GraphSource) -> GraphSource:
     """The graph with masks of one column, after a pass over masks and labels of nodes, and over masks of edges.
 
-    `mask_column` is the column to take of masks with several, (N, k). Raises `PartitionError` if a mask has other
-    values than True and False, or 1 and 0, or a label of a node is NaN; `ConfigError` if masks have several columns
-    and none is chosen, or not that one.
+    Raises `PartitionError` if a mask has several columns, or other values than True and False, or 1 and 0, or a label
+    of a node is NaN.
     """
-    columns = [column for fields in (*graph.node_data.values(), *graph.edge_data.values())
-               for name, column in fields.items() if name in SPLIT]  # fmt: skip
-    if mask_column is not None and not any(len(one.shape) == 2 and one.shape[1] != 1 for one in columns):
-        raise ConfigError(f"column {mask_column} of masks was asked for; expected masks of several columns, (N, k).")
 
     def checked(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
-        masks = {name: _mask(kind, name, fields[name], mask_column) for name in SPLIT if name in fields}
+        masks = {name: _mask(kind, name, fields[name]) for name in SPLIT if name in fields}
         return {**fields, **masks}
 
     node_data = {ntype: checked(ntype, fields) for ntype, fields in graph.node_data.items()}
@@ -51,19 +46,14 @@ def check_splits(graph: GraphSource, mask_column: int | None = None) -> GraphSou
     return replace(graph, node_data=node_data, edge_data=edge_data)
 
 
-def _mask(kind: str, name: str, column: Column, mask_column: int | None) -> Column:
+def _mask(kind: str, name: str, column: Column) -> Column:
     """A mask of one column, (N,), checked in a pass; errors are those of `check_splits`."""
-    if len(column.shape) == 2:
-        count = column.shape[1]
-        number = 0 if count == 1 else mask_column
-        if number is None or not 0 <= number < count:
-            raise ConfigError(
-                f"'{kind}/{name}' has shape {column.shape}: {count} splits, of which column {mask_column} was asked "
-                f"for; expected 0 to {count - 1} (--mask-column), or masks of one column, mask[:, 0]."
-            )
-        column = ColumnView(column, column.shape[:1], lambda rows, _: np.ascontiguousarray(rows[:, number]))
+    if column.shape[1:] == (1,):
+        column = ColumnView(column, column.shape[:1], lambda rows, _: np.ascontiguousarray(rows[:, 0]))
     if len(column.shape) != 1 or column.dtype.kind not in "biuf":
-        raise PartitionError(f"'{kind}/{name}' holds {column.dtype} {column.shape}; expected a mask (N,).")
+        raise PartitionError(
+            f"'{kind}/{name}' holds {column.dtype} {column.shape}; expected a mask (N,): of several splits, mask[:, 0]."
+        )
     for rows in pieces(column.shape[0], CHUNK_ROWS) if column.dtype.kind != "b" else ():
         values = column[rows]
         if (wrong := (values != 0) & (values != 1)).any():

@@ -14,7 +14,6 @@ from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, GraphSource
-from sar.partition.npz_files import edge_ends
 
 _NO_FIELDS = ("adj_t", "edge_index", "num_nodes")
 
@@ -111,10 +110,7 @@ def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> t
             fields["edge_weight"] = values
     else:
         raise ConfigError(f"the edges {name} have {sorted(store)}; expected edge_index, (2, E) node IDs, or adj_t.")
-    try:
-        return ArrayEdges(*edge_ends(src, dst, num_nodes[etype[0]], num_nodes[etype[2]])), fields
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    return ArrayEdges(src, dst), fields
 
 
 def _entries(name: str, matrix: Any) -> tuple[Array, Array, Array | None]:

@@ -15,10 +15,13 @@ from sar.data.graph_files import open_graph_file
 from sar.data.partition_json import parse_edge_type
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource
+from sar.partition.ingest.arrow import TextTable, open_table
 from sar.partition.ingest.chunked import METADATA, open_chunked
 from sar.partition.ingest.edges import open_edges
 from sar.partition.ingest.features import features_by_type, open_features, without_nan
-from sar.partition.ingest.files import (
+from sar.partition.ingest.ids import map_ids
+from sar.partition.ingest.masks import check_splits, mask_of_files, with_masks
+from sar.partition.ingest.sources import (
     ADVICE,
     FORMATS,
     LIST_FORMATS,
@@ -29,11 +32,6 @@ from sar.partition.ingest.files import (
     find_files,
     format_of,
 )
-from sar.partition.ingest.ids import map_ids
-from sar.partition.ingest.masks import check_splits, mask_of_files, with_masks
-from sar.partition.ingest.tables import checked
-from sar.partition.ingest.text import TextTable
-from sar.partition.npz_files import read_npz
 
 T = TypeVar("T", str, CanonicalEtype)
 
@@ -53,30 +51,27 @@ def open_graph(
     allow_nan: bool = False,
     allow_outside: bool = False,
     ids: Literal["map"] | None = None,
-    comment: str | None = None,
     train_nodes: Files | Mapping[str, Files] | None = None,
     val_nodes: Files | Mapping[str, Files] | None = None,
     test_nodes: Files | Mapping[str, Files] | None = None,
-    mask_column: int | None = None,
     allow_empty: bool = False,
 ) -> GraphSource:
     """Open a graph that may be larger than memory.
 
     Binary edges and features are streamed from their files, again in each pass; text and Parquet are parsed once,
-    into raw files under `scratch`, which have to stay as long as the graph is used. A DGL graph file or an `.npz` file
-    is read into memory. Errors name options as the command has them: `--no-header` is `header=False`.
+    into raw files under `scratch`, which have to stay as long as the graph is used. A DGL graph file is
+    read into memory. Errors name options as the command has them: `--no-header` is `header=False`.
 
     Args:
         path: the input:
             a DGL graph file (`dgl.save_graphs`) with one graph;
-            an `.npz` file as `sar.partition.npz_files` describes it;
             DGL's chunked graph format: its directory or `metadata.json`;
             edges as text, Parquet, `.npy` of (E, 2) or (2, E), or raw integers in pairs: a file, several in order (a
             list, or separated by commas), a directory or a glob pattern (`part-2` comes before `part-10`); `.npy` of
             (E,), and raw files with `src` and `dst` in their names, hold sources and destinations apart;
             or edges of several types: a mapping of `NTYPE:RELATION:NTYPE` to such files.
         scratch: directory for copies in binary; made if it is not there.
-        format: of the graph or the edges: `dgl`, `npz`, `chunked`, `text`, `parquet`, `npy` or `raw`; None: by the
+        format: of the graph or the edges: `dgl`, `chunked`, `text`, `parquet`, `npy` or `raw`; None: by the
             names of the files, or their first bytes.
         num_nodes: of edge lists: number of nodes, by type if there are several. None: as many as node features have
             rows, and without these one more than the greatest ID, which takes a pass over binary edges.
@@ -85,10 +80,11 @@ def open_graph(
             (N, 2), `file.csv#0-99` a range, and `file.csv#*` all; `file.dgl#x` takes the tensor x. Several files have
             their rows in the order of the first feature's. A `label` may have names of classes, which are numbered.
         edge_features: likewise, by `name` or `NTYPE:RELATION:NTYPE/name`, in the order of the edges.
-        delimiter: of text: one character; None: found out from the first row of each file.
+        delimiter: of text: one character; None: found out from the first row of each file. Lines before it that begin
+            with `#` or `%` are comments.
         header: whether text files begin with names of columns; None: found out. Files of which columns are named do.
         columns: of sources and destinations in text and Parquet files, by name or number from 0; None: told by names
-            such as `src` and `dst`, else the only two.
+            such as `src` and `dst`, or the only two, if they have no names.
         dtype: of raw edges: `int32` or `int64`.
         allow_nan: take NaN in features; never in labels and masks. Features are checked while they are read.
         allow_outside: whether a `metadata.json` may name files outside of its directory, also by links.
@@ -96,11 +92,9 @@ def open_graph(
             and their IDs kept as the node field `id`: (N,) int64, or strings in UTF-8, (N, L) uint8 with zeros at the
             end. A node feature `id` (or `ntype/id`) names the IDs of a table: then node i is that of row i, there may
             be nodes without edges, and the other features' rows are in the same order. None: IDs are 0 to N - 1.
-        comment: begins lines before the first row to pass over, `""` none; None: `#` and `%`.
         train_nodes: files with the IDs of the nodes to train on, or with a word such as `train` or `test` for each
             node; by node type if there are several.
         val_nodes, test_nodes: likewise.
-        mask_column: the column to take of masks with several, (N, k).
         allow_empty: whether there may be no edge in the files of an edge type.
 
     Returns:
@@ -114,37 +108,40 @@ def open_graph(
     if format is not None and format not in FORMATS:
         raise ConfigError(f"the format {format!r} was asked for; expected one of {', '.join(FORMATS)}.")
     Path(scratch).mkdir(parents=True, exist_ok=True)
-    how = Reading(
-        Path(tempfile.mkdtemp(prefix="input-", dir=scratch)), TextFormat(delimiter, header, comment), allow_nan
-    )
+    text = TextFormat(delimiter, header)
+    how = Reading(Path(tempfile.mkdtemp(prefix="input-", dir=scratch)), text, allow_nan)
     node_features, edge_features = node_features or {}, edge_features or {}
+
+    def listed(files: Files) -> InputFiles:
+        source = InputFiles.select(files, text, LIST_FORMATS)
+        if source.format != "npy":
+            open_table(source, "ids")  # a wrong column is found before other files are read for minutes
+        return source
+
     lists: list[tuple[str, InputFiles | dict[str, InputFiles]]] = [
-        (mask, {ntype: _listed(one, how) for ntype, one in of.items()} if isinstance(of, Mapping) else _listed(of, how))
+        (mask, {ntype: listed(one) for ntype, one in of.items()} if isinstance(of, Mapping) else listed(of))
         for mask, of in zip(SPLIT, (train_nodes, val_nodes, test_nodes), strict=True) if of is not None
     ]  # fmt: skip
-    is_npz, files_of = False, dict[CanonicalEtype, InputFiles]()
+    files_of: dict[CanonicalEtype, InputFiles] = {}
     if not isinstance(path, Mapping) and (whole := _whole_file(path, format)) is not None:
         tables = [*node_features, *edge_features, *lists]
-        unused = [num_nodes, ids, columns, dtype, *(() if tables else (delimiter, header, comment))]
+        unused = [num_nodes, ids, columns, dtype, *(() if tables else (delimiter, header))]
         if any(option is not None for option in unused):
             raise ConfigError(
                 f"'{path}' says itself what is in it; expected no number of nodes, --ids, --columns or --dtype, and "
-                "--delimiter, --header or --comment only for features beside it."
+                "--delimiter or --header only for features beside it."
             )
-        graph, is_npz = _open_whole(*whole, how, allow_outside, mask_column), whole[1] == "npz"
-        of_nodes = features_by_type(node_features, [*graph.num_nodes], how.text)
-        of_edges = features_by_type(edge_features, [":".join(etype) for etype in graph.edges], how.text)
+        graph = _open_whole(*whole, how, allow_outside)
+        of_nodes = features_by_type(node_features, [*graph.num_nodes], text)
         fields = {ntype: open_features(ntype, of_nodes[ntype], count, how) for ntype, count in graph.num_nodes.items()}
         graph = replace(graph, node_data=_joined(graph.node_data, fields))
     else:
         edges = {}
         for name, files in (path if isinstance(path, Mapping) else {":".join(ONLY_TYPE): path}).items():
-            etype = _edge_type(name)
-            source = InputFiles.of(files, how.text, format=format, columns=columns, dtype=dtype, ends=etype[::2])
-            edges[etype] = checked(source, "edges")
-        types = dict.fromkeys(end for etype in edges for end in etype[::2])
-        of_nodes = features_by_type(node_features, [*types], how.text)
-        of_edges = features_by_type(edge_features, [":".join(etype) for etype in edges], how.text)
+            source = edges[_edge_type(name)] = InputFiles.find(files, text, format=format, columns=columns, dtype=dtype)
+            if source.format in ("text", "parquet"):
+                open_table(source, "edges")
+        of_nodes = features_by_type(node_features, [*dict.fromkeys(end for etype in edges for end in etype[::2])], text)
         if ids is None:
             graph, files_of = _open_edge_lists(edges, num_nodes, of_nodes, how)
         elif num_nodes is None:
@@ -155,12 +152,13 @@ def open_graph(
             if not some.num_edges:
                 raise PartitionError(
                     f"there are no edges of {':'.join(etype)} in '{edges[etype].shown}'; expected at least one "
-                    f"(or --allow-empty). {' '.join(how.text.notes)}"
+                    f"(or --allow-empty). {' '.join(text.notes)}"
                 )
+    of_edges = features_by_type(edge_features, [":".join(etype) for etype in graph.edges], text)
     edge_fields = {
-        etype: open_features(name, of_edges[name], some.num_edges, how, files_of.get(etype))
-        for etype, some in graph.edges.items() if (name := ":".join(etype)) in of_edges
-    }  # fmt: skip
+        etype: open_features(":".join(etype), of_edges[":".join(etype)], some.num_edges, how, files_of.get(etype))
+        for etype, some in graph.edges.items()
+    }
     graph = replace(graph, edge_data=_joined(graph.edge_data, edge_fields))
 
     def mask_of(mask: str, source: InputFiles, ntype: str) -> Array:
@@ -168,13 +166,8 @@ def open_graph(
         is_ordered = given is None or GIVEN_ID in of_nodes[ntype]
         return mask_of_files(mask, source, graph.num_nodes[ntype], given, rows_are_nodes=is_ordered)
 
-    graph = with_masks(graph, lists, mask_of)
-    mask_column = None if is_npz else mask_column  # whose masks are (k, N)
-    return replace(check_splits(graph, mask_column), notes=(*graph.notes, *how.text.notes))
-
-
-def _listed(files: Files, how: Reading) -> InputFiles:
-    return checked(InputFiles.named(files, how.text, LIST_FORMATS), "ids")
+    graph = check_splits(with_masks(graph, lists, mask_of))
+    return replace(graph, notes=(*graph.notes, *text.notes))
 
 
 def _whole_file(path: Files, format: str | None) -> tuple[Path, str] | None:
@@ -183,23 +176,20 @@ def _whole_file(path: Files, format: str | None) -> tuple[Path, str] | None:
         path = Path(path) / METADATA
     files, _ = find_files(path)
     format = format_of(files, format)
-    if format not in ("dgl", "npz", "chunked"):
+    if format not in ("dgl", "chunked"):
         return None
     if len(files) != 1:
         raise ConfigError(f"'{path}' names {len(files)} files of the format {format!r}; expected one.")
     return files[0], format
 
 
-def _open_whole(file: Path, format: str, how: Reading, allow_outside: bool, split: int | None) -> GraphSource:
+def _open_whole(file: Path, format: str, how: Reading, allow_outside: bool) -> GraphSource:
     """The graph of a file in a format that tells types and counts."""
     if format == "chunked":
         return open_chunked(file, how, allow_outside=allow_outside)
-    if format == "npz":
-        graph = read_npz(file, split)
-    else:
-        stored = open_graph_file(file)
-        edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
-        graph = GraphSource(stored.num_nodes, edges, stored.fields, {of.etype: of.fields for of in stored.relations})
+    stored = open_graph_file(file)
+    edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
+    graph = GraphSource(stored.num_nodes, edges, stored.fields, {of.etype: of.fields for of in stored.relations})
 
     def without(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
         columns = {name: as_column(one, name) if isinstance(one, StoredArray) else one for name, one in fields.items()}
@@ -240,7 +230,7 @@ def _open_edge_lists(
     counts: dict[str, int | None] = {ntype: given.get(ntype) for ntype in types}
     fields = {ntype: open_features(ntype, node_features[ntype], counts[ntype], how) for ntype in types}
     advice = ADVICE
-    uncertain: dict[str, InputFiles] = {}  # files of which a first line that may be a header makes a node
+    uncertain: dict[str, InputFiles] = {}  # tables whose first line may be a name, and makes a node
     for ntype, columns in fields.items():
         if counts[ntype] is None and columns:
             sources = [*node_features[ntype].values()]
@@ -249,11 +239,14 @@ def _open_edge_lists(
                 f" That there are {counts[ntype]} nodes follows from the rows of {sources[0].shown}, whose first line "
                 f"is a row or names columns: --header, --no-header.{advice}"
             )
-            uncertain.update((ntype, source) for source in sources if _may_have_a_header(source))
+            for source in sources:
+                is_open = source.format == "text" and source.text.header is None
+                if is_open and not TextTable(source.files[0], source.text).has_names:
+                    uncertain[ntype] = source
     opened, files_of = {}, {}
     for number, (etype, source) in enumerate(edges.items()):
-        limits = counts[etype[0]], counts[etype[2]]
-        opened[etype], in_files = open_edges(source, limits, how.scratch, f"edges-{number}", advice=advice)
+        limits, copy = (counts[etype[0]], counts[etype[2]]), how.scratch / f"edges-{number}"
+        opened[etype], in_files = open_edges(source, limits, copy, advice=advice)
         files_of[etype] = _with_rows(source, in_files)
     least = dict.fromkeys(types, 0)
     for etype, some in opened.items():
@@ -275,13 +268,6 @@ def _with_rows(edges: InputFiles, rows: Sequence[int]) -> InputFiles:
     """The files of edges, and the rows of each; two with sources and destinations count as one."""
     is_one = edges.format in ("npy", "raw") and not any(rows[1:])
     return replace(edges, files=edges.files[:1] if is_one else edges.files, rows=rows)
-
-
-def _may_have_a_header(source: InputFiles) -> bool:
-    """Whether the first line of text was taken for a row, and nobody said so."""
-    if source.format != "text" or source.text.header is not None:
-        return False
-    return not TextTable(source.files[0], source.text).has_names
 
 
 def _open_mapped(

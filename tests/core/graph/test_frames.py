@@ -160,20 +160,3 @@ def test_mistakes(pool, name):
             assert not failure.message.startswith('"'), "the sentence, not its repr"
             words = ("'hidden'", "'x', 'y'") if name == "ndata" else ("'hidden'",)
         assert all(word in failure.message for word in words), failure
-
-
-def wrong_rows(graph, data, frame):
-    rows = graph.num_edges() if frame == "edata" else graph.num_nodes()
-    getattr(graph, frame)["h"] = torch.rand(rows + 1, 3)
-
-
-@pytest.mark.parametrize("frame", ["ndata", "srcdata", "dstdata", "edata"])
-@TWO
-def test_a_field_of_the_wrong_length(pool, frame):
-    parts = example()[0]
-    for rank, failure in enumerate(fail_on_all_ranks(pool, parts, wrong_rows, frame)):
-        rows = parts.edge_counts[rank] if frame == "edata" else parts.node_counts[rank]
-        assert failure.kind == "GraphError"
-        assert str(rows) in failure.message
-        assert str(rows + 1) in failure.message
-        assert "'h'" in failure.message

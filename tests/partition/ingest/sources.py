@@ -1,10 +1,15 @@
-"""Helpers of the readers' tests: a `GraphSource` as plain arrays, and random edges."""
+"""Helpers of the readers' tests: files, a `GraphSource` as plain arrays, and random edges."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
+from sar.cli import main
 from sar.partition.graph_source import EdgeSource, GraphSource
+from sar.partition.ingest.open import open_graph
 
 
 def ends(edges: EdgeSource, rows: int = 3) -> tuple[list[int], list[int]]:
@@ -52,3 +57,51 @@ def random_edges(seed: int, num_nodes: int, num_edges: int) -> tuple[Any, Any]:
     src[: num_edges // 3] = 0
     dst[: num_edges // 6] = src[: num_edges // 6]
     return src, dst
+
+
+ONE = ("_N", "_E", "_N")
+
+
+def file_of(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def parquet(folder: Path, name: str, columns: dict[str, Any]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / name)
+    return folder / name
+
+
+def edges_of(folder: Path, num_nodes: int = 3) -> Path:
+    """The file of a ring."""
+    lines = "".join(f"{i},{(i + 1) % num_nodes}\n" for i in range(num_nodes))
+    return file_of(folder, "edges.csv", f"src,dst\n{lines}")
+
+
+def read(path: Any, **options: Any) -> GraphSource:
+    first = path if isinstance(path, Path) else path[0] if isinstance(path, list) else next(iter(path.values()))
+    return open_graph(path, first.parent / "scratch", **options)
+
+
+def pairs(graph: GraphSource) -> list[tuple[int, int]]:
+    return list(zip(*only_ends(graph), strict=True))
+
+
+def named(graph: GraphSource) -> list[tuple[Any, Any]]:
+    """The edges by the IDs that nodes have in the input."""
+    rows = graph.node_data["_N"]["id"][:]
+    ids = rows.tolist() if rows.ndim == 1 else [row.tobytes().rstrip(b"\0").decode() for row in rows]
+    return [(ids[u], ids[v]) for u, v in pairs(graph)]
+
+
+def values(graph: GraphSource, name: str) -> list[Any]:
+    return graph.node_data["_N"][name][:].tolist()
+
+
+def weights(graph: GraphSource) -> list[Any]:
+    return graph.edge_data[ONE]["w"][:].tolist()
+
+
+def command(*arguments: Any) -> int:
+    return main([str(one) for one in arguments])

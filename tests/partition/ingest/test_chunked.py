@@ -136,7 +136,7 @@ def change(content, path: str, value) -> None:
         ("edges/user:follows:user/format/delimiter", ",", "first line; expected two"),
         ("node_data/maker", {}, "node_data has the types maker; expected some of user, item, tag"),
         ("node_data/user/feat/data", [], "no files for node_data of 'user/feat'"),
-        ("node_data/user/feat/format/name", "csv", r"is of another format; expected text"),
+        ("node_data/user/feat/format/name", "csv", "or of another format; expected text"),
     ],
 )  # fmt: skip
 def test_metadata_that_cannot_be(tmp_path, path, value, message):

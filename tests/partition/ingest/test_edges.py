@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sar.data.arrays import ArrayFile
 from sar.errors import ConfigError, PartitionError
-from sar.partition.ingest import text
+from sar.partition.ingest import arrow
 from sar.partition.ingest.open import open_graph
 from tests.partition.ingest.sources import only_ends, random_edges
 
@@ -43,7 +43,7 @@ def test_text_in_small_buffers(tmp_path_factory, edges, buffer_bytes):
     path = write_csv(folder / "edges.txt", *zip(*edges, strict=True)) if edges else folder / "edges.txt"
     path.touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_BLOCK_BYTES", buffer_bytes)
+        patch.setattr(arrow, "_BLOCK_BYTES", buffer_bytes)
         graph = open_graph(path, folder / "scratch", allow_empty=True)
     assert list(zip(*only_ends(graph), strict=True)) == edges
     assert graph.num_nodes == {"_N": max((max(edge) for edge in edges), default=-1) + 1}
@@ -52,15 +52,14 @@ def test_text_in_small_buffers(tmp_path_factory, edges, buffer_bytes):
 def test_columns_by_name_and_number(tmp_path):
     path = tmp_path / "edges.csv"
     path.write_text('weight,"to",from,\n0.5,1,2,\nx,3,4,\n')
-    assert only_ends(open_graph(path, tmp_path, columns=("from", "to"))) == ([2, 4], [1, 3])
+    for columns in (None, ("from", "to")):
+        assert only_ends(open_graph(path, tmp_path, columns=columns)) == ([2, 4], [1, 3])
     assert only_ends(open_graph(path, tmp_path, columns=(1, 2))) == ([1, 3], [2, 4])
-    with pytest.raises(ConfigError, match=r"4 columns, 'weight, to, from, ' in its first line; expected two"):
-        open_graph(path, tmp_path)
     with pytest.raises(ConfigError, match="no column 'target'; expected one of the columns weight, to, from"):
         open_graph(path, tmp_path, columns=("from", "target"))
     with pytest.raises(ConfigError, match="both to come from column 'to'"):
         open_graph(path, tmp_path, columns=("to", 1))
-    with pytest.raises(PartitionError, match=r"line 1, .*: column 1 has 'to'; expected an integer"):
+    with pytest.raises(PartitionError, match=r"line 1, .*: column 1: .* 'to'"):
         open_graph(path, tmp_path, columns=(1, 2), header=False)
 
 
@@ -76,47 +75,32 @@ def test_gzip(tmp_path):
 @pytest.mark.parametrize(
     "line, problem",
     [
-        ("3", "1 field; expected 2, separated by ',', as in the first line"),
-        ("3,4,5", "3 fields; expected 2"),
-        ("3,4,", "3 fields; expected 2"),
-        ("3,", "column dst has ''; expected an integer"),
-        (",3", "column src has ''; expected an integer"),
-        ("3 4", "1 field; expected 2"),
-        ("x,4", "column src has 'x'; expected an integer"),
-        ("3,1.5", "column dst has '1.5'; expected an integer"),
-        ("3,nan", "column dst has 'nan'; expected an integer"),
-        ("-,4", "column src has '-'; expected an integer"),
-        *((f"3,{one}", f"column dst has {one!r}; expected an integer") for one in ("1e3", "1_0", "1.0", "0x", "True")),
-        ("\uff11,2", "column src has '\uff11'; expected an integer"),
-        ("1;2", "1 field; expected 2"),
+        *((line, f"Expected 2 columns, got {1 + line.count(',')}") for line in ("3", "3,4,5", "3,4,", "3 4", "1;2")),
+        *((f"{one},4", f"column src: CSV conversion error to int64: invalid value {one!r}")
+          for one in ("", "x", "-", "\uff11")),
+        *((f"3,{one}", f"column dst: CSV conversion error to int64: invalid value {one!r}")
+          for one in ("", "1.5", "nan", "1e3", "1_0", "1.0", "0x", "True", f"{2**64 + 1}", "1" + 70 * "0")),
         ("3,-4", "the destination is node -4; expected 0 to 39"),
         ("40,4", "the source is node 40; expected 0 to 39"),
         ("3,40", "the destination is node 40; expected 0 to 39"),
-        (
-            "3,18446744073709551617",
-            "column dst has '18446744073709551617'; expected an integer of 64 bits",
-        ),  # 1 in 64 bits
-        ("3,1" + 70 * "0", f"column dst has '1{70 * '0'}'; expected an integer of 64 bits"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_line_is_named(tmp_path, monkeypatch, line, problem):
     path = tmp_path / "edges.csv"
     path.write_text("src,dst\n1,2\n\n\n" + "1,2\n" * 50 + f"{line}\n3,4\n")
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(arrow, "_BLOCK_BYTES", 100)
     with pytest.raises(PartitionError, match=re.escape(f"{path}, line 55, {line!r}: {problem}")):
         open_graph(path, tmp_path / "scratch", num_nodes=40)
 
 
 def test_text_that_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(arrow, "_BLOCK_BYTES", 100)
     path = tmp_path / "edges.csv"
     path.write_text("1,2\n" + "1" * 300)
-    with pytest.raises(PartitionError, match=r"line 2, is longer than \d+ bytes"):
+    with pytest.raises(PartitionError, match="a line of more than 100 bytes"):
         open_graph(path, tmp_path)
     path.write_text("1,2\n1," + "x" * 90)
-    with pytest.raises(
-        PartitionError, match=r"line 2, '1,x{75}\.\.\.': column 1 has 'x{77}\.\.\.'; expected an integer"
-    ):
+    with pytest.raises(PartitionError, match=r"line 2, '1,x{75}\.\.\.': column 1: .* invalid value 'x{90}'"):
         open_graph(path, tmp_path)
     with pytest.raises(ConfigError, match="delimiter is '::'; expected one ASCII character"):
         open_graph(path, tmp_path, delimiter="::")
@@ -164,19 +148,15 @@ def test_many_files_in_the_order_of_their_numbers(tmp_path, how):
     assert only_ends(open_graph(path, tmp_path / "scratch")) == EXPECTED
 
 
-@pytest.mark.parametrize("names", [("src", "dst"), ("a", "b"), ("from", "to")])
+@pytest.mark.parametrize("names", [("src", "dst"), ("a", "b")])
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
 def test_parquet(tmp_path, names, dtype):
-    fields = dict(zip(names, (SRC.astype(dtype), DST.astype(dtype)), strict=True))
-    columns = None
-    if names[0] != "a":
-        fields = {"weight": np.ones(100), **fields}
-    if names[0] == "from":
-        columns = names
-        with pytest.raises(ConfigError, match=r"3 columns, weight, from, to; expected two"):
-            open_graph(self_written(tmp_path, fields), tmp_path / "scratch")
-    path = self_written(tmp_path, fields)
-    graph = open_graph(path, tmp_path / "scratch", columns=columns)
+    ends = dict(zip(names, (SRC.astype(dtype), DST.astype(dtype)), strict=True))
+    path = self_written(tmp_path, {"weight": np.ones(100), **ends})
+    if names[0] == "a":
+        with pytest.raises(ConfigError, match=r"has the columns weight, a, b, .*--columns"):
+            open_graph(path, tmp_path / "scratch")
+    graph = open_graph(path, tmp_path / "scratch", columns=names if names[0] == "a" else None)
     assert only_ends(graph, 7) == EXPECTED
     assert graph.num_nodes == {"_N": max(SRC.max(), DST.max()) + 1}
 
@@ -197,7 +177,7 @@ def self_written(folder: Path, fields) -> Path:
     ],
 )
 def test_bad_parquet(tmp_path, monkeypatch, src, dst, options, message):
-    monkeypatch.setattr("sar.partition.ingest.tables._BATCH_ROWS", 2)
+    monkeypatch.setattr("sar.partition.ingest.arrow._BATCH_ROWS", 2)
     path = self_written(tmp_path, {"src": pyarrow.array(src or [0]), "dst": pyarrow.array(dst or [0])})
     if src is None:
         path.write_bytes(path.read_bytes()[:-10])
@@ -218,8 +198,8 @@ def test_bad_ids_in_binary_files(tmp_path):
         with pytest.raises(PartitionError, match=where):
             only_ends(graph)
     np.save(tmp_path / "edges.npy", pairs - 1)
-    with pytest.raises(PartitionError, match="is node -1; expected 0 or more"):
-        open_graph(tmp_path / "edges.npy", tmp_path / "scratch")
+    with pytest.raises(PartitionError, match="is node -1; expected 0 to"):
+        only_ends(open_graph(tmp_path / "edges.npy", tmp_path / "scratch"))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +282,7 @@ def test_no_room_for_the_copy():
 
 
 def test_long_reading_is_told(tmp_path: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr("sar.partition.ingest.tables.SAYING_SECONDS", 0.0)
+    monkeypatch.setattr("sar.partition.ingest.arrow.SAYING_SECONDS", 0.0)
     csv, parquet = write_csv(tmp_path / "edges.csv", first="src,dst\n"), tmp_path / "edges.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"src": SRC, "dst": DST}), parquet)
     with caplog.at_level("INFO", "sar"):

@@ -1,17 +1,13 @@
-"""Formats that hold whole graphs: DGL's graph files and `.npz`."""
+"""A format that holds whole graphs: DGL's graph files."""
 
 import numpy as np
 import pytest
 import torch
 
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo import community_graph
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest.masks import with_split
-from sar.partition.ingest.objects import from_object
 from sar.partition.ingest.open import open_graph
-from sar.partition.npz_files import write_npz
 from tests.partition.ingest.sources import assert_same
 
 
@@ -92,14 +88,3 @@ def test_bad_dgl_files(tmp_path):
     save_graphs(tmp_path / "other.dgl", graph)
     with pytest.raises(ConfigError, match=r"names 2 files of the format 'dgl'; expected one"):
         open_graph(str(tmp_path / "*.dgl"), tmp_path / "scratch")
-
-
-def test_npz(tmp_path):
-    data = with_split(community_graph(50, 200, num_features=3))
-    write_npz(data, tmp_path / "graph.npz")
-    graph = open_graph(tmp_path / "graph.npz", tmp_path / "scratch")
-    assert_same(graph, from_object(data))
-    assert graph.num_nodes == {"_N": 50}
-    assert graph.node_data["_N"].keys() == {"feat", "label", "train_mask", "val_mask", "test_mask"}
-    src, dst = (np.concatenate(end) for end in zip(*graph.chunks(33), strict=True))
-    assert np.array_equal([src, dst], data.ends())

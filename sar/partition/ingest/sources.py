@@ -16,14 +16,13 @@ from sar.errors import ConfigError, PartitionError
 
 Files = StrPath | Sequence[StrPath]
 """A file, a directory, a glob pattern, files separated by commas, or a list of files in order."""
-Wanted = Sequence[str | int] | None
+Selected = Sequence[str | int] | None
 """The columns of a table, by name or number from 0; None: found out."""
 
 _SUFFIXES = {
     "text": (".csv", ".tsv", ".txt", ".edges", ".edgelist", ".el"),
     "parquet": (".parquet", ".pq"),
     "npy": (".npy",),
-    "npz": (".npz",),
     "raw": (".bin", ".raw", ".i32", ".i64"),
     "dgl": (".dgl",),
     "chunked": (".json",),
@@ -44,8 +43,121 @@ MATRIX_MARKET = (
     "is a MatrixMarket file, whose first row is a size and whose IDs begin at 1; expected a table of edges. "
     "Convert it: A = scipy.io.mmread(FILE), then numpy.save('edges.npy', numpy.stack([A.row, A.col], axis=1))."
 )
-_PACKED = (".bz2", ".xz", ".zst", ".zip", ".7z")
+_PACKED = "is packed; expected a file that is not, or one packed by gzip (.gz). Unpack it."
+_REFUSED = {
+    ".mtx": MATRIX_MARKET,
+    ".npz": "is an .npz file, which is not read. Save its arrays as .npy files, or give the graph to "
+    "sar.partition_graph, as a DGLGraph or a Data of PyTorch Geometric.",
+    **dict.fromkeys((".bz2", ".xz", ".zst", ".zip", ".7z"), _PACKED),
+}
 _SHOWN = 3  # entries of a folder
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """The layout of text files."""
+
+    delimiter: str | None = None  # None: found out from the first row of each file
+    header: bool | None = None  # whether the first line names the columns; None: if none of its fields is a number
+    numbers_are_rows: bool = False  # whether a first line of 0, 1, 2 is certainly no header
+    notes: list[str] = field(default_factory=list, compare=False)  # collects remarks for the user
+
+    def __post_init__(self) -> None:
+        if self.delimiter is not None and (len(self.delimiter) != 1 or not self.delimiter.isascii()):
+            raise ConfigError(f"the delimiter is {self.delimiter!r}; expected one ASCII character.")
+
+    def note(self, remark: str) -> None:
+        if remark not in self.notes:  # files are read several times
+            self.notes.append(remark)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The options of reading, and the folder for copies in binary."""
+
+    scratch: Path
+    text: TextFormat = field(default_factory=TextFormat)
+    allow_nan: bool = False  # in features; never in labels and masks
+
+
+@dataclass(frozen=True)
+class InputFiles:
+    """The files of one list of edges, of IDs or of one feature, one after the other."""
+
+    files: Sequence[Path]
+    format: str  # one of `FORMATS`
+    columns: Selected = None  # of a table or an array; or the name of a tensor
+    text: TextFormat = field(default_factory=TextFormat)
+    dtype: str | None = None  # of raw files, `int32` or `int64`; `>i4` or `>i8` if the most significant byte is first
+    in_order: bool = True  # whether the order of the files was given, else it is that of their names
+    rows: Sequence[int] = ()  # of each file, once they are read
+
+    @classmethod
+    def find(
+        cls,
+        files: Files,
+        text: TextFormat,
+        *,
+        format: str | None = None,
+        columns: Selected = None,
+        dtype: str | None = None,
+        among: Sequence[str] = FORMATS,
+    ) -> "InputFiles":
+        """Find the files. The format is found out if it is None; files whose columns are named have a header.
+
+        Raises `PartitionError` if there are no such files, `ConfigError` if their format is not known.
+        """
+        if any(isinstance(one, str) and not re.fullmatch(r"[\d-]+|\*", one) for one in columns or ()):
+            text = replace(text, header=True)
+        found, in_order = find_files(files, text.note)
+        format = format_of(found, format, among)
+        if dtype is not None and format != "raw":
+            raise ConfigError(
+                f"{found[0]} has the format {format}; expected raw integers if a dtype is named (--dtype)."
+            )
+        return cls(found, format, columns, text, dtype, in_order)
+
+    @classmethod
+    def select(cls, files: Files, text: TextFormat, among: Sequence[str] = FEATURE_FORMATS) -> "InputFiles":
+        """As `find`; `#` after the files, or after each one, may precede the columns to take, separated by commas."""
+        selectors = set()
+
+        def without_selector(one: StrPath) -> StrPath:
+            file, mark, names = fspath(one).rpartition("#")
+            is_named = bool(mark) and not Path(one).exists()
+            selectors.add(names if is_named else None)
+            return file if is_named else one
+
+        files = without_selector(files) if isinstance(files, str | PathLike) else [*map(without_selector, files)]
+        if len(selectors) > 1:
+            raise ConfigError(f"files of one feature name other columns, {selectors}; expected the same for all.")
+        names = next(iter(selectors), None)
+        return cls.find(files, text, columns=None if names is None else names.split(","), among=among)
+
+    def in_order_of(self, other: "InputFiles") -> "InputFiles":
+        """The files, whose rows belong to those of others, in the same order, as far as names tell it.
+
+        `ConfigError` if only one order was given, and it is not that of the names.
+        """
+        stems, other_stems = ([file.name.partition(".")[0] for file in source.files] for source in (self, other))
+        if 1 in (len(stems), len(other_stems)) or stems == other_stems:
+            return self
+        have_same_names = len({*stems}) == len(stems) and sorted(stems) == sorted(other_stems)
+        if have_same_names and not self.in_order:
+            return replace(self, files=[self.files[stems.index(stem)] for stem in other_stems])
+        are_sorted = all(sorted(source.files, key=_by_number) == [*source.files] for source in (self, other))
+        if have_same_names or (self.in_order != other.in_order and not are_sorted):
+            raise ConfigError(
+                f"rows of the files {', '.join(one.name for one in self.files[:_SHOWN])} belong to those of "
+                f"{', '.join(one.name for one in other.files[:_SHOWN])}, which are in another order. Please name the "
+                "files of both in order: FILE,FILE,FILE."
+            )
+        return self
+
+    @property
+    def shown(self) -> str:
+        """For errors: the names of the files."""
+        return f"{self.files[0]}{f' to {self.files[-1]}' if len(self.files) > 1 else ''}"
 
 
 def find_files(files: Files, note: Callable[[str], None] = lambda remark: None) -> tuple[list[Path], bool]:
@@ -100,10 +212,8 @@ def format_of(files: Sequence[Path], format: str | None, among: Sequence[str] = 
 def _format_of(file: Path, among: Sequence[str]) -> str:
     suffixes = [suffix for suffix in file.suffixes if suffix != ".gz"]
     suffix = suffixes[-1].lower() if suffixes else ""
-    if suffix in _PACKED:
-        raise ConfigError(f"'{file}' is packed; expected a file that is not, or one packed by gzip (.gz). Unpack it.")
-    if suffix == ".mtx":
-        raise ConfigError(f"'{file}' {MATRIX_MARKET}")
+    if suffix in _REFUSED:
+        raise ConfigError(f"'{file}' {_REFUSED[suffix]}")
     found = next((name for name, endings in _SUFFIXES.items() if suffix in endings and name in among), None)
     if found in (None, "raw"):
         try:
@@ -127,113 +237,3 @@ def _format_of(file: Path, among: Sequence[str]) -> str:
 def _by_number(file: Path) -> list[tuple[int, str]]:
     """Sorts part-2 before part-10."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", str(file))]
-
-
-@dataclass(frozen=True)
-class TextFormat:
-    """The layout of text files."""
-
-    delimiter: str | None = None  # None: found out from the first row of each file
-    header: bool | None = None  # whether the first line names the columns; None: if none of its fields is a number
-    comment: str | None = None  # begins lines before the first row to pass over, "" none; None: # and %
-    numbers_are_rows: bool = False  # whether a first line of 0, 1, 2 is certainly no header
-    notes: list[str] = field(default_factory=list, compare=False)  # collects remarks for the user
-
-    def __post_init__(self) -> None:
-        if self.delimiter is not None and (len(self.delimiter) != 1 or not self.delimiter.isascii()):
-            raise ConfigError(f"the delimiter is {self.delimiter!r}; expected one ASCII character.")
-
-    def note(self, remark: str) -> None:
-        if remark not in self.notes:  # files are read several times
-            self.notes.append(remark)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The options of reading, and the folder for copies in binary."""
-
-    scratch: Path
-    text: TextFormat = field(default_factory=TextFormat)
-    allow_nan: bool = False  # in features; never in labels and masks
-
-
-@dataclass(frozen=True)
-class InputFiles:
-    """The files of one list of edges, of IDs or of one feature, one after the other."""
-
-    files: Sequence[Path]
-    format: str  # one of `FORMATS`
-    columns: Wanted = None  # of a table or an array; or the name of a tensor
-    text: TextFormat = field(default_factory=TextFormat)
-    dtype: str | None = None  # of raw files, `int32` or `int64`; `>i4` or `>i8` if the most significant byte is first
-    ends: tuple[str, str] = ("", "")  # of edges: the types of sources and destinations
-    in_order: bool = True  # whether the order of the files was given, else it is that of their names
-    rows: Sequence[int] = ()  # of each file, once they are read
-
-    @classmethod
-    def of(
-        cls,
-        files: Files,
-        text: TextFormat,
-        *,
-        format: str | None = None,
-        columns: Wanted = None,
-        dtype: str | None = None,
-        ends: tuple[str, str] = ("", ""),
-        among: Sequence[str] = FORMATS,
-    ) -> "InputFiles":
-        """Find the files. The format is found out if it is None; files whose columns are named have a header.
-
-        Raises `PartitionError` if there are no such files, `ConfigError` if their format is not known.
-        """
-        if any(isinstance(one, str) and not re.fullmatch(r"[\d-]+|\*", one) for one in columns or ()):
-            text = replace(text, header=True)
-        found, in_order = find_files(files, text.note)
-        format = format_of(found, format, among)
-        if dtype is not None and format != "raw":
-            raise ConfigError(
-                f"{found[0]} has the format {format}; expected raw integers if a dtype is named (--dtype)."
-            )
-        return cls(found, format, columns, text, dtype, ends, in_order)
-
-    @classmethod
-    def named(cls, files: Files, text: TextFormat, among: Sequence[str] = FEATURE_FORMATS) -> "InputFiles":
-        """As `of`; `#` after the files, or after each one, may precede the columns to take, separated by commas."""
-        selectors = set()
-
-        def without_selector(one: StrPath) -> StrPath:
-            file, mark, names = fspath(one).rpartition("#")
-            is_named = bool(mark) and not Path(one).exists()
-            selectors.add(names if is_named else None)
-            return file if is_named else one
-
-        files = without_selector(files) if isinstance(files, str | PathLike) else [*map(without_selector, files)]
-        if len(selectors) > 1:
-            raise ConfigError(f"files of one feature name other columns, {selectors}; expected the same for all.")
-        names = next(iter(selectors), None)
-        return cls.of(files, text, columns=None if names is None else names.split(","), among=among)
-
-    def in_order_of(self, other: "InputFiles") -> "InputFiles":
-        """The files, whose rows belong to those of others, in the same order, as far as names tell it.
-
-        `ConfigError` if only one order was given, and it is not that of the names.
-        """
-        mine, wanted = ([file.name.partition(".")[0] for file in one.files] for one in (self, other))
-        if 1 in (len(mine), len(wanted)) or mine == wanted:
-            return self
-        have_same_names = len({*mine}) == len(mine) and sorted(mine) == sorted(wanted)
-        if have_same_names and not self.in_order:
-            return replace(self, files=[self.files[mine.index(name)] for name in wanted])
-        are_sorted = all(sorted(one.files, key=_by_number) == [*one.files] for one in (self, other))
-        if have_same_names or (self.in_order != other.in_order and not are_sorted):
-            raise ConfigError(
-                f"rows of the files {', '.join(one.name for one in self.files[:_SHOWN])} belong to those of "
-                f"{', '.join(one.name for one in other.files[:_SHOWN])}, which are in another order. Please name the "
-                "files of both in order: FILE,FILE,FILE."
-            )
-        return self
-
-    @property
-    def shown(self) -> str:
-        """For errors: the names of the files."""
-        return f"{self.files[0]}{f' to {self.files[-1]}' if len(self.files) > 1 else ''}"

@@ -1,0 +1,388 @@
+"""How workers come together, in the order in which it happens: `connect`, and `nfs_ip_init` before it.
+
+[Note: stale files]
+A file left by an earlier run must be detected. So worker 0 starts the job's store, puts a fresh nonce into it, and
+writes address, port and nonce to the file. The others trust a file only if a store at that address has the nonce; until
+then they read the file again. `initialize_comms` removes nonce and file once all workers are connected, so a run that
+has ended or is past its set-up confirms no file. Two runs that start on one file at the same time cannot be told apart:
+give each its own.
+
+[Note: one job]
+Any process that reaches the port reaches the store, and workers of two jobs on one port would exchange data. So each
+worker leaves a signature there, and compares its own with that of worker 0. If the jobs differ, the worker raises and
+leaves the others alone. If anything else differs, or a rank is taken, all raise: the first verdict in the store holds.
+The job is SAR_JOB_ID, else the nonce of `nfs_ip_init`, else the launcher's ID; SECURITY.md says which jobs cannot be
+told apart. Keys begin with "sar", because other programs use torch's default port, and contain torchrun's restart
+count, because its agent may keep the store.
+"""
+
+import atexit
+import ctypes
+import errno
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from sar.comm import session
+from sar.comm.allocator import set_allocator
+from sar.comm.environment import Place, choose_device, choose_interface, find_place, own_address
+from sar.comm.group import Group
+from sar.comm.process_transport import ProcessTransport
+from sar.comm.replicas import Replicas
+from sar.comm.rows import BufferPool
+from sar.comm.session import Communication
+from sar.comm.store import HEARD_SECONDS, JobStore, bounded
+from sar.config import Config
+from sar.durable import put_in_place
+from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, SarError
+from sar.logging_setup import logger, print_errors_briefly
+
+T = TypeVar("T")
+
+DEFAULT_PORT = 12345
+BACKENDS = ("gloo", "nccl", "mpi", "ccl")
+REPORT_SECONDS = 30.0
+"""Length of a wait at which it is reported for the first time, and again each time it has doubled."""
+RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
+CONNECT_SECONDS: Final = 2.0
+POLL_SECONDS: Final = 0.05
+VERSIONS: Final = ("sar", "torch", "dgl")  # packages whose versions are compared
+COMPLETE: Final = "complete"
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+def connect(
+    rank: int | None,
+    world_size: int | None,
+    master: str | None,
+    backend: str | None,
+    device: torch.device | str | None,
+    port: int,
+    *,
+    shares_process: bool,
+) -> None:
+    """Join this process to its job, with the arguments and errors of `sar.initialize_comms`.
+
+    If workers are to share this process, its memory is set up for them, and models are compared by them alone.
+    """
+    print_errors_briefly()  # before torch.distributed starts, which puts the rank before each line
+    Config.validate()
+    if backend is not None and (backend not in BACKENDS or not dist.is_backend_available(backend)):
+        raise ConfigError(
+            f"This torch has no backend {backend!r}; expected one of {', '.join(BACKENDS)}. For ccl, import its "
+            "package first, oneccl_bindings_for_pytorch."
+        )
+    existing, connected = dist.is_initialized(), session.is_initialized()
+    present: tuple[int | str, ...] = ()
+    if connected:
+        present = session.rank(), session.world_size(), session.backend()
+    elif existing:
+        present = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+    named = ("rank", "world size", "backend")
+    for what, asked, there in zip(named, (rank, world_size, backend), present, strict=False):
+        if asked not in (None, there):
+            raise ConfigError(f"initialize_comms asks for {what} {asked}, but the existing process group has {there}.")
+    if connected:
+        return
+    set_allocator(spilled=shares_process)
+    if os.environ.get("SAR_LAUNCHER") == str(os.getppid()):  # if it is killed, it cannot end its workers
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    # 1. The place in the job: arguments, else the results of `nfs_ip_init`, else the launcher's variables.
+    place, backend = find_place(), dist.get_backend() if existing else backend or "gloo"
+    tensors_on = choose_device(device, backend, place.local_rank)
+    announced = next((store for store in reversed(announced_stores) if store.address == master), None)
+    job = os.environ.get("SAR_JOB_ID")
+    if announced is not None:
+        job, port = job or announced.nonce, announced.store.port if port == DEFAULT_PORT else port
+    if job is None and (rank is None or place.launcher == "torchrun" or existing):
+        job = place.job
+    torchrun_hosts = master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if existing:
+        own_rank, size = dist.get_rank(), dist.get_world_size()
+    else:
+        own_rank, size, master, port = _complete(place, rank, world_size, master, port)
+    choose_interface(master)
+
+    # 2. The store, where the workers compare their jobs, and 3. torch's process group.
+    try:
+        if existing:
+            store = dist.distributed_c10d._get_default_store()
+        elif announced is not None and announced.store.port == port:
+            store = announced.store
+        else:
+            store = open_store(str(master), port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
+            port = store.port
+        if size > 1:
+            facts = {"_world_size": size, "backend": backend, "SAR_RESIDENT": shares_process}
+            store = agree_on_job(store, own_rank, size, job, facts)
+        if not existing:
+            limit = timedelta(seconds=Config.timeout)
+            dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
+    except SarError:
+        if own_rank == 0:
+            time.sleep(HEARD_SECONDS)  # this process usually hosts the store, where the others look for the error
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        why = str(error).rstrip(". ")
+        where = "torch.distributed's store" if existing else f"the job's store at {master}:{port}"
+        raise CommunicationError(
+            f"Worker {own_rank} of {size} could not join the process group over {where}: {why}. Check that worker 0 "
+            "runs there, that the port is free, that all workers name the same size, and on several hosts that "
+            "SAR_SOCKET_NAME names the interface by which they reach each other."
+        ) from error
+
+    # 4. The group, which connects in its first call.
+    group = Group(ProcessTransport(store, own_rank, size, tensors_on))
+    if size > 1 and not shares_process:
+        group.replicas = Replicas()
+    atexit.register(session.shut_down, group, started=not existing)
+    with group.guard():
+        group.agree("initialize_comms")
+    stop_announcing()
+    address = (None, None) if existing else (master, port)
+    session.set_current(Communication(group, BufferPool(tensors_on), backend, *address))
+    logger.info("worker %d of %d is connected over %s", own_rank, size, backend)
+
+
+def _complete(
+    place: Place, rank: int | None, world_size: int | None, master: str | None, port: int
+) -> tuple[int, int, str, int]:
+    """Rank, number of workers, and worker 0's address and port, if they are not all passed."""
+    if (rank, world_size, master, place.launcher) == (None, None, None, None) and not announced_stores:
+        logger.info(
+            "no launcher and no arguments: a group of one worker (threads: %d); `sar launch --workers W` starts more",
+            torch.get_num_threads(),
+        )
+        rank, world_size = 0, 1
+    rank = place.rank if rank is None else rank
+    world_size = place.world_size if world_size is None else world_size
+    if port == DEFAULT_PORT and master is None and place.port is not None:
+        port = place.port
+    elif port == DEFAULT_PORT and master is None and world_size == 1:
+        master, port = "127.0.0.1", 0  # nobody else needs the port, so jobs of one host need not share the default
+    master = master or place.master
+    if rank is None or world_size is None or master is None:
+        named = {"_rank": rank, "_world_size": world_size, "master_ip_address": master}
+        raise ConfigError(
+            f"initialize_comms needs {', '.join(name for name, value in named.items() if value is None)}: not given, "
+            "and not complete in the environment of torchrun, Slurm or MPI. Pass them (sar.nfs_ip_init finds the "
+            "address over a shared file), or use torchrun."
+        )
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"Rank {rank} is not below the world size {world_size}; ranks count from 0.")
+    return rank, world_size, master, port
+
+
+def open_store(host: str, port: int, rank: int, *, hosted: bool) -> dist.TCPStore:
+    """Host the job's store in this process if `hosted`, else connect to it."""
+    wait_for(
+        lambda: socket.getaddrinfo(host, None),  # torch would try for minutes, with a warning each time
+        rank,
+        lambda: f"the address of worker 0's host, {host!r}, which may be set by MASTER_ADDR or in /etc/hosts,",
+        min(RESOLVE_SECONDS, Config.timeout),
+    )
+    if hosted:
+        return host_store(host, port)
+    where = f"the job's store at {host}:{port}, where worker 0 runs,"
+    return wait_for(lambda: connect_store(host, port), rank, lambda: where, Config.timeout)
+
+
+def host_store(host: str, port: int) -> dist.TCPStore:
+    """Start the job's store in this process. Port 0 selects a free port.
+
+    If `host` is an address of this host or "localhost", the store listens on that address only. Otherwise it listens on
+    all, because other hosts may resolve a name to another address.
+    """
+    try:
+        numeric = "127.0.0.1" if host == "localhost" else host
+        [(family, *_, address), *_] = socket.getaddrinfo(numeric, port, flags=socket.AI_NUMERICHOST)
+        listener = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        if error.errno not in (socket.EAI_NONAME, errno.EADDRNOTAVAIL):
+            raise
+        logger.info("listening on all interfaces, because %s is no address of this host", host)
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+    limit, port, descriptor = timedelta(seconds=Config.timeout), listener.getsockname()[1], listener.detach()
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=descriptor)
+
+
+def connect_store(host: str, port: int) -> dist.TCPStore:
+    """Connect to the job's store. Raises OSError if nobody listens or answers."""
+    socket.create_connection((host, port), CONNECT_SECONDS).close()  # torch would try again, with a warning each time
+    limit = timedelta(seconds=Config.timeout)
+    return bounded(lambda: dist.TCPStore(host, port, wait_for_workers=False, timeout=limit), CONNECT_SECONDS)
+
+
+def wait_for(look: Callable[[], T | None], rank: int, what: Callable[[], str], seconds: float) -> T:
+    """Call `look` until it returns anything but None and raises no OSError. Warns of long waits.
+
+    Raises CommunicationTimeout after `seconds`. `look` itself has to return soon.
+    """
+    began, report_at, found = time.monotonic(), REPORT_SECONDS, ""
+    while True:
+        try:
+            if (result := look()) is not None:
+                return result
+            found = ""
+        except OSError as error:
+            found = f" ({error.strerror or error})"
+        waited = time.monotonic() - began
+        if waited > seconds:
+            raise CommunicationTimeout(
+                f"Worker {rank} waited {seconds:g} s (at most Config.timeout) for {what()}{found}. Check that all "
+                "workers run, with the same address, port and number of workers."
+            )
+        if waited >= report_at:
+            report_at = 2 * waited
+            logger.warning("Worker %d has waited %.0f s for %s%s", rank, waited, what(), found)
+        time.sleep(POLL_SECONDS)
+
+
+class Signature(NamedTuple):
+    """A worker's entry in the job's store."""
+
+    who: str
+    job: str | None
+    facts: dict[str, Any]  # must be equal on all workers that have them
+    nonce: str  # tells it from the signature of any other worker
+
+
+def agree_on_job(store: dist.Store, rank: int, world_size: int, job: str | None, facts: dict[str, Any]) -> dist.Store:
+    """Wait for all workers of this job, and check that they belong together: see [Note: one job].
+
+    `job` is the ID of the job, None if it has none, and `facts` must be equal on all workers, as must versions.
+    Returns the job's part of the store.
+    """
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    table, keys = JobStore(store, f"sar/joining/{restart}"), [str(k) for k in range(world_size)]
+    named = "a job without SAR_JOB_ID" if job is None else f"job {job}"
+    who = f"Worker {rank} of {world_size} of {named} ({socket.gethostname()}, process {os.getpid()})"
+    own = Signature(who, job, facts | imported_versions(), secrets.token_hex(8))
+    text = json.dumps(own)
+
+    def first_signed() -> str | None:
+        return table.write_once("0", text) if rank == 0 else table.read(["0"])[0]
+
+    first = Signature(*json.loads(wait_for(first_signed, rank, lambda: "worker 0 to join", Config.timeout)))
+    if first.job != job:
+        raise CommunicationError(
+            f"{who} has reached the store of {first.who}. Two jobs share the port: use another port for each. If these "
+            "are one job, set SAR_JOB_ID to the same on all of its workers."
+        )
+    clashes = [
+        f"{name}: {own.facts[name]} of {who}, and {value} of {first.who}"
+        for name, value in first.facts.items()
+        if name in own.facts and own.facts[name] != value
+    ]
+    if not clashes:
+        present = wait_for(lambda: table.write_once(keys[rank], text), rank, lambda: "the store", Config.timeout)
+        clashes = [] if present == text else [f"rank: {who}, and {Signature(*json.loads(present)).who}"]
+    if clashes:
+        verdict = (
+            f"The workers do not go together: {'; '.join(clashes)}. Give each its own rank, and all the same number of "
+            "workers and versions of packages. If two jobs share the port, set another port, or another SAR_JOB_ID, "
+            "for each."
+        )
+        table.write_once("verdict", verdict)  # does nothing if the job is complete: whoever comes late raises alone
+        raise CommunicationError(verdict)
+
+    def decided() -> str | None:
+        if not table.absent(keys):
+            return table.write_once("verdict", COMPLETE)
+        return table.read(["verdict"])[0]
+
+    def missing() -> str:
+        return f"{', '.join(f'worker {k}' for k in table.absent(keys))} to join"
+
+    if (verdict := wait_for(decided, rank, missing, Config.timeout)) != COMPLETE:
+        raise CommunicationError(verdict)
+    return dist.PrefixStore(f"sar/{restart}/{job}", store)
+
+
+def imported_versions() -> dict[str, str]:
+    """Versions of the imported packages, without their local build labels."""
+    imported = {name: getattr(sys.modules.get(name), "__version__", None) for name in VERSIONS}
+    return {f"version of {n}": str(version).partition("+")[0] for n, version in imported.items() if version is not None}
+
+
+class AnnouncedStore(NamedTuple):
+    """The job's store, found by `nfs_ip_init` for `initialize_comms`."""
+
+    address: str
+    nonce: str
+    store: dist.TCPStore
+    file: Path | None  # announces it; None on workers other than 0
+
+
+announced_stores: Final[list[AnnouncedStore]] = []
+"""Results of `nfs_ip_init` in this process, the latest last, until all workers are connected."""
+
+
+def nfs_ip_init(_rank: int, ip_file: str) -> str:
+    """Send worker 0's address to all workers through a file that all of them see.
+
+    Args:
+        _rank: this worker.
+        ip_file: path of the file; worker 0 replaces it. An old file does no harm: see [Note: stale files].
+
+    Returns:
+        The address of worker 0, for `initialize_comms`.
+
+    Raises:
+        ConfigError: if worker 0 cannot write the file.
+        CommunicationTimeout: if no living worker 0 shows up within `Config.timeout`.
+    """
+    path = Path(ip_file)
+    if _rank == 0:
+        stop_announcing()
+        address, nonce = own_address(), secrets.token_hex(8)
+        store = host_store(address, 0)
+        store.set("sar/nonce", nonce)
+        draft = path.parent / f"{nonce}.tmp"
+        try:
+            draft.write_text(f"{address} {store.port} {nonce}\n")
+            put_in_place(draft, path)
+        except OSError as error:
+            with suppress(OSError):
+                draft.unlink()
+            raise ConfigError(f"Worker 0 cannot write its address to {path}: {error}") from error
+        announced_stores.append(AnnouncedStore(address, nonce, store, path))
+        return address
+
+    def confirmed() -> AnnouncedStore | None:
+        with suppress(RuntimeError, OverflowError, ValueError):  # an incomplete file, a service of another kind, ...
+            address, port, nonce = path.read_text().split()
+            store = connect_store(address, int(port))
+            if JobStore(store, "sar").read(["nonce"]) == [nonce]:
+                return AnnouncedStore(address, nonce, store, None)
+        return None
+
+    what = f"worker 0 to announce its address in {path}, where an old file does not count"
+    announced_stores.append(wait_for(confirmed, _rank, lambda: what, Config.timeout))
+    return announced_stores[-1].address
+
+
+def stop_announcing() -> None:
+    """Remove worker 0's nonce and file, once all workers are connected."""
+    for announced in announced_stores:
+        if announced.file is not None:
+            announced.store.delete_key("sar/nonce")
+            with suppress(OSError):
+                if announced.nonce in announced.file.read_text():  # else it is somebody else's by now
+                    announced.file.unlink()
+    announced_stores.clear()
