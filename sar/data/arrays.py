@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -93,16 +92,6 @@ class StoredArray:
             else:
                 chunk = position[start : start + len(rows)]
                 result.index_copy_(0, chunk.to(device=device, dtype=torch.int64), rows.to(device))
-        return result
-
-    def take(self, rows: Tensor) -> Tensor:
-        """Some rows, (n, ...), of which nothing else is read; by their numbers, ascending, (n,) int64."""
-        result = torch.empty((len(rows), *self.shape[1:]), dtype=self.tensor_dtype, device="cpu")
-        starts = [0, *(torch.nonzero(rows.diff() != 1).view(-1) + 1).tolist(), len(rows)]
-        with open_file(self.path) as file:
-            for start, end in pairwise(starts) if len(rows) else ():
-                file.seek(self.offset + int(rows[start]) * self.row_bytes)
-                self._fill(file, result[start:end].view(-1).view(torch.uint8).numpy())
         return result
 
     def _fill(self, file: BinaryIO, rows: Array) -> None:

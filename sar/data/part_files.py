@@ -129,13 +129,7 @@ class Feature(NamedTuple):
     is_bool: bool = False
 
     def load(self, device: torch.device, position: Tensor | None, empty: Callable[..., Tensor]) -> Tensor:
-        return self._typed(self.stored.load(device, position, empty=empty))
-
-    def take(self, rows: Tensor) -> Tensor:
-        """Some rows, as `StoredArray.take`."""
-        return self._typed(self.stored.take(rows))
-
-    def _typed(self, values: Tensor) -> Tensor:
+        values = self.stored.load(device, position, empty=empty)
         return values.clamp_(max=1).view(torch.bool) if self.is_bool else values
 
 
@@ -195,16 +189,3 @@ class FeatureFiles:
             )
         is_bool = stored.dtype == np.uint8 and (name in SPLIT or key in self.spec.bool_fields)
         return Feature(type_id, name, stored, is_bool)
-
-
-def original_node_ids(spec: PartitionJson, part: int, kind: int) -> Tensor:
-    """The IDs in the input graph of a partition's nodes of one type, (N_i,) int64, in the order of their global IDs."""
-    for one in FeatureFiles(spec, part, "nodes").original_ids():
-        if one.type_id == kind:
-            return one.stored.load().long()
-    if not owned_counts(spec.node_ranges, part)[kind]:
-        return torch.empty(0, dtype=torch.int64, device="cpu")
-    raise PartitionError(
-        f"Partition {part} of {spec.path} has no original IDs: there is no orig_nids.dgl. Partition again with "
-        "`sar partition`, or save what partition_graph(..., return_mapping=True) returns as orig_nids.dgl."
-    )
