@@ -232,10 +232,12 @@ class ProcessTransport(Transport):
             gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
             self._nccl.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
             return gathered
-        gathered = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in range(self.world_size)]
-        works = []
-        for k in range(1, self.world_size) if tensor.nbytes else ():
+        gathered, works = [tensor] * self.world_size, []
+        for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
+            gathered[source] = torch.empty_like(tensor)
+            if tensor.nbytes == 0:
+                continue
             works.append((source, self._gloo.recv([gathered[source]], source, GATHERING_TAG)))
             works.append((reader, self._gloo.send([tensor], reader, GATHERING_TAG)))
         end = time.monotonic() + Config.timeout
@@ -261,8 +263,8 @@ class ProcessTransport(Transport):
 
         NCCL's are bytes, in one batch with a common wait, and are matched by order.
         """
-        messages = () if self._nccl is None else (inbound, outbound)
-        if not any(message is not None and self._carrier(message.data) is self._nccl for message in messages):
+        message = inbound or outbound
+        if self._nccl is None or message is None or self._carrier(message.data) is self._gloo:
             receive = None if inbound is None else self._gloo.recv([inbound.data], inbound.peer, tag)
             send = None if outbound is None else self._gloo.send([outbound.data], outbound.peer, tag)
             return receive, send
