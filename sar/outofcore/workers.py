@@ -119,7 +119,7 @@ def initialize_comms(
     Raises:
         ConfigError: if arguments are missing or contradict each other or the existing process group.
         CommunicationError: if the workers cannot be reached within `Config.timeout`, belong to another job, or have
-            different versions of sar, torch or DGL: see [Note: one job].
+            different backends or versions of sar, torch or DGL: see [Note: one job].
     """
     asked = None if session.is_initialized() else wanted()
     if asked is not None and threading.current_thread() is not threading.main_thread():
