@@ -210,28 +210,6 @@ except sar.errors.CommunicationError as error:
         assert launch(code, [{}]) == [{"raised": True}]
 
 
-def test_jobs_with_different_ids_on_one_port(tmp_path):
-    """Job b's worker 1 finds the store of job a, whose own worker 1 comes later."""
-    code = f"""
-import os, time, sar
-sar.Config.timeout = 40
-os.environ["SAR_JOB_ID"], rank = os.environ["WHO"].split()
-while os.environ["WHO"] == "a 1" and not os.path.exists("refused"):
-    time.sleep(0.05)
-try:
-    sar.initialize_comms(int(rank), 2, "127.0.0.1", master_port_number={free_port()})
-except sar.errors.CommunicationError as error:
-    assert "job a" in str(error) and "job b" in str(error), error
-    open("refused", "w").close()
-    print('REPORT {{"refused": "' + os.environ["WHO"] + '"}}')
-    raise SystemExit
-"""
-    code = f"import os; os.chdir({str(tmp_path)!r})\n{code}"
-    first, refused, second = launch(code, [{"WHO": "a 0"}, {"WHO": "b 1"}, {"WHO": "a 1"}])
-    assert refused == {"refused": "b 1"}
-    assert [first["sum"], second["sum"]] == [3.0, 3.0]
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_name_that_stands_for_no_address(rank, monkeypatch):
     monkeypatch.setattr(setup, "RESOLVE_SECONDS", 0.0)
