@@ -89,7 +89,7 @@ class ProcessTransport(Transport):
             return None if absent else True
 
         try:
-            wait_for(all_ready, self.rank, lambda: f"{', '.join(map(self.name, absent))} to join", limit)
+            wait_for(all_ready, self.rank, lambda: f"{', '.join(map(self.name, absent)) or 'others'} to join", limit)
             bounded(partial(self._connect, group.generation), CONNECT_TIMEOUT + STORE_SECONDS)
             self._open = True
         except CommunicationError as error:
