@@ -93,7 +93,6 @@ class Group:
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
         self.paused: Callable[[], object] | None = None  # runs the unfinished rest of the latest call
-        self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
     def stand_for(self, workers: int) -> None:
@@ -232,7 +231,6 @@ class Group:
         self.counters.bytes_sent += own.nbytes * (self.world_size - 1)
         self.counters.bytes_received += own.nbytes * (self.world_size - 1)
         self.calls += 1
-        self._latest = call
         digests, flags_by_rank, models = gathered.T.tolist()
         if set(digests) != {digest}:
             with self.guard():

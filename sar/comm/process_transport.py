@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
-from sar.comm.store import STORE_SECONDS, JobStore, bounded, wait_for
+from sar.comm.store import STORE_SECONDS, JobStore, bounded, poll
 from sar.comm.transport import LEFT_EARLY, Failure, Member, Message, Transport
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, PeerError
@@ -89,7 +89,7 @@ class ProcessTransport(Transport):
             return None if absent else True
 
         try:
-            wait_for(all_ready, self.rank, lambda: f"{', '.join(map(self.name, absent)) or 'others'} to join", limit)
+            poll(all_ready, self.rank, lambda: f"{', '.join(map(self.name, absent)) or 'others'} to join", limit)
             bounded(partial(self._connect, group.generation), CONNECT_TIMEOUT + STORE_SECONDS)
             self._open = True
         except CommunicationError as error:

@@ -42,7 +42,7 @@ from sar.comm.process_transport import ProcessTransport
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.comm.session import Communication
-from sar.comm.store import JobStore, bounded, wait_for
+from sar.comm.store import JobStore, bounded, poll
 from sar.config import Config
 from sar.durable import put_in_place
 from sar.errors import CommunicationError, ConfigError, SarError
@@ -187,7 +187,7 @@ def versions() -> str:
 
 def open_store(host: str, port: int, rank: int, *, hosted: bool) -> dist.TCPStore:
     """Host the job's store in this process if `hosted`, else connect to it."""
-    wait_for(
+    poll(
         lambda: socket.getaddrinfo(host, None),  # torch would try for minutes, with a warning each time
         rank,
         lambda: f"the address of worker 0's host, {host!r}, which may be set by MASTER_ADDR or in /etc/hosts,",
@@ -196,7 +196,7 @@ def open_store(host: str, port: int, rank: int, *, hosted: bool) -> dist.TCPStor
     if hosted:
         return host_store(host, port)
     where = f"the job's store at {host}:{port}, where worker 0 runs,"
-    return wait_for(lambda: connect_store(host, port), rank, lambda: where, Config.timeout)
+    return poll(lambda: connect_store(host, port), rank, lambda: where, Config.timeout)
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:
@@ -237,10 +237,10 @@ def job_store(store: dist.Store, rank: int, world_size: int, job: str | None) ->
     def first_signed() -> str | None:
         return table.write_once("0", who) if rank == 0 else table.read(["0"])[0]
 
-    first = wait_for(first_signed, rank, lambda: "worker 0 to join", Config.timeout)
+    first = poll(first_signed, rank, lambda: "worker 0 to join", Config.timeout)
     present = first
     if first.startswith(f"Worker 0 {of_job} ("):
-        present = wait_for(lambda: table.write_once(str(rank), who), rank, lambda: "the store", Config.timeout)
+        present = poll(lambda: table.write_once(str(rank), who), rank, lambda: "the store", Config.timeout)
     if present != who:
         raise CommunicationError(
             f"{who} does not go with {present}: the workers of a job have different ranks, and name one world size. If "
@@ -303,7 +303,7 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         return None
 
     what = f"worker 0 to announce its address in {path}, where an old file does not count"
-    announced_stores.append(wait_for(confirmed, _rank, lambda: what, Config.timeout))
+    announced_stores.append(poll(confirmed, _rank, lambda: what, Config.timeout))
     return announced_stores[-1].address
 
 

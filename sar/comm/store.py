@@ -78,7 +78,7 @@ def _wait_for_threads() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def wait_for(look: Callable[[], T | None], rank: int, what: Callable[[], str], seconds: float) -> T:
+def poll(look: Callable[[], T | None], rank: int, what: Callable[[], str], seconds: float) -> T:
     """Call `look` until it returns anything but None and raises no OSError. Warns of long waits.
 
     Raises CommunicationTimeout after `seconds`. `look` itself has to return soon.
@@ -113,10 +113,11 @@ class JobStore:
     def ask(self, question: Callable[[dist.Store], T]) -> T:
         """The store's answer: see [Note: a store that does not answer]."""
         if self._unanswered is None or self._unanswered.done():
-            self._unanswered = asking = in_background(lambda: question(self._store))
+            asking = in_background(lambda: question(self._store))
             futures.wait([asking], STORE_SECONDS)
             if asking.done():
                 return asking.result()
+            self._unanswered = asking
         raise SilentStoreError
 
     def write(self, key: str, text: str) -> None:
