@@ -267,7 +267,8 @@ class Exchange:
         """Post one message each way: see [Note: address]."""
         if self._streams is not None and outbound is not None:
             self._streams.current_stream(self.device).synchronize()
-        receive, send = inbound and inbound.message, outbound and outbound.message
+        receive = None if inbound is None else inbound.message
+        send = None if outbound is None else outbound.message
         works = self.group.post(receive, send, self._tag | direction << 18 | place % 2**18, self.signature)
         if inbound is not None:
             inbound.work = works[0]
