@@ -121,15 +121,15 @@ MUTANTS = [
     Mutant(
         "rows that are not waited for",
         "sar/comm/exchange.py",
-        "                self._wait(inbound)\n                columns",
-        "                columns",
+        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n                rows",
+        "                    pass\n                rows",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "gradients that are not waited for",
         "sar/comm/exchange.py",
-        "                self._wait(inbound)\n                index",
-        "                index",
+        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n                index",
+        "                    pass\n                index",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(

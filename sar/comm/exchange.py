@@ -113,8 +113,8 @@ class Exchange:
     ) -> None:
         self.group, self.plan, self.layout, self.signature, self.device = group, plan, layout, signature, device
         self._pool, self._fields, self._keep, self._returns = pool, fields, keep, returns
-        self._out = None if fields is None else RowFormat.of(fields).narrowed(settings.wire_features)
-        self._back = None if returns is None else RowFormat.of(returns.totals).narrowed(settings.wire_gradients)
+        self._out = None if fields is None else RowFormat.of(fields, settings.wire_features)
+        self._back = None if returns is None else RowFormat.of(returns.totals, settings.wire_gradients)
         # Columns to send and totals to add to, by owner: this worker's, or those of all workers of its process.
         self._columns: Mapping[int, Sequence[Tensor]] = {group.rank: fields or ()}
         self._totals: Mapping[int, Sequence[Tensor]] = {group.rank: () if returns is None else returns.totals}
@@ -178,9 +178,12 @@ class Exchange:
                 self._post_rows(i + depth + 1)
             inbound, _ = self._rows_in_flight[0]
             if inbound is not None:
-                self._wait(inbound)
-                columns = zip(inbound.fields, self._fields, strict=True)
-                rows = [to_device(column, self.device).to(own.dtype) for column, own in columns]
+                if inbound.work is not None:
+                    self.group.wait(inbound.work, inbound.peer, self.signature)
+                rows = []
+                for column, own in zip(inbound.fields, self._fields, strict=True):
+                    here = column if column.device == self.device else to_device(column, self.device)
+                    rows.append(here.to(own.dtype))
         if self._returns is not None:
             self._add_returned(depth)
             if step.receive is not None:
@@ -206,8 +209,7 @@ class Exchange:
             self._grads_in_flight.append(self._post(step.place, BACK, arriving, returned))
         if self._fields is not None:
             inbound, outbound = self._rows_in_flight.popleft()
-            self._wait(outbound)
-            self._give(outbound, None if self._keep else inbound)
+            self._free(outbound, None if self._keep else inbound)
 
     # -- rows
 
@@ -237,42 +239,36 @@ class Exchange:
         while len(self._grads_in_flight) > in_flight:
             inbound, outbound = self._grads_in_flight.popleft()
             if inbound is not None and self._returns is not None:
-                self._wait(inbound)
+                if inbound.work is not None:
+                    self.group.wait(inbound.work, inbound.peer, self.signature)
                 index = self.plan.rows_of(inbound.halo)
                 for total, place in zip(self._totals[inbound.halo.owner], inbound.fields, strict=False):
                     self._returns.add(index.to(total.device), to_device(place, total.device).to(total.dtype), total)
-            self._wait(outbound)
-            self._give(outbound, inbound)
+            self._free(outbound, inbound)
 
     # -- messages
 
     def _buffer(self, halo: HaloSlice, row: RowFormat | None, *, from_pool: bool = True) -> _InFlight:
         """A buffer for the rows of a slice, from the pool unless the caller will keep it."""
         assert row is not None
-        rows = halo.end - halo.begin
-        nbytes = row.layout(rows).nbytes
+        layout = row.layout(halo.end - halo.begin)
         if self._streams is not None:
             pin = self._streams is torch.cuda
-            buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
+            buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         elif from_pool:
-            buffer = self._pool.take(nbytes)
+            buffer = self._pool.take(layout.nbytes)
         else:
-            buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
+            buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.group.device)
         peer = halo.owner if halo.reader == self.group.rank else halo.reader
-        message = Message(peer, buffer[:nbytes]) if nbytes else None
-        return _InFlight(halo, peer, message, buffer, row.rows(buffer, rows))
-
-    def _give(self, *buffers: _InFlight | None) -> None:
-        """Return buffers to the pool."""
-        for each in buffers if self._streams is None else ():
-            if each is not None:
-                self._pool.give(each.buffer)
+        message = Message(peer, buffer[: layout.nbytes]) if layout.nbytes else None
+        return _InFlight(halo, peer, message, buffer, layout.views(buffer))
 
     def _post(self, place: int, direction: int, inbound: _InFlight | None, outbound: _InFlight | None) -> _Transfer:
         """Post one message each way: see [Note: address]."""
         if self._streams is not None and outbound is not None:
             self._streams.current_stream(self.device).synchronize()
-        receive, send = (None if each is None else each.message for each in (inbound, outbound))
+        receive = None if inbound is None else inbound.message
+        send = None if outbound is None else outbound.message
         works = self.group.post(receive, send, self._tag | direction << 18 | place % 2**18, self.signature)
         if inbound is not None:
             inbound.work = works[0]
@@ -280,7 +276,10 @@ class Exchange:
             outbound.work = works[1]
         return inbound, outbound
 
-    def _wait(self, each: _InFlight | None) -> None:
-        """Wait until a message has arrived, or has been sent."""
-        if each is not None and each.work is not None:
-            self.group.wait(each.work, each.peer, self.signature)
+    def _free(self, sent: _InFlight | None, received: _InFlight | None) -> None:
+        """Wait until a message has been sent, and return its buffer to the pool, and that of one that has arrived."""
+        if sent is not None and sent.work is not None:
+            self.group.wait(sent.work, sent.peer, self.signature)
+        for each in (sent, received) if self._streams is None else ():
+            if each is not None:
+                self._pool.give(each.buffer)

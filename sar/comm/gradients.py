@@ -85,14 +85,10 @@ def refuse_average(part: str = "share") -> None:
     _backwards[part] = torch._C._current_graph_task_id()
     if _backwards["share"] == _backwards["average"]:
         _refuse()
-    if part == "share" and _fully_sharded():
-        averages = _fully_sharded_average()
-
-        def check() -> None:
-            if averages or _fully_sharded_average():
-                _at_end(_refuse)  # after the last callback of FSDP, which would be left in the middle of a backward
-
-        _at_end(check)
+    averages = _sharded_average() if part == "share" else None
+    if averages is not None:
+        # After the last callback of FSDP, which would be left in the middle of a backward.
+        _at_end(lambda: _at_end(_refuse) if averages or _sharded_average() else None)
 
 
 def _refuse() -> None:
@@ -109,23 +105,22 @@ def _at_end(callback: Callable[[], None]) -> None:
     engine.queue_callback(callback)
 
 
-def _fully_sharded() -> list[Any]:
-    """The states of modules of `fully_shard`, or of the `replicate` that is built on it."""
+def _sharded_average() -> bool | None:
+    """Whether modules of `fully_shard`, or of the `replicate` built on it, average gradients in the running backward.
+
+    None if there are no such modules. Torch has no public way to ask.
+    """
     composed: Any = sys.modules.get("torch.distributed._composable_state")
     states = [state() for state in composed._module_state_mapping.values()] if composed else []
-    return [state for state in states if hasattr(state, "_state_ctx")]
-
-
-def _fully_sharded_average() -> bool:
-    """Whether one of them averages gradients in the running backward."""
-    for state in _fully_sharded():
+    states = [state for state in states if hasattr(state, "_state_ctx")]
+    for state in states:
         # Before torch 2.13 a state had one group.
         for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
             runs = group is not None and group.reduce_grads and state._state_ctx.post_backward_final_callback_queued
             sums = getattr(group, "gradient_divide_factor", None) == 1
             if runs and not sums and group.mesh_info.mesh.size() > 1:
                 return True
-    return False
+    return False if states else None
 
 
 def _watch(ddp: Module, name: str, module: Module | None) -> None:

@@ -93,7 +93,6 @@ class Group:
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
         self.paused: Callable[[], object] | None = None  # runs the unfinished rest of the latest call
-        self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
     def stand_for(self, workers: int) -> None:
@@ -211,7 +210,7 @@ class Group:
         Workers compare `call`, which errors also show. Flags are up to 63 bits that may differ between workers.
         """
         self.follow(call)
-        if is_transforming():
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:  # as `is_transforming`
             refuse_transforms()
         if self.world_size == 1:
             return [flags]
@@ -230,11 +229,12 @@ class Group:
             raise clash
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
-        before = self.counters.seconds_waited
-        gathered = torch.stack(self.all_gather(torch.tensor([digest, flags, model], device="cpu"), call))
+        before, own = self.counters.seconds_waited, torch.tensor([digest, flags, model], device="cpu")
+        gathered = torch.stack(self.wait_for(self.transport.all_gather, call, own))
         self.counters.seconds_late += self.counters.seconds_waited - before
+        self.counters.bytes_sent += own.nbytes * (self.world_size - 1)
+        self.counters.bytes_received += own.nbytes * (self.world_size - 1)
         self.calls += 1
-        self._latest = call
         digests, flags_by_rank, models = gathered.T.tolist()
         if set(digests) != {digest}:
             with self.guard():
@@ -291,11 +291,11 @@ class Group:
         message = inbound or outbound
         if message is None:
             return None, None
-        return self.wait_for(self.transport.post, call, inbound, outbound, tag, peer=message.peer)
+        return self.wait_for(self._transport.post, call, inbound, outbound, tag, peer=message.peer)
 
     def wait(self, work: Any, peer: int, call: str) -> None:
         """Wait for the work that `post` has returned for a message from or to `peer`."""
-        self.wait_for(self.transport.wait, call, work, peer, peer=peer)
+        self.wait_for(self._transport.wait, call, work, peer, peer=peer)
 
     def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Send `buffers[q]` to every worker q; return the buffers sent to this one, by rank, its own one uncopied.
@@ -337,6 +337,8 @@ class Group:
 
         The operation has to respect `Config.timeout` itself. `peer` is the worker it depends on, None for all.
         """
+        if self.failure is not None:
+            raise self._stop_error(self.failure)
         before, self.waiting = self.waiting, call
         start = time.perf_counter()
         try:

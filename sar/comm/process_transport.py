@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
-from sar.comm.store import POLL_SECONDS, STORE_SECONDS, JobStore, SilentStoreError, bounded
+from sar.comm.store import STORE_SECONDS, JobStore, bounded, poll
 from sar.comm.transport import LEFT_EARLY, Failure, Member, Message, Transport
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, PeerError
@@ -69,11 +69,31 @@ class ProcessTransport(Transport):
     # -- connections
 
     def connect(self, group: Member, limit: float) -> None:
+        """See `Transport.connect`. First waits until every worker is ready to connect in this generation."""
+        ready = [f"{group.generation}/ready/{rank}" for rank in range(self.world_size)]
+        absent: list[int] = []
+
+        def all_ready() -> bool | None:
+            nonlocal absent
+            self.notes.write(ready[self.rank], "")
+            failure = self.read_note(group.generation)
+            if failure is not None:
+                error = PeerError(failure.for_others)
+                group.abort(error, final=failure.final)
+                raise error
+            absent = self.notes.absent(ready)
+            marks = self.notes.read([f"left/{rank}" for rank in absent])
+            left = [rank for rank, mark in zip(absent, marks, strict=True) if mark is not None]
+            if left:
+                raise RuntimeError(f"workers {left} have left.")
+            return None if absent else True
+
         try:
-            self._wait_for_all(group, limit)
+            poll(all_ready, self.rank, lambda: f"{', '.join(map(self.name, absent)) or 'others'} to join", limit)
             bounded(partial(self._connect, group.generation), CONNECT_TIMEOUT + STORE_SECONDS)
             self._open = True
-        except CommunicationError:
+        except CommunicationError as error:
+            group.abort(error, final=True)
             raise
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
@@ -83,30 +103,6 @@ class ProcessTransport(Transport):
             )
             group.abort(late, final=True)
             raise late from error
-
-    def _wait_for_all(self, group: Member, limit: float) -> None:
-        """Wait until every worker is ready to connect in this generation. Raise if one fails before that."""
-        deadline, pause = time.monotonic() + limit, POLL_SECONDS
-        ready = [f"{group.generation}/ready/{rank}" for rank in range(self.world_size)]
-        absent, left = list(range(self.world_size)), list[int]()
-        while not left and time.monotonic() < deadline:
-            with suppress(SilentStoreError):
-                self.notes.write(ready[self.rank], "")
-                failure = self.read_note(group.generation)
-                if failure is not None:
-                    error = PeerError(failure.for_others)
-                    group.abort(error, final=failure.final)
-                    raise error
-                absent = self.notes.absent(ready)
-                if not absent:
-                    return
-                gone = self.notes.read([f"left/{rank}" for rank in absent])
-                left = [rank for rank, mark in zip(absent, gone, strict=True) if mark is not None]
-            time.sleep(pause)
-            pause = min(1.2 * pause, PATIENCE / 5)
-        raise RuntimeError(
-            f"workers {left} have left." if left else f"workers {absent} did not come within {limit:g} s."
-        )
 
     def _connect(self, generation: int) -> None:
         """Connect to all workers, which are ready to connect."""
@@ -232,10 +228,12 @@ class ProcessTransport(Transport):
             gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
             self._nccl.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
             return gathered
-        gathered = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in range(self.world_size)]
-        works = []
-        for k in range(1, self.world_size) if tensor.nbytes else ():
+        gathered, works = [tensor] * self.world_size, []
+        for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
+            gathered[source] = torch.empty_like(tensor)
+            if tensor.nbytes == 0:
+                continue
             works.append((source, self._gloo.recv([gathered[source]], source, GATHERING_TAG)))
             works.append((reader, self._gloo.send([tensor], reader, GATHERING_TAG)))
         end = time.monotonic() + Config.timeout
@@ -261,8 +259,8 @@ class ProcessTransport(Transport):
 
         NCCL's are bytes, in one batch with a common wait, and are matched by order.
         """
-        messages = () if self._nccl is None else (inbound, outbound)
-        if not any(message is not None and self._carrier(message.data) is self._nccl for message in messages):
+        message = inbound or outbound
+        if self._nccl is None or message is None or self._carrier(message.data) is self._gloo:
             receive = None if inbound is None else self._gloo.recv([inbound.data], inbound.peer, tag)
             send = None if outbound is None else self._gloo.send([outbound.data], outbound.peer, tag)
             return receive, send

@@ -9,28 +9,27 @@ give each its own.
 
 [Note: one job]
 Any process that reaches the port reaches the store, and workers of two jobs on one port would exchange data. So each
-worker leaves a signature there, and compares its own with that of worker 0. If the jobs differ, the worker raises and
-leaves the others alone. If anything else differs, or a rank is taken, all raise: the first verdict in the store holds.
-The job is SAR_JOB_ID, else the nonce of `nfs_ip_init`, else the launcher's ID; SECURITY.md says which jobs cannot be
-told apart. Keys begin with "sar", because other programs use torch's default port, and contain torchrun's restart
-count, because its agent may keep the store.
+worker compares its job and its number of workers with those of worker 0, and takes its rank. A worker that does not fit
+raises, and leaves the others alone. Backends and versions are compared in the group's first agreement. The job is
+SAR_JOB_ID, else the nonce of `nfs_ip_init`, else the launcher's ID; SECURITY.md says which jobs cannot be told apart.
+Keys begin with "sar", because other programs use torch's default port, and contain torchrun's restart count, because
+its agent may keep the store.
 """
 
 import atexit
 import ctypes
 import errno
-import json
+import importlib.metadata
 import os
 import secrets
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,23 +42,18 @@ from sar.comm.process_transport import ProcessTransport
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.comm.session import Communication
-from sar.comm.store import HEARD_SECONDS, JobStore, bounded
+from sar.comm.store import JobStore, bounded, poll
 from sar.config import Config
 from sar.durable import put_in_place
-from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, SarError
+from sar.errors import CommunicationError, ConfigError, SarError
 from sar.logging_setup import logger, print_errors_briefly
 
 T = TypeVar("T")
 
 DEFAULT_PORT = 12345
 BACKENDS = ("gloo", "nccl", "mpi", "ccl")
-REPORT_SECONDS = 30.0
-"""Length of a wait at which it is reported for the first time, and again each time it has doubled."""
 RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
 CONNECT_SECONDS: Final = 2.0
-POLL_SECONDS: Final = 0.05
-VERSIONS: Final = ("sar", "torch", "dgl")  # packages whose versions are compared
-COMPLETE: Final = "complete"
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
@@ -116,7 +110,7 @@ def connect(
         own_rank, size, master, port = _complete(place, rank, world_size, master, port)
     choose_interface(master)
 
-    # 2. The store, where the workers compare their jobs, and 3. torch's process group.
+    # 2. The job's part of the store.
     try:
         if existing:
             store = dist.distributed_c10d._get_default_store()
@@ -126,14 +120,8 @@ def connect(
             store = open_store(str(master), port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
             port = store.port
         if size > 1:
-            facts = {"_world_size": size, "backend": backend, "SAR_RESIDENT": shares_process}
-            store = agree_on_job(store, own_rank, size, job, facts)
-        if not existing:
-            limit = timedelta(seconds=Config.timeout)
-            dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
+            store = job_store(store, own_rank, size, job)
     except SarError:
-        if own_rank == 0:
-            time.sleep(HEARD_SECONDS)  # this process usually hosts the store, where the others look for the error
         raise
     except (RuntimeError, ValueError, OSError) as error:
         why = str(error).rstrip(". ")
@@ -144,13 +132,16 @@ def connect(
             "SAR_SOCKET_NAME names the interface by which they reach each other."
         ) from error
 
-    # 4. The group, which connects in its first call.
+    # 3. The group, which connects in its first call, and torch's process group.
     group = Group(ProcessTransport(store, own_rank, size, tensors_on))
     if size > 1 and not shares_process:
         group.replicas = Replicas()
     atexit.register(session.shut_down, group, started=not existing)
     with group.guard():
-        group.agree("initialize_comms")
+        group.agree(f"initialize_comms over {backend}{', SAR_RESIDENT' if shares_process else ''}, with {versions()}")
+        if not existing:
+            limit = timedelta(seconds=Config.timeout)
+            dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
     stop_announcing()
     address = (None, None) if existing else (master, port)
     session.set_current(Communication(group, BufferPool(tensors_on), backend, *address))
@@ -186,9 +177,17 @@ def _complete(
     return rank, world_size, master, port
 
 
+def versions() -> str:
+    """Versions of sar, torch and DGL, without local build labels."""
+    found = {"sar": vars(sys.modules["sar"])["__version__"], "torch": torch.__version__}
+    with suppress(PackageNotFoundError):
+        found["dgl"] = importlib.metadata.version("dgl")
+    return ", ".join(f"{name} {number.partition('+')[0]}" for name, number in found.items())
+
+
 def open_store(host: str, port: int, rank: int, *, hosted: bool) -> dist.TCPStore:
     """Host the job's store in this process if `hosted`, else connect to it."""
-    wait_for(
+    poll(
         lambda: socket.getaddrinfo(host, None),  # torch would try for minutes, with a warning each time
         rank,
         lambda: f"the address of worker 0's host, {host!r}, which may be set by MASTER_ADDR or in /etc/hosts,",
@@ -197,7 +196,7 @@ def open_store(host: str, port: int, rank: int, *, hosted: bool) -> dist.TCPStor
     if hosted:
         return host_store(host, port)
     where = f"the job's store at {host}:{port}, where worker 0 runs,"
-    return wait_for(lambda: connect_store(host, port), rank, lambda: where, Config.timeout)
+    return poll(lambda: connect_store(host, port), rank, lambda: where, Config.timeout)
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:
@@ -228,96 +227,27 @@ def connect_store(host: str, port: int) -> dist.TCPStore:
     return bounded(lambda: dist.TCPStore(host, port, wait_for_workers=False, timeout=limit), CONNECT_SECONDS)
 
 
-def wait_for(look: Callable[[], T | None], rank: int, what: Callable[[], str], seconds: float) -> T:
-    """Call `look` until it returns anything but None and raises no OSError. Warns of long waits.
-
-    Raises CommunicationTimeout after `seconds`. `look` itself has to return soon.
-    """
-    began, report_at, found = time.monotonic(), REPORT_SECONDS, ""
-    while True:
-        try:
-            if (result := look()) is not None:
-                return result
-            found = ""
-        except OSError as error:
-            found = f" ({error.strerror or error})"
-        waited = time.monotonic() - began
-        if waited > seconds:
-            raise CommunicationTimeout(
-                f"Worker {rank} waited {seconds:g} s (at most Config.timeout) for {what()}{found}. Check that all "
-                "workers run, with the same address, port and number of workers."
-            )
-        if waited >= report_at:
-            report_at = 2 * waited
-            logger.warning("Worker %d has waited %.0f s for %s%s", rank, waited, what(), found)
-        time.sleep(POLL_SECONDS)
-
-
-class Signature(NamedTuple):
-    """A worker's entry in the job's store."""
-
-    who: str
-    job: str | None
-    facts: dict[str, Any]  # must be equal on all workers that have them
-    nonce: str  # tells it from the signature of any other worker
-
-
-def agree_on_job(store: dist.Store, rank: int, world_size: int, job: str | None, facts: dict[str, Any]) -> dist.Store:
-    """Wait for all workers of this job, and check that they belong together: see [Note: one job].
-
-    `job` is the ID of the job, None if it has none, and `facts` must be equal on all workers, as must versions.
-    Returns the job's part of the store.
-    """
+def job_store(store: dist.Store, rank: int, world_size: int, job: str | None) -> dist.Store:
+    """The part of the store for this job, whose ID is `job`, None if it has none: see [Note: one job]."""
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    table, keys = JobStore(store, f"sar/joining/{restart}"), [str(k) for k in range(world_size)]
-    named = "a job without SAR_JOB_ID" if job is None else f"job {job}"
-    who = f"Worker {rank} of {world_size} of {named} ({socket.gethostname()}, process {os.getpid()})"
-    own = Signature(who, job, facts | imported_versions(), secrets.token_hex(8))
-    text = json.dumps(own)
+    table = JobStore(store, f"sar/joining/{restart}")
+    of_job = f"of {world_size} of {'a job without SAR_JOB_ID' if job is None else f'job {job}'}"
+    who = f"Worker {rank} {of_job} ({socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)})"
 
     def first_signed() -> str | None:
-        return table.write_once("0", text) if rank == 0 else table.read(["0"])[0]
+        return table.write_once("0", who) if rank == 0 else table.read(["0"])[0]
 
-    first = Signature(*json.loads(wait_for(first_signed, rank, lambda: "worker 0 to join", Config.timeout)))
-    if first.job != job:
+    first = poll(first_signed, rank, lambda: "worker 0 to join", Config.timeout)
+    present = first
+    if first.startswith(f"Worker 0 {of_job} ("):
+        present = poll(lambda: table.write_once(str(rank), who), rank, lambda: "the store", Config.timeout)
+    if present != who:
         raise CommunicationError(
-            f"{who} has reached the store of {first.who}. Two jobs share the port: use another port for each. If these "
-            "are one job, set SAR_JOB_ID to the same on all of its workers."
+            f"{who} does not go with {present}: the workers of a job have different ranks, and name one world size. If "
+            "two jobs share the port, use another port for each. If these are one job, set SAR_JOB_ID to the same on "
+            "all of its workers."
         )
-    clashes = [
-        f"{name}: {own.facts[name]} of {who}, and {value} of {first.who}"
-        for name, value in first.facts.items()
-        if name in own.facts and own.facts[name] != value
-    ]
-    if not clashes:
-        present = wait_for(lambda: table.write_once(keys[rank], text), rank, lambda: "the store", Config.timeout)
-        clashes = [] if present == text else [f"rank: {who}, and {Signature(*json.loads(present)).who}"]
-    if clashes:
-        verdict = (
-            f"The workers do not go together: {'; '.join(clashes)}. Give each its own rank, and all the same number of "
-            "workers and versions of packages. If two jobs share the port, set another port, or another SAR_JOB_ID, "
-            "for each."
-        )
-        table.write_once("verdict", verdict)  # does nothing if the job is complete: whoever comes late raises alone
-        raise CommunicationError(verdict)
-
-    def decided() -> str | None:
-        if not table.absent(keys):
-            return table.write_once("verdict", COMPLETE)
-        return table.read(["verdict"])[0]
-
-    def missing() -> str:
-        return f"{', '.join(f'worker {k}' for k in table.absent(keys))} to join"
-
-    if (verdict := wait_for(decided, rank, missing, Config.timeout)) != COMPLETE:
-        raise CommunicationError(verdict)
     return dist.PrefixStore(f"sar/{restart}/{job}", store)
-
-
-def imported_versions() -> dict[str, str]:
-    """Versions of the imported packages, without their local build labels."""
-    imported = {name: getattr(sys.modules.get(name), "__version__", None) for name in VERSIONS}
-    return {f"version of {n}": str(version).partition("+")[0] for n, version in imported.items() if version is not None}
 
 
 class AnnouncedStore(NamedTuple):
@@ -373,7 +303,7 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         return None
 
     what = f"worker 0 to announce its address in {path}, where an old file does not count"
-    announced_stores.append(wait_for(confirmed, _rank, lambda: what, Config.timeout))
+    announced_stores.append(poll(confirmed, _rank, lambda: what, Config.timeout))
     return announced_stores[-1].address
 
 

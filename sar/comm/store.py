@@ -18,6 +18,9 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 
+from sar.errors import CommunicationTimeout
+from sar.logging_setup import logger
+
 T = TypeVar("T")
 
 STORE_SECONDS = 5.0
@@ -27,6 +30,8 @@ HEARD_SECONDS: Final = 3.0
 EXIT_SECONDS: Final = HEARD_SECONDS + 2.0
 """Time for unanswered requests at the end of the process. They fail when the host of the store has ended."""
 POLL_SECONDS: Final = 0.02
+REPORT_SECONDS = 30.0
+"""Length of a wait at which it is reported for the first time, and again each time it has doubled."""
 
 
 class SilentStoreError(RuntimeError, TimeoutError):
@@ -73,6 +78,31 @@ def _wait_for_threads() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
+def poll(look: Callable[[], T | None], rank: int, what: Callable[[], str], seconds: float) -> T:
+    """Call `look` until it returns anything but None and raises no OSError. Warns of long waits.
+
+    Raises CommunicationTimeout after `seconds`. `look` itself has to return soon.
+    """
+    began, report_at, found = time.monotonic(), REPORT_SECONDS, ""
+    while True:
+        try:
+            if (result := look()) is not None:
+                return result
+            found = ""
+        except OSError as error:
+            found = f" ({error.strerror or error})"
+        waited = time.monotonic() - began
+        if waited > seconds:
+            raise CommunicationTimeout(
+                f"Worker {rank} waited {seconds:g} s (at most Config.timeout) for {what()}{found}. Check that all "
+                "workers run, with the same address, port and number of workers."
+            )
+        if waited >= report_at:
+            report_at = 2 * waited
+            logger.warning("Worker %d has waited %.0f s for %s%s", rank, waited, what(), found)
+        time.sleep(min(max(waited / 20, POLL_SECONDS), 20 * POLL_SECONDS))
+
+
 class JobStore:
     """A part of the job's store. All methods raise SilentStoreError, or RuntimeError if the store is gone."""
 
@@ -83,10 +113,11 @@ class JobStore:
     def ask(self, question: Callable[[dist.Store], T]) -> T:
         """The store's answer: see [Note: a store that does not answer]."""
         if self._unanswered is None or self._unanswered.done():
-            self._unanswered = asking = in_background(lambda: question(self._store))
+            asking = in_background(lambda: question(self._store))
             futures.wait([asking], STORE_SECONDS)
             if asking.done():
                 return asking.result()
+            self._unanswered = asking
         raise SilentStoreError
 
     def write(self, key: str, text: str) -> None:

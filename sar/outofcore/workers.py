@@ -115,8 +115,9 @@ def initialize_comms(
 
     Raises:
         ConfigError: if arguments are missing or contradict each other or the existing process group.
-        CommunicationError: if the workers cannot be reached within `Config.timeout`, belong to another job, or have
-            different versions of sar, torch or DGL: see [Note: one job].
+        CommunicationError: if the workers cannot be reached within `Config.timeout`, or belong to another job: see
+            [Note: one job].
+        DisagreementError: if the workers have different backends, or different versions of sar, torch or DGL.
     """
     asked = None if session.is_initialized() else wanted()
     if asked is not None and threading.current_thread() is not threading.main_thread():

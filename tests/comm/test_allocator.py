@@ -11,7 +11,6 @@ import pytest
 
 from sar.comm import allocator
 from sar.comm.allocator import left_alone
-from sar.config import GlobalConfig
 from sar.errors import ConfigError
 
 MEASURE = """
@@ -120,11 +119,3 @@ def test_virtual_workers_need_that_of_glibc(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(allocator, "left_alone", lambda environ: "another allocator is loaded")
     with pytest.raises(ConfigError, match="need glibc's allocator, but another allocator is loaded"):
         allocator.set_allocator(spilled=True)
-
-
-def test_a_wrong_setting_is_refused() -> None:
-    class FromEnvironment(GlobalConfig):
-        allocator = "most"
-
-    with pytest.raises(ConfigError, match=r"Config.allocator is 'most'; expected 'auto', 'least', 'kept' or 'system'"):
-        FromEnvironment().validate()

@@ -183,21 +183,6 @@ def test_ddp_for_another_purpose_averages(pool, world_size):
     check(pool, parts, random_data(parts, torch.float64), [(trained_beside, ())])
 
 
-def evaluated(graph, data):
-    """Without gradients there is nothing to average."""
-    torch.manual_seed(0)
-    model = dgl.nn.SAGEConv(6, 4, "mean").to(data.nodes["x"].dtype)
-    wrapped = DistributedDataParallel(model) if dist.is_initialized() else model
-    with torch.no_grad():
-        return {"node output": wrapped(graph, data.nodes["x"])}
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_evaluation_needs_no_hook(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    check(pool, parts, random_data(parts, torch.float64), [(evaluated, ())])
-
-
 def shard(model, kind):
     if kind == "FSDP1":
         return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)

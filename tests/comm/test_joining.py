@@ -2,7 +2,6 @@
 
 import re
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,9 +9,11 @@ import pytest
 import torch.distributed as dist
 
 import sar
-from sar.comm import setup
-from sar.comm.setup import agree_on_job, connect_store, host_store
-from sar.errors import CommunicationError, CommunicationTimeout
+from sar.comm import setup, store
+from sar.comm.group import Group
+from sar.comm.process_transport import ProcessTransport
+from sar.comm.setup import connect_store, host_store, job_store
+from sar.errors import CommunicationError, CommunicationTimeout, PeerError
 from tests.comm.launch import free_port, launch
 from tests.python_process import PythonProcess
 
@@ -20,22 +21,25 @@ from tests.python_process import PythonProcess
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(sar.Config, "timeout", 20.0)
-    monkeypatch.setattr(setup, "HEARD_SECONDS", 0.0)
 
 
-def joined(workers, store=None):
-    """Join workers (rank, world size, job), each in a thread; return what each returned or raised."""
-    store = store or dist.HashStore()
+def in_threads(function, workers):
+    """What a function returns or raises for each worker, in a thread of its own."""
 
-    def join(worker):
-        threading.current_thread().name = f"worker {worker[0]}"
+    def run(worker):
         try:
-            return agree_on_job(store, *worker, {"size": worker[1]})
+            return function(*worker)
         except CommunicationError as error:
             return error
 
     with ThreadPoolExecutor(len(workers)) as executor:
-        return list(executor.map(join, workers))
+        return list(executor.map(run, workers))
+
+
+def joined(workers, store=None):
+    """Let workers (rank, world size, job) look for their job; return the store that each found, or its error."""
+    store = store or dist.HashStore()
+    return in_threads(lambda *worker: job_store(store, *worker), workers)
 
 
 def assert_meet(stores):
@@ -49,20 +53,54 @@ def test_one_job(job):
     assert_meet(joined([(2, 3, job), (0, 3, job), (1, 3, job)]))
 
 
+def assert_refused(error, *words):
+    assert type(error) is CommunicationError, error
+    for word in (*words, "SAR_JOB_ID", "name one world size"):
+        assert word in str(error)
+
+
 def test_another_job_is_refused_and_the_first_goes_on():
     """Worker 1 of another job finds this one's store, perhaps before this one's own worker 1 does."""
     *job, stranger = joined([(0, 2, "a"), (1, 2, "a"), (1, 2, "b")])
     assert_meet(job)
-    assert type(stranger) is CommunicationError
-    for words in ("Worker 1 of 2 of job b", "Worker 0 of 2 of job a", "SAR_JOB_ID"):
-        assert words in str(stranger)
+    assert_refused(stranger, "Worker 1 of 2 of job b", "Worker 0 of 2 of job a")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_second_worker_of_a_rank_is_refused_and_the_job_goes_on(rank):
+    store = dist.HashStore()
+    job = joined([(0, 3, None), (1, 3, None), (2, 3, None)], store)
+    [late] = joined([(rank, 3, None)], store)
+    assert_meet(job)
+    assert_refused(late, f"Worker {rank} of 3 of a job without SAR_JOB_ID")
+
+
+def test_world_sizes_differ():
+    _, error = joined([(0, 2, None), (1, 3, None)])
+    assert_refused(error, "Worker 1 of 3", "Worker 0 of 2")
+
+
+def test_restarts_on_the_same_store(monkeypatch):
+    """torchrun's agent may keep the store: the entries of workers before the restart are not believed."""
+    store = dist.HashStore()
+    for restart in "01":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
+        assert_meet(joined([(1, 2, "a"), (0, 2, "a")], store))
+
+
+def test_builds_of_one_version_are_alike(monkeypatch):
+    monkeypatch.setattr("torch.__version__", "2.4.0+cu121")
+    assert setup.versions().startswith(f"sar {sar.__version__}, torch 2.4.0")
+    assert "cu121" not in setup.versions()
 
 
 def test_who_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
     monkeypatch.setattr(sar.Config, "timeout", 3.0)
-    monkeypatch.setattr(setup, "REPORT_SECONDS", 0.5)
-    for rank, error in enumerate(joined([(0, 4, None), (1, 4, None)])):
-        assert type(error) is CommunicationTimeout
+    monkeypatch.setattr(store, "REPORT_SECONDS", 0.5)
+    job = dist.HashStore()
+    errors = in_threads(lambda rank: Group(ProcessTransport(job, rank, 4)).agree("a call"), [(0,), (1,)])
+    for rank, error in enumerate(errors):
+        assert isinstance(error, CommunicationTimeout | PeerError)  # or it has heard of the other one's
         assert "for worker 2, worker 3 to join" in str(error)
         said = [line for line in caplog.messages if re.match(rf"Worker {rank} has waited \d+ s for", line)]
         assert 1 <= len(said) <= 3, caplog.messages
@@ -71,7 +109,7 @@ def test_who_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
 
 def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
     monkeypatch.setattr(sar.Config, "timeout", 3.0)
-    monkeypatch.setattr(setup, "REPORT_SECONDS", 0.5)
+    monkeypatch.setattr(store, "REPORT_SECONDS", 0.5)
     with pytest.raises(CommunicationTimeout, match=r"Worker 3 waited 3 s .*worker 0.* \(Connection refused\)"):
         sar.initialize_comms(3, 4, "127.0.0.1", "gloo", None, free_port())
     said = [line for line in caplog.messages if re.match(r"Worker 3 has waited \d s for the job's", line)]
@@ -81,96 +119,51 @@ def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, cap
 FROZEN = """
 import os, signal, sys, sar
 from sar.comm import setup
-rank, port, others = map(int, sys.argv[1:])
-sar.Config.timeout = 6.0
+rank, port, signed = map(int, sys.argv[1:])
+sar.Config.timeout = 8.0
 def freeze(*arguments):
     print("frozen", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
-if rank == 0 and others:
-    setup.dist.init_process_group = freeze
-elif rank == 0:
-    setup.agree_on_job = freeze
-sar.initialize_comms(rank, 2 if others else 3, "127.0.0.1", master_port_number=port)
+if rank == 0:
+    setattr(setup, "ProcessTransport" if signed else "job_store", freeze)
+sar.initialize_comms(rank, 2, "127.0.0.1", master_port_number=port)
 """
 
 
-@pytest.mark.parametrize("others", [0, 1], ids=["before they connect", "after they have signed"])
-def test_a_worker_0_that_freezes_while_others_join(others):
+@pytest.mark.parametrize("signed", [0, 1])
+def test_a_worker_0_that_freezes_while_others_join(signed):
     port = free_port()
-    workers = [PythonProcess("-c", FROZEN, 0, port, others, merged=True)]
+    workers = [PythonProcess("-c", FROZEN, 0, port, signed, merged=True)]
     try:
-        if others == 0:
-            assert "frozen" in workers[0].line()
-        workers.append(PythonProcess("-c", FROZEN, 1, port, others, merged=True))
+        assert "frozen" in workers[0].line()
+        workers.append(PythonProcess("-c", FROZEN, 1, port, signed, merged=True))
         said = workers[1].communicate(timeout=60)[0]
         assert workers[1].returncode == 1
-        assert re.search(r"Worker 1 .* 127\.0\.0\.1.*", said), said
-        assert others or "usually worker 0, is frozen" in said, said
+        assert re.search(r"Worker 1 waited .* worker 0.*usually worker 0, is frozen", said), said
     finally:
         for worker in workers:
             worker.kill()
             worker.communicate()
 
 
-def assert_clash(error, *words):
-    assert type(error) is CommunicationError, error
-    for word in ("do not go together", *words):
-        assert word in str(error)
+DIFFERENT = """
+import os, sar
+from sar.comm import setup
+rank = int(os.environ["MINE"])
+setup.torch.__version__ = f"2.{rank}"
+try:
+    sar.initialize_comms(rank, 2, "127.0.0.1", master_port_number=int(os.environ["PORT"]))
+except sar.errors.DisagreementError as error:
+    assert "worker 0: initialize_comms over gloo, with sar" in str(error), error
+    assert "torch 2.0" in str(error) and "torch 2.1" in str(error), error
+    print('REPORT {"raised": true}')
+    raise SystemExit
+"""
 
 
-def test_who_comes_once_the_job_is_complete_raises_alone():
-    store = dist.HashStore()
-    job = joined([(0, 3, None), (1, 3, None), (2, 3, None)], store)
-    [late] = joined([(1, 3, None)], store)
-    assert_meet(job)
-    assert_clash(late, "rank: Worker 1 of 3")
-
-
-@pytest.mark.parametrize("first", range(4))
-def test_all_workers_follow_one_verdict_whatever_comes_first(first):
-    """Two jobs on one port that nobody named: all that is known is that there are two workers 1."""
-    workers = [(0, 3, None), (1, 3, None), (2, 3, None), (1, 3, None)]
-    found = joined(workers[first:] + workers[:first])
-    errors = [one for one in found if isinstance(one, Exception)]
-    assert len(errors) in (1, 4), errors
-    for error in errors:
-        assert_clash(error, "rank: Worker 1 of 3")
-
-
-def test_world_sizes_differ():
-    for error in joined([(0, 2, None), (1, 3, None)]):
-        assert_clash(error, "size: 3 of Worker 1 of 3", "2 of Worker 0 of 2")
-
-
-def test_versions_differ(monkeypatch):
-    def of_this_thread():
-        return {"torch": "9" if threading.current_thread().name == "worker 1" else "8", "sar": "1"}
-
-    monkeypatch.setattr(setup, "imported_versions", of_this_thread)
-    for error in joined([(0, 3, "a"), (1, 3, "a"), (2, 3, "a")]):
-        assert_clash(error, "torch: 9 of Worker 1 of 3", "8 of Worker 0 of 3")
-
-
-def test_dgl_imported_on_some_workers_only(monkeypatch):
-    def of_this_thread():
-        return {"torch": "2"} | ({"dgl": "1"} if threading.current_thread().name == "worker 1" else {})
-
-    monkeypatch.setattr(setup, "imported_versions", of_this_thread)
-    assert_meet(joined([(0, 2, "a"), (1, 2, "a")]))
-
-
-def test_builds_of_one_version_are_alike(monkeypatch):
-    monkeypatch.setattr("torch.__version__", "2.4.0+cu121")
-    assert setup.imported_versions()["version of torch"] == "2.4.0"
-    assert setup.imported_versions()["version of sar"] == sar.__version__
-
-
-def test_restarts_on_the_same_store(monkeypatch):
-    """torchrun's agent may keep the store: the signatures of workers before the restart are not believed."""
-    store = dist.HashStore()
-    for restart in "01":
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
-        assert_meet(joined([(1, 2, "a"), (0, 2, "a")], store))
+def test_versions_differ():
+    port = str(free_port())
+    assert launch(DIFFERENT, [{"MINE": str(rank), "PORT": port} for rank in range(2)]) == [{"raised": True}] * 2
 
 
 def listening(port):
@@ -215,28 +208,6 @@ except sar.errors.CommunicationError as error:
     raise SystemExit
 """
         assert launch(code, [{}]) == [{"raised": True}]
-
-
-def test_jobs_with_different_ids_on_one_port(tmp_path):
-    """Job b's worker 1 finds the store of job a, whose own worker 1 comes later."""
-    code = f"""
-import os, time, sar
-sar.Config.timeout = 40
-os.environ["SAR_JOB_ID"], rank = os.environ["WHO"].split()
-while os.environ["WHO"] == "a 1" and not os.path.exists("refused"):
-    time.sleep(0.05)
-try:
-    sar.initialize_comms(int(rank), 2, "127.0.0.1", master_port_number={free_port()})
-except sar.errors.CommunicationError as error:
-    assert "job a" in str(error) and "job b" in str(error), error
-    open("refused", "w").close()
-    print('REPORT {{"refused": "' + os.environ["WHO"] + '"}}')
-    raise SystemExit
-"""
-    code = f"import os; os.chdir({str(tmp_path)!r})\n{code}"
-    first, refused, second = launch(code, [{"WHO": "a 0"}, {"WHO": "b 1"}, {"WHO": "a 1"}])
-    assert refused == {"refused": "b 1"}
-    assert [first["sum"], second["sum"]] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 import sar
-from sar.comm import setup
+from sar.comm import setup, store
 from sar.errors import CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
 
@@ -66,7 +66,7 @@ def test_a_stale_file_is_not_believed(tmp_path, talking_port, content):
 
 def test_nobody_announces(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(sar.Config, "timeout", 2.0)
-    monkeypatch.setattr(setup, "REPORT_SECONDS", 0.3)
+    monkeypatch.setattr(store, "REPORT_SECONDS", 0.3)
     path = tmp_path / "ip"
     with pytest.raises(CommunicationTimeout, match=r"\(No such file or directory\)") as error:
         sar.nfs_ip_init(1, str(path))

@@ -204,8 +204,8 @@ def test_an_existing_process_group_is_used(pool):
 WAITS = """
 import logging, sys
 import sar
-from sar.comm import setup
-setup.REPORT_SECONDS = 0.5
+from sar.comm import store
+store.REPORT_SECONDS = 0.5
 sar.Config.timeout = 3
 if "configured" in sys.argv:
     logging.basicConfig(filename="log")

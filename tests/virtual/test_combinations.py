@@ -1,6 +1,5 @@
 """What a virtual worker has holds its numbers whoever looks at it and writes to it, and with whatever of torch's."""
 
-import copy
 import ctypes
 import io
 import multiprocessing
@@ -85,16 +84,6 @@ def test_unseen_writes(way):
 # -- what looks at memory past torch's dispatcher, or from elsewhere
 
 
-def averaged(tensor):
-    """As in an exponential moving average of a model."""
-    model = torch.nn.Embedding.from_pretrained(tensor.view(-1, 4), freeze=False)
-    passes()
-    average = torch.optim.swa_utils.AveragedModel(model)
-    passes()
-    average.update_parameters(model)
-    return average.module.weight.detach().flatten()
-
-
 def saved(tensor):
     file = io.BytesIO()
     torch.save({"of a model": tensor}, file)
@@ -140,12 +129,6 @@ def viewed_by_numpy(tensor):
     return torch.from_numpy(view.copy())
 
 
-def in_shared_memory(tensor):
-    tensor.share_memory_()
-    passes()
-    return tensor
-
-
 def in_a_forked_process(tensor):
     """Which changes its own."""
     context = multiprocessing.get_context("fork")
@@ -175,16 +158,6 @@ def in_a_forked_process(tensor):
     return before
 
 
-def after_another_size(tensor):
-    other = tensor.clone()
-    passes()
-    other.resize_(3 * SIZE)
-    other[SIZE:] = 5
-    passes()
-    assert (other[SIZE:] == 5).all()
-    return other.resize_(SIZE)
-
-
 def with_data_replaced(tensor):
     parameter = torch.nn.Parameter(torch.zeros(SIZE))
     passes()
@@ -194,12 +167,9 @@ def with_data_replaced(tensor):
 
 
 LOOKS = {
-    "copied deeply": lambda tensor: copy.deepcopy({"average": tensor})["average"],
     "pickled": lambda tensor: pickle.loads(pickle.dumps(tensor)),
-    "listed": lambda tensor: torch.tensor(tensor.tolist()),
-    **{look.__name__: look for look in (averaged, saved, saved_in_the_background, read_by_a_thread_meanwhile)},
-    **{look.__name__: look for look in (viewed_by_numpy, in_shared_memory, in_a_forked_process)},
-    **{look.__name__: look for look in (after_another_size, with_data_replaced)},
+    **{look.__name__: look for look in (saved, saved_in_the_background, read_by_a_thread_meanwhile)},
+    **{look.__name__: look for look in (viewed_by_numpy, in_a_forked_process, with_data_replaced)},
 }
 
 
@@ -255,11 +225,6 @@ def views(x):
     return (wide.t()[3:].expand(2, -1, -1) * wide[:, 3:].t() * x[:0].sum()).exp() * wide.t()[3:].square()
 
 
-def nested(x):
-    rows = torch.nested.as_nested_tensor([x[:100].view(50, 2), x[100:].view(-1, 2)], layout=torch.jagged)
-    return (rows * rows).sin().values()
-
-
 def on_a_hook(x):
     with saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
         return x.sin() * x.exp()
@@ -270,15 +235,10 @@ def with_autocast(x):
         return x.float().view(256, -1) @ x.float().view(256, -1).t()
 
 
-class Subclass(torch.Tensor):
-    """Of a user."""
-
-
 COMPUTED = {
-    **{made.__name__: made for made in (complex_parts, sparse_products, views, nested, on_a_hook, with_autocast)},
+    **{made.__name__: made for made in (complex_parts, sparse_products, views, on_a_hook, with_autocast)},
     "mapped over": lambda x: torch.func.vmap(torch.func.grad(lambda row: row.pow(3).sum()))(x.view(64, -1)),
     "checkpointed": lambda x: checkpoint(lambda y: torch.nn.functional.dropout(y.sin()).exp(), x, use_reentrant=False),
-    "of a subclass": lambda x: x.as_subclass(Subclass).sin().square().as_subclass(torch.Tensor),
 }
 
 

@@ -39,23 +39,6 @@ def together():
     return sar.all_sum(torch.ones(20_000))
 
 
-def calls_another():
-    together()
-    if sar.rank() == 1:
-        sar.sync_params(torch.nn.Linear(2, 2))
-    else:
-        together()
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_another_call(processes):
-    outcomes = outcomes_of(calls_another, processes=processes)
-    assert any(outcome.kind == "DisagreementError" for outcome in outcomes)
-    told = next(outcome.message for outcome in outcomes if outcome.kind == "DisagreementError")
-    assert "worker 0: all_reduce" in told
-    assert "worker 1: sync_params" in told
-
-
 def calls_in_a_thread_of_its_own():
     thread = threading.Thread(target=catch, args=(together,))
     thread.start()
