@@ -1,9 +1,15 @@
 """Names that sar had once, and what to do instead: for the errors of scripts that still use them."""
 
 _SUBGRAPHS = "PyTorch Geometric has {} for graphs of one machine; sar.DistNeighborSampler samples from all workers."
+_COMMENTS = "Comments before the first row begin with # or %."
+_MASKS = "Save the mask to take as an array of its own, (N,)."
 REMOVED = {
     "sar.ClusterGCNSampler": _SUBGRAPHS.format("ClusterLoader"),
     "sar.SAINTSampler": _SUBGRAPHS.format("GraphSAINTSampler"),
+    "sar chunk --comment": _COMMENTS,
+    "sar chunk --mask-column": _MASKS,
+    "sar partition --comment": _COMMENTS,
+    "sar partition --mask-column": _MASKS,
     "sar examples": "The scripts are in the folder examples/ of the repository.",
     "sar inspect --picture": "`sar inspect --json` prints the numbers, as traffic.",
     "sar inspect --workers": "`sar plan --workers W` says what each of W workers holds and sends.",
