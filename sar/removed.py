@@ -2,9 +2,15 @@
 
 _WHOLE_GRAPH = "It computes the whole graph; a loader with fan-out -1 computes a few nodes, see docs/howto/infer.md."
 _SUBGRAPHS = "PyTorch Geometric has {} for graphs of one machine; sar.DistNeighborSampler samples from all workers."
+_COMMENTS = "Comments before the first row begin with # or %."
+_MASKS = "Save the mask to take as an array of its own, (N,)."
 REMOVED = {
     "sar.ClusterGCNSampler": _SUBGRAPHS.format("ClusterLoader"),
     "sar.SAINTSampler": _SUBGRAPHS.format("GraphSAINTSampler"),
+    "sar chunk --comment": _COMMENTS,
+    "sar chunk --mask-column": _MASKS,
+    "sar partition --comment": _COMMENTS,
+    "sar partition --mask-column": _MASKS,
     "sar examples": "The scripts are in the folder examples/ of the repository.",
     "sar infer --allow-outside": "Put the files of the directory into it.",
     "sar infer --check": _WHOLE_GRAPH,

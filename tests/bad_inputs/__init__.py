@@ -1,4 +1,4 @@
-"""The catalogue of bad inputs: what a user gets wrong, and what sar says to it, word for word.
+"""The catalogue of bad inputs: what a user gets wrong, the kind of error, and what it names as the fault.
 
 Each file has `CASES` by name. Those in `fields` and `arguments` are calls on one worker; those in `set_up`,
 `commands` and `directories` need no group, and take an empty folder that they are in.
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 
 class Case(NamedTuple):
-    """A call that must fail: what its error says, in which "..." stands for anything, and the kind of error."""
+    """A call that must fail: words of its error that name the thing at fault, and the kind of error."""
 
     call: Callable[..., Any]
-    message: str
+    words: str
     error: str
 
 

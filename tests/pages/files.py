@@ -91,12 +91,11 @@ def edges(folder: Path) -> None:
     np.savetxt(
         folder / "edges.csv", np.column_stack([pairs, pairs[:, :1]]), "%d", ";", header="from;to;when", comments=""
     )
-    (folder / "tags.txt").write_text("// by hand\nann lee\tbob\nbob\tcy d\n")
+    (folder / "tags.txt").write_text("# by hand\nann lee\tbob\nbob\tcy d\n")
     (folder / "none.csv").write_text("src,dst\n")
     np.savetxt(folder / "train.txt", np.arange(0, 400, 2), "%d")
     np.savetxt(folder / "val.txt", np.arange(1, 400, 4), "%d")
     np.save(folder / "test.npy", np.arange(3, 400, 4))
-    np.save(folder / "masks.npy", rng.random((400, 10)) < 0.5)
     np.save(folder / "train_edges.npy", np.arange(3000) % 5 > 0)
     np.save(folder / "weights.npy", np.append(rng.random(2999, dtype=np.float32), np.float32("nan")))
     np.save(folder / "features.npy", rng.random((400, 6), dtype=np.float32))
