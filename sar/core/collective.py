@@ -165,17 +165,14 @@ class Collective(ABC):
 
     def begin_forward(self) -> None:
         """Agree on the forward."""
-        flags = self.needed = self.flags()
-        if self.group is None:
-            return
-        if self.distributed:
-            self.all_flags = self.group.agree(self.signature, flags)
-            for flags in self.all_flags:
-                self.needed |= flags
-        else:
+        self.all_flags = [self.flags()]
+        if self.group is not None and self.distributed:
+            self.all_flags = self.group.agree(self.signature, *self.all_flags)
+        elif self.group is not None:
             self.group.follow(self.signature)
-            self.all_flags = [flags]
-        self.number = self.group.call_id
+        for flags in self.all_flags:
+            self.needed |= flags
+        self.number = 0 if self.group is None else self.group.call_id
 
     def end_forward(self, ctx: Any, output: ForwardOutput) -> tuple[Tensor, ...]:
         """Save tensors for the backward, and return the results."""

@@ -8,7 +8,6 @@ travel in the same order as in one node. If the layer's computation fails in the
 finishes the call, because other workers wait for it.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -29,16 +28,11 @@ Steps = Generator[None, None, None]
 class Overlapping(TileCall):
     """A collective that may pause while its first messages travel."""
 
-    output: Any = None  # what the steps have computed; taken away by whoever returns it
+    # Subclasses define these: `forward` and `backward`, which set `output` instead of returning it.
+    forward_steps: Callable[..., Steps]
+    backward_steps: Callable[..., Steps]
+    output: Any  # what the steps have computed; taken away by whoever returns it
     _rest: Steps | None = None  # the unfinished rest of one direction, for which other workers may be waiting
-
-    @abstractmethod
-    def forward_steps(self, *inputs: Any) -> Steps:
-        """`forward`, which sets `output` instead of returning it."""
-
-    @abstractmethod
-    def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
-        """`backward`, which sets `output` instead of returning it."""
 
     def forward(self, *inputs: Any) -> ForwardOutput:
         for _ in self.forward_steps(*inputs):

@@ -165,10 +165,6 @@ class NodeSet:
     def counts(self) -> dict[str, int]:
         return {ntype: len(ids) for ntype, ids in self.ids.items()}
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.ids.values(), *self.rows.values()))
-
     @lasting
     def to(self, device: torch.device) -> "NodeSet":
         ids, rows = ({ntype: column.to(device) for ntype, column in x.items()} for x in (self.ids, self.rows))
@@ -208,8 +204,9 @@ class Structure:
     @property
     def nbytes(self) -> int:
         """Bytes of the structure on this worker, with the caches of its relations."""
-        nodes = self.src.nbytes + (self.dst.nbytes if self.is_block else 0)
-        return nodes + sum(relation.nbytes for relation in self.relations)
+        sides = [self.src, self.dst] if self.is_block else [self.src]
+        nodes = [tensor for side in sides for tensor in (*side.ids.values(), *side.rows.values())]
+        return sum(tensor.nbytes for tensor in nodes) + sum(relation.nbytes for relation in self.relations)
 
     @cached_property
     @lasting

@@ -32,7 +32,7 @@ STOPS = [
     "Group.post",
     "aggregate_sum",
     "accumulate_rows",
-    "Sum.finish",
+    "Reducer.finish",
 ]
 """In their order; `docs/architecture.md` says what each of them does."""
 

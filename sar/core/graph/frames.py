@@ -117,13 +117,6 @@ class Frames:
     dst: dict[str, Frame]
     edge: dict[CanonicalEtype, Frame]
 
-    def of(self, etype: CanonicalEtype) -> "Frames":
-        """The frames of one edge type and of the node types that it joins."""
-        src, dst = {etype[0]: self.src[etype[0]]}, {etype[2]: self.dst[etype[2]]}
-        if self.src is self.dst:
-            src = dst = src | dst
-        return Frames(src, dst, {etype: self.edge[etype]})
-
     def clone(self, device: torch.device | None = None) -> "Frames":
         """Frames with the same columns, on another device if it is passed. Setting fields does not change these."""
         src = {ntype: frame.clone(device) for ntype, frame in self.src.items()}

@@ -165,15 +165,16 @@ class GraphShardManager(GraphQueries):
 
     def __getitem__(self: Self, etype: str | CanonicalEtype) -> Self:
         """The graph of one edge type and the node types that it joins, with the same frames."""
-        relation = self._relation(etype)
-        return self._with(relations=[relation], frames=self._frames.of(relation.etype))
+        relation, frames = self._relation(etype), self._frames
+        source, _, target = etype = relation.etype
+        src, dst = {source: frames.src[source]}, {target: frames.dst[target]}
+        if frames.src is frames.dst:
+            src = dst = src | dst
+        return self._with(relations=[relation], frames=Frames(src, dst, {etype: frames.edge[etype]}))
 
     def local_var(self: Self) -> Self:
         """The same graph with frames of its own. Fields that are set on either are not visible on the other."""
         return self._with(frames=self._frames.clone())
-
-    def __copy__(self: Self) -> Self:
-        return self._with()
 
     def __reduce__(self) -> Any:
         raise GraphError(
@@ -262,6 +263,8 @@ class GraphShardManager(GraphQueries):
         """This graph with some parts replaced; None keeps a part."""
         relations = relations or list(self._relations.values())
         return type(self)(structure or self._structure, relations, frames or self._frames, self.partition_book)
+
+    __copy__ = _with
 
     def __repr__(self) -> str:
         rank, size = self._structure.group.rank, self._structure.group.world_size

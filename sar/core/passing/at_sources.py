@@ -49,9 +49,13 @@ class _AtSources(TileCall):
         dtype = accumulation_dtype(values.dtype) if self.is_sum else values.dtype
         shape, start = (self.relation.num_src, *values.shape[1:]), 0.0 if self.is_sum else -torch.inf
         total = empty_spillable(shape, dtype, values.device).fill_(start)
-        add = add_rows if self.is_sum else _raise_rows
+        returns = GradientReturn([total], add_rows)
+        if not self.is_sum:
+            returns = GradientReturn(
+                [total], lambda rows, new, out: out.index_copy_(0, rows.long(), out[rows.long()].maximum(new)), start
+            )
         gradient = EdgeOperand.of(values.to(dtype), Target.E)
-        for block, tile in self.tiles(local=LocalFields(), returns=GradientReturn([total], add, start)):
+        for block, tile in self.tiles(local=LocalFields(), returns=returns):
             out = total if tile.grads is None else tile.grads[0]
             if self.is_sum:
                 aggregate_grad(block, self.copies, "lhs", gradient, out)
@@ -66,7 +70,3 @@ class _AtSources(TileCall):
             rows = of_sums if tile.rows is None else tile.rows[0]
             reducer.aggregate(block, self.copies.with_values([rows]))
         return [reducer.finish()[0]]
-
-
-def _raise_rows(rows: Tensor, values: Tensor, total: Tensor) -> None:
-    total.index_copy_(0, rows.long(), total[rows.long()].maximum(values))

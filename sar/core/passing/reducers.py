@@ -44,16 +44,17 @@ REAL_ONLY = "built-in arithmetic takes floating point. Call .float() or, on comp
 class Reducer(ABC):
     """Reduces the messages of one call, block by block, and computes their gradients."""
 
+    on_edges = False  # whether results have a row for each edge, in the visible order
+    aggregate: Callable[[EdgeBlock, EdgeMessage], None]  # takes in the built-in messages of a block's edges
+
     def __init__(self, relation: Relation, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.relation = relation
         self.dtype = dtype  # of the messages; half precisions accumulate in float32
         self.shape = shape  # of a message
-        device = relation.in_degrees.device
-        self.total = torch.empty(relation.num_dst, *shape, dtype=accumulation_dtype(dtype), device=device)
-
-    def aggregate(self, block: EdgeBlock, message: EdgeMessage) -> None:
-        """Take in the built-in messages of a block's edges."""
-        raise NotImplementedError
+        rows, total_dtype = relation.num_dst, accumulation_dtype(dtype)
+        if self.on_edges:
+            rows, total_dtype = relation.num_edges, dtype
+        self.total = torch.empty(rows, *shape, dtype=total_dtype, device=relation.in_degrees.device)
 
     @abstractmethod
     def add(self, block: EdgeBlock, messages: Tensor) -> None:
@@ -73,11 +74,9 @@ class Reducer(ABC):
 
 
 class Collect(Reducer):
-    """The messages of all edges in the visible order."""
+    """The messages of all edges."""
 
-    def __init__(self, relation: Relation, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        self.relation, self.dtype = relation, dtype
-        self.total = torch.empty(relation.num_edges, *shape, dtype=dtype, device=relation.in_degrees.device)
+    on_edges = True
 
     def aggregate(self, block: EdgeBlock, message: EdgeMessage) -> None:
         edge_apply(block, message, self.total)
