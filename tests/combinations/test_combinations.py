@@ -2,14 +2,25 @@
 
     python -m tests.combinations.test_combinations 123        # runs case 123 alone, and says what is wrong
 
-`pair_table.py` makes the tables of docs/combinations.md from what passes here.
+Each case takes one value of each of `cases.AXES`: workers, modes, settings, graphs, precisions, calls and training
+steps. In double precision numbers agree within 1e-9 of the largest, in single precision within 2e-4 and in bfloat16
+within 8 %.
+
+- "2 in turns": workers share a process and run one after the other, with their tensors in a file between turns.
+- "beside", "behind": a second call takes the same inputs as the first, or its output.
+- "weights changed", "inputs changed": between forward and backward. Torch's error is expected, or gradients of the
+  forward's values.
+- "second derivative": an error is expected.
+- "weights made by a function": `torch.func.functional_call`. Layers with Python message functions raise an error, as
+  they run again in the backward.
+
+Gradients of maxima that rounding may change are not compared, nor is attention whose scores exceed their precision.
 """
 
 import sys
 
 import pytest
 
-from tests.combinations import pair_table
 from tests.combinations.cases import ALL, AXES, QUICK, cases
 from tests.combinations.checks import PROCESSES, problems
 from tests.workers import close_shared_pools, end_helper_processes
@@ -17,32 +28,23 @@ from tests.workers import close_shared_pools, end_helper_processes
 AT_ONCE = 20
 
 
-def check(workers, first, last, record_property):
+def check(workers, first, last):
     mine = [case for case in cases(last)[first:] if case.workers == workers and case.runs_here]
     wrong = {}
     for k in range(0, len(mine), AT_ONCE):
-        together = mine[k : k + AT_ONCE]
-        found = problems(together)
-        for case in together:
-            if case not in found:
-                record_property("right", case.number)
-        wrong |= found
+        wrong |= problems(mine[k : k + AT_ONCE])
     assert not wrong, "\n".join(f"{case}:\n    {why}" for case, why in wrong.items())
 
 
 @pytest.mark.parametrize("world_size, workers", [(PROCESSES[workers], workers) for workers in AXES["workers"]])
-def test_some_combinations(world_size, workers, record_property):
-    check(workers, 0, QUICK, record_property)
+def test_some_combinations(world_size, workers):
+    check(workers, 0, QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size, workers", [(PROCESSES[workers], workers) for workers in AXES["workers"]])
-def test_many_combinations(world_size, workers, record_property):
-    check(workers, QUICK, ALL, record_property)
-
-
-def test_the_tables_in_the_docs_are_of_these_cases():
-    assert pair_table.tables(cases(ALL)) in pair_table.PAGE.read_text(), "see pair_table.py for how to write them"
+def test_many_combinations(world_size, workers):
+    check(workers, QUICK, ALL)
 
 
 def main(numbers):

@@ -7,9 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sar.cli.demo import community_graph
-from sar.partition.npz_files import write_npz
-from tests.examples.scripts import run
+import sar
+from tests.examples.scripts import generated
 from tests.examples.test_full_graph import training_of_one_process
 
 EPOCHS = 5
@@ -17,10 +16,9 @@ EPOCHS = 5
 
 def make_partitions(folder: Path) -> list[float]:
     """Write `parts/generated.json`; returns the loss of each epoch of `full_graph.py` on it."""
-    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), folder / "generated.npz")
-    options = ["--dataset", str(folder / "generated.npz"), "--parts", "2", "--out", str(folder / "parts")]
-    run("examples/partition_graph.py", *options)
-    return training_of_one_process(folder / "generated.npz", EPOCHS)[0]
+    graph = generated()
+    sar.partition_graph(graph, "generated", 2, folder / "parts")
+    return training_of_one_process(graph, EPOCHS)[0]
 
 
 def told_losses(said: str) -> list[tuple[int, float]]:

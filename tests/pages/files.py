@@ -14,7 +14,6 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import training_graph
-from sar.partition.npz_files import write_npz
 from tests.workers import REPOSITORY
 
 
@@ -127,7 +126,10 @@ def script(folder: Path) -> None:
 
 def npz(folder: Path) -> None:
     """A small graph as `.npz`, without loops or reverse edges."""
-    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), folder / "cora.npz")
+    data = community_graph(400, 4000, num_features=16, num_classes=4)
+    src, dst = data.ends()
+    fields: dict[str, Any] = dict(data.node_data["_N"])
+    np.savez(folder / "cora.npz", src=src, dst=dst, num_nodes=data.total_nodes, **fields)
 
 
 FILES: dict[str, Callable[[Path], None]] = {
