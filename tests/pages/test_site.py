@@ -1,7 +1,10 @@
 """The pages: the API reference names everything public, links have a form, each page begins with what it is for."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -84,3 +87,11 @@ def test_commands_in_sentences_and_tables_are_there() -> None:
     modules = set(re.findall(r"python -m (benchmarks(?:\.\w+)?)", text))
     assert len(modules) > 5
     assert [module for module in modules if importlib.util.find_spec(module) is None] == []
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path: Path) -> None:
+    """Broken links, pages that the navigation lacks and docstrings that cannot be read are errors."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=200, check=True)
