@@ -9,10 +9,11 @@ time; without, as many workers as there are run side by side.
 """
 
 import argparse
+from typing import Any
 
 import sar  # isort: skip  (before dgl)
 import torch
-from common import accuracies
+from common import accuracies, load
 from minibatch import GraphSAGE
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -23,9 +24,7 @@ parser.add_argument("--logits", metavar="FILE", help="an .npy file for (N, C) lo
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
-    sar.initialize_comms()
-    data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
-    graph, x, task = sar.construct_full_graph(data), data["feat"], sar.Task.of(data)
+    graph, x, task = load(arguments.partition_json)
     trained = torch.load(arguments.parameters, weights_only=True)
     outputs = [len(rows) for name, rows in trained.items() if name.endswith("fc_self.weight")]
     model = GraphSAGE(x.shape[1], outputs[0], outputs[-1], len(outputs))
@@ -34,7 +33,8 @@ def main(argv: list[str] | None = None) -> None:
         logits = model.to(x.dtype).eval()([graph] * len(outputs), x)
     sar.print("on the whole graph:", accuracies(task, logits))
     if arguments.logits:
-        sar.to_original_order(logits, data["orig_id"], out=arguments.logits)
+        original_ids: Any = graph.original_ids()  # Any: None if the directory lacks them
+        sar.to_original_order(logits, original_ids, out=arguments.logits)
 
 
 if __name__ == "__main__":

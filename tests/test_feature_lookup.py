@@ -18,52 +18,56 @@ NODES = {
 NAMES = ["paper", "author", "venue"]
 
 
-def test_key_finds_the_whole_last_component():
-    assert suffix_key_lookup(NODES, "my_feat") is NODES["paper/my_feat"]
-    assert suffix_key_lookup(NODES, "year") is NODES["paper/year"]
+DEEP = {"paper/raw/feat": torch.zeros(1), "author/cooked/feat": torch.ones(1)}
+BOTH = {"feat": torch.zeros(4), "paper/feat": torch.ones(4)}
+AFTER_TO_HOMOGENEOUS = {"_TYPE": torch.zeros(2), "_N/_TYPE": torch.tensor([3, 1])}
 
 
-def test_key_never_finds_a_mere_ending():
-    only_long = {"paper/my_feat": torch.zeros(3), "my/other_feat": torch.zeros(3)}
-    with pytest.raises(FieldError, match=r"no feature 'feat'.*'my/other_feat', 'paper/my_feat'"):
-        suffix_key_lookup(only_long, "feat")
+@pytest.mark.parametrize(
+    "features, key, found",
+    [
+        (NODES, "my_feat", "paper/my_feat"),
+        (NODES, "year", "paper/year"),
+        (NODES, "author/feat", "author/feat"),
+        (NODES, "_TYPE", "_TYPE"),
+        (BOTH, "feat", "feat"),
+        (AFTER_TO_HOMOGENEOUS, "_TYPE", "_N/_TYPE"),  # which a user has set
+        (DEEP, "raw/feat", "paper/raw/feat"),
+    ],
+)
+def test_a_key_finds_whole_last_components(features, key, found):
+    assert suffix_key_lookup(features, key) is features[found]
 
 
-def test_key_with_type_and_bare_key_are_taken_as_they_stand():
-    assert suffix_key_lookup(NODES, "author/feat") is NODES["author/feat"]
-    both = {"feat": torch.zeros(4), "paper/feat": torch.ones(4)}
-    assert suffix_key_lookup(both, "feat") is both["feat"]
+@pytest.mark.parametrize(
+    "features, key, message",
+    [
+        (
+            {"paper/my_feat": torch.zeros(3), "my/other_feat": torch.zeros(3)},
+            "feat",
+            r"no feature 'feat'.*'my/other_feat', 'paper/my_feat'",
+        ),
+        (DEEP, "aw/feat", "no feature 'aw/feat'"),
+        (NODES, "feat", r"\['paper/feat', 'author/feat'\]"),
+    ],
+)
+def test_endings_and_two_matches_are_errors(features, key, message):
+    with pytest.raises(FieldError, match=message):
+        suffix_key_lookup(features, key)
 
 
-def test_types_that_a_user_has_set_come_before_those_of_the_partition():
-    homogeneous = {"_TYPE": torch.zeros(2), "_N/_TYPE": torch.tensor([3, 1])}  # as after dgl.to_homogeneous
-    assert suffix_key_lookup(homogeneous, "_TYPE") is homogeneous["_N/_TYPE"]
-    assert suffix_key_lookup(NODES, "_TYPE") is TYPES
-
-
-def test_key_of_several_components_matches_all_of_them():
-    deep = {"paper/raw/feat": torch.zeros(1), "author/cooked/feat": torch.ones(1)}
-    assert suffix_key_lookup(deep, "raw/feat") is deep["paper/raw/feat"]
-    with pytest.raises(FieldError):
-        suffix_key_lookup(deep, "aw/feat")
-
-
-def test_two_matches_are_an_error_that_lists_them():
-    with pytest.raises(FieldError, match=r"\['paper/feat', 'author/feat'\]"):
-        suffix_key_lookup(NODES, "feat")
-
-
-def test_expand_puts_the_types_in_order_and_zeros_elsewhere():
-    expected = [[1.0, 2.0], [-1.0, -2.0], [3.0, 4.0], [0.0, 0.0], [-3.0, -4.0], [5.0, 6.0]]
-    assert suffix_key_lookup(NODES, "feat", expand_to_all=True, type_list=NAMES).tolist() == expected
-
-
-def test_expand_keeps_the_dtype_and_works_for_one_type_of_several():
-    years = suffix_key_lookup(NODES, "year", True, NAMES)
-    assert years.dtype == torch.int64
-    assert years.tolist() == [1998, 0, 2003, 0, 0, 2011]
-    named = suffix_key_lookup(NODES, "author/feat", True, NAMES)
-    assert named.tolist() == [[0.0, 0.0], [-1.0, -2.0], [0.0, 0.0], [0.0, 0.0], [-3.0, -4.0], [0.0, 0.0]]
+@pytest.mark.parametrize(
+    "key, expected",
+    [
+        ("feat", [[1.0, 2.0], [-1.0, -2.0], [3.0, 4.0], [0.0, 0.0], [-3.0, -4.0], [5.0, 6.0]]),
+        ("year", [1998, 0, 2003, 0, 0, 2011]),
+        ("author/feat", [[0.0, 0.0], [-1.0, -2.0], [0.0, 0.0], [0.0, 0.0], [-3.0, -4.0], [0.0, 0.0]]),
+    ],
+)
+def test_expand_puts_the_types_in_order_and_zeros_elsewhere(key, expected):
+    values = suffix_key_lookup(NODES, key, expand_to_all=True, type_list=NAMES)
+    assert values.tolist() == expected
+    assert values.dtype == (torch.int64 if key == "year" else torch.float32)
 
 
 def test_expand_accepts_canonical_edge_types():
@@ -78,46 +82,31 @@ def test_expand_of_the_only_type_needs_no_type_list(with_types):
     assert suffix_key_lookup(features, "feat", expand_to_all=True) is features["_N/feat"]
 
 
-def test_expand_without_type_list_is_an_error():
-    with pytest.raises(FieldError, match="type_list"):
-        suffix_key_lookup(NODES, "feat", expand_to_all=True)
-
-
-def test_expand_refuses_types_that_are_not_listed():
-    with pytest.raises(FieldError, match=r"\['paper', 'venue'\]"):
-        suffix_key_lookup(NODES, "feat", True, ["paper", "venue"])
-
-
 @pytest.mark.parametrize(
-    "other",
-    [torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 2, dtype=torch.float64)],
-    ids=("width", "rows", "dtype"),
+    "changed, types, message",
+    [
+        ({}, None, "type_list"),
+        ({}, ["paper", "venue"], r"\['paper', 'venue'\]"),
+        ({"author/feat": torch.zeros(2, 3)}, NAMES, "'author/feat' has shape"),
+        ({"author/feat": torch.zeros(3, 2)}, NAMES, "'author/feat' has shape"),
+        ({"author/feat": torch.zeros(2, 2, dtype=torch.float64)}, NAMES, "'author/feat' has shape"),
+    ],
 )
-def test_expand_refuses_features_that_do_not_fit_together(other):
-    with pytest.raises(FieldError, match="'author/feat' has shape"):
-        suffix_key_lookup(NODES | {"author/feat": other}, "feat", True, NAMES)
+def test_expand_refuses_what_does_not_fit_together(changed, types, message):
+    with pytest.raises(FieldError, match=message):
+        suffix_key_lookup(NODES | changed, "feat", True, types)
 
 
 DATA = PartitionData([], [(0, 6)], NODES, NAMES, [])
 
 
-def test_partition_data_finds_features_by_name():
+def test_partition_data_finds_features_by_name_and_is_a_tuple():
     assert DATA["year"] is NODES["paper/year"]
     assert DATA["author/feat"] is NODES["author/feat"]
     with pytest.raises(FieldError, match="Name one of them with its type"):
         DATA["feat"]
-    with pytest.raises(FieldError, match="no feature 'eat'"):
-        DATA["eat"]
-
-
-@pytest.mark.parametrize(
-    "key, found", [("year", True), ("feat", True), ("paper/year", True), ("ear", False), (6, False)]
-)
-def test_partition_data_says_which_features_it_has(key, found):
-    assert (key in DATA) is found
-
-
-def test_partition_data_is_a_tuple_as_before():
+    known = {key: key in DATA for key in ("year", "feat", "paper/year", "ear", 6)}
+    assert [key for key, there in known.items() if not there] == ["ear", 6]
     edges, ranges, *_ = DATA
     assert DATA[0] is edges
     assert DATA[1:3] == (ranges, NODES)

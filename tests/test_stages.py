@@ -4,6 +4,7 @@ import logging
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,39 +12,27 @@ import sar
 from sar.cli import main
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide
-from sar.partition.ingest.chunked import write_chunked
 from sar.partition.ingest.masks import with_split
-from tests.stages import stages_in, without_stages
+from tests.stages import stages_in
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return write_chunked(with_split(community_graph(300, 2400, 6, 4)), tmp_path / "graph")
-
-
-def said_by_partition(file: Path, capsys) -> list[str]:
-    assert (
-        main(["partition", str(file), "--parts", "2", "--out", str(file.parent.parent / "parts"), "--method", "ldg"])
-        == 0
-    )
-    said = capsys.readouterr().err
-    assert without_stages(said) == "" or sys.stderr.isatty()
-    return stages_in(said)
-
-
-def test_partitioning_tells_of_its_stages_where_there_is_no_terminal(file: Path, capsys) -> None:
+@pytest.mark.parametrize("on_a_terminal", [False, True])
+def test_partitioning_tells_of_its_stages_where_there_is_no_terminal(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, on_a_terminal: bool
+) -> None:
+    np.save(tmp_path / "edges.npy", np.random.default_rng(0).integers(300, size=(2400, 2)))
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: on_a_terminal)
     level, handlers = sar.logger.level, list(sar.logger.handlers)
-    stages = said_by_partition(file, capsys)
-    assert stages[0] == "reading the input"
-    assert "greedy passes" in stages
-    assert stages[-1] == "writing parts"
-    assert len(set(stages)) == len(stages)
+    options = ["--parts", "2", "--out", str(tmp_path / "parts"), "--method", "ldg"]
+    assert main(["partition", str(tmp_path / "edges.npy"), *options]) == 0
+    stages = stages_in(capsys.readouterr().err)
+    if on_a_terminal:  # which has bars instead
+        assert stages == []
+    else:
+        assert (stages[0], stages[-1]) == ("reading the input", "writing parts")
+        assert "greedy passes" in stages
+        assert len(set(stages)) == len(stages)
     assert (sar.logger.level, sar.logger.handlers) == (level, handlers)
-
-
-def test_on_a_terminal_there_are_bars_instead(file: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)
-    assert said_by_partition(file, capsys) == []
 
 
 def stages_of_a_worker(folder):

@@ -1,4 +1,4 @@
-"""Drawings of how sar works, for docs/pictures.md: `python -m tools.drawings` writes them to docs/pictures/ as SVG.
+"""Drawings of how sar works, for the pages: `python -m tools.drawings` writes them to docs/pictures/ as SVG.
 
 Each is computed, not sketched: halos from the edges, schedules from the rule by which workers exchange, the curves of
 memory from docs/figures.json. They are narrow, so that they can be read on a phone.

@@ -1,4 +1,4 @@
-"""Runs the examples as scripts, as their first lines say, and as modules; and small partitioned graphs for them."""
+"""Runs the examples as scripts, as their first lines say, and as modules; and small graphs for them."""
 
 import importlib
 import os
@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dgl
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from sar.cli.demo import community_graph
 from sar.partition.graph_source import GraphSource
-from sar.partition.in_memory import training_graph
-from sar.partition.ingest.chunked import write_chunked
-from sar.partition.ingest.open import open_graph
 from tests import python_process
 from tests.workers import REPOSITORY
 
@@ -37,24 +38,20 @@ def example(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def generated(folder: Path, **options: Any) -> Path:
-    """The files of a graph of 400 nodes, of four classes by default."""
-    graph = community_graph(400, 4000, num_features=16, **{"num_classes": 4} | options)
-    return write_chunked(graph, folder / "generated").parent
+def generated() -> Any:
+    """A `DGLGraph` of 400 nodes in four classes, as the examples train on it."""
+    data = community_graph(400, 4000, num_features=16, num_classes=4)
+    graph = dgl.graph(tuple(map(torch.from_numpy, data.ends())), num_nodes=data.total_nodes)
+    graph.ndata.update({name: torch.from_numpy(rows) for name, rows in data.node_data["_N"].items()})
+    return example("partition_graph").prepare(graph)
 
 
-def in_memory(file: Path) -> GraphSource:
-    """The graph of a file as the examples train on it, with its features in memory."""
-    graph = training_graph(open_graph(file, file.parent / "scratch"))
-    fields = {ntype: {key: column[:] for key, column in of.items()} for ntype, of in graph.node_data.items()}
-    return replace(graph, node_data=fields)
-
-
-def partition(file: Path, folder: Path, parts: int = 2, script: str = "full_graph", *options: str) -> list[str]:
-    """Partition the graph of a file with the example for that; the options that name the result to other examples."""
-    options = ("--dataset", str(file), "--parts", str(parts), "--out", str(folder / "partitions"), *options)
-    said = run("examples/partition_graph.py", *options)
-    json_file = folder / "partitions" / f"{file.stem}.json"
+def partition(graph: Any, folder: Path, parts: int = 2, script: str = "full_graph") -> list[str]:
+    """Partition a graph of DGL with the example for that; the options that name the result to other examples."""
+    file, out = folder / "graph.dgl", folder / "partitions"
+    dgl.save_graphs(str(file), [graph])
+    said = run("examples/partition_graph.py", "--graph", str(file), "--parts", str(parts), "--out", str(out))
+    json_file = out / "partitions.json"
     assert f"torchrun --nproc-per-node {parts} examples/{script}.py --partition-json {json_file}" in said
     return ["--partition-json", str(json_file)]
 
@@ -63,6 +60,24 @@ def losses_in(said: str) -> list[float]:
     """The losses of all epochs that a script names."""
     found = re.findall(r"^epoch \d+: .*?loss (?:of the last batch )?([\d.]+)", said, re.MULTILINE)
     return list(map(float, found))
+
+
+def train_alone(
+    model: nn.Module, inputs: tuple[Any, ...], labels: Tensor, train: Tensor, arguments: Any, more: Any = ()
+) -> tuple[list[float], Tensor]:
+    """The losses of training on one machine, and the predictions after it; `more` are further parameters."""
+    parameters = [*model.parameters(), *more]
+    optimizer = torch.optim.Adam(parameters, lr=arguments.lr, weight_decay=arguments.weight_decay)
+    losses = []
+    for _ in range(arguments.epochs):
+        loss = functional.cross_entropy(model(*inputs)[train], labels[train])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        return losses, model(*inputs)
 
 
 def in_double(graph: GraphSource) -> GraphSource:

@@ -12,10 +12,7 @@ import sar
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide, training_graph
 from tests.examples.scripts import example, in_double
-from tests.examples.test_models import double  # noqa: F401  (a fixture)
-from tests.graphs import DATA
 from tests.matrix import corner
-from tests.npz_graphs import read_npz
 
 
 def run_on_worker(argv):
@@ -79,20 +76,10 @@ def train_alone(json_file, workers, a):
     return losses, [rank.reciprocal().mean().item() for rank in ranks]
 
 
-def generated():
-    return community_graph(300, 2400, 12, 4)
-
-
-def cora():
-    if not (DATA / "cora.npz").exists():
-        pytest.skip("SAR_TEST_DATA names the folder of the test data sets")
-    return read_npz(DATA / "cora.npz")
-
-
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("graph, world_size", [corner(generated, 1), (cora, 2), corner(generated, 3)])
-def test_losses_and_ranks_are_those_of_one_machine(pool, tmp_path: Path, graph, world_size):
-    data = in_double(training_graph(graph()))
+@pytest.mark.parametrize("world_size", [corner(1), 2, corner(3)])
+def test_losses_and_ranks_are_those_of_one_machine(pool, tmp_path: Path, world_size):
+    data = in_double(training_graph(community_graph(300, 2400, 12, 4)))
     json_file = divide(data, tmp_path, "graph", world_size).json_file
     argv = ["--partition-json", str(json_file), "--epochs", "5", "--hidden", "32", "--negatives", "2", "--lr", "0.003"]
     results = pool.run(run_on_worker, argv, timeout=120)

@@ -1,7 +1,8 @@
-"""The examples of mini-batches and averaged models: their numbers are those of plain DGL, or they learn."""
+"""The examples of mini-batches and of evaluation: their numbers are those of plain DGL."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,28 +12,26 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.cli.demo import community_graph
 from sar.common_tuples import SPLIT
 from sar.partition.in_memory import divide, training_graph
-from tests.examples.scripts import TORCHRUN, example, generated, in_double, in_memory, losses_in, partition, run
+from tests.examples.scripts import TORCHRUN, example, generated, in_double, losses_in, partition, run
 from tests.matrix import corner
 
 EPOCHS, FANOUTS = 3, (5, 5)
 OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "50", "--fanouts", *map(str, FANOUTS)]
 
 
-def accuracies_alone(file: Path, parameters: Path) -> list[float]:
+def accuracies_alone(graph: Any, parameters: Path) -> list[float]:
     """On the training, validation and test nodes, by the example's model in one process."""
-    data = in_memory(file)
-    graph = dgl_graph(*data.ends(), data.total_nodes)
-    x, labels = (torch.from_numpy(data.node_data["_N"][key]) for key in ("feat", "label"))
+    x, labels = graph.ndata["feat"], graph.ndata["label"]
     model = example("minibatch").GraphSAGE(x.shape[1], 64, int(labels.max()) + 1, len(FANOUTS))
     model.load_state_dict(torch.load(parameters, weights_only=True))
     right = model([graph] * len(FANOUTS), x).argmax(1) == labels
-    return [right[torch.from_numpy(data.node_data["_N"][mask])].double().mean().item() for mask in SPLIT]
+    return [right[graph.ndata[mask]].double().mean().item() for mask in SPLIT]
 
 
 @pytest.mark.parametrize("script", [corner("distdgl_then_full_eval"), corner("minibatch")])
 def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
-    file, parameters = generated(tmp_path), tmp_path / "parameters.pt"
-    place, options = partition(file, tmp_path), [*OPTIONS, "--parameters", str(parameters)]
+    graph, parameters = generated(), tmp_path / "parameters.pt"
+    place, options = partition(graph, tmp_path), [*OPTIONS, "--parameters", str(parameters)]
     if script == "minibatch":
         said = run(*TORCHRUN, "2", "examples/minibatch.py", *place, *options)
     else:
@@ -40,7 +39,7 @@ def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
     assert len(losses_in(said)) == EPOCHS
     whole = re.compile(r"^on the whole graph: accuracy train ([\d.]+), val ([\d.]+), test ([\d.]+)$", re.MULTILINE)
     [found] = whole.findall(said)
-    expected = accuracies_alone(file, parameters)
+    expected = accuracies_alone(graph, parameters)
     assert list(map(float, found)) == pytest.approx(expected, abs=1e-3)
     assert min(expected) > 0.4  # 0.25 by chance
 
@@ -64,28 +63,3 @@ def test_evaluation_with_one_partition_in_memory_at_a_time(tmp_path: Path) -> No
     right = (expected.argmax(1) == labels).double()
     shares = [right[torch.from_numpy(graph.node_data["_N"][mask]).bool()].mean().item() for mask in SPLIT]
     assert "accuracy " + ", ".join(f"{m.split('_')[0]} {s:.4f}" for m, s in zip(SPLIT, shares, strict=True)) in said
-
-
-@pytest.mark.slow
-def test_links_are_told_from_other_pairs(tmp_path: Path) -> None:
-    place = partition(generated(tmp_path, num_classes=20, homophily=0.95, signal=2.0), tmp_path)
-    said = run(*TORCHRUN, "2", "examples/link_prediction_minibatch.py", *place, "--epochs", "3")
-    losses, ranks = losses_in(said), list(map(float, re.findall(r", test MRR ([\d.]+)$", said, re.MULTILINE)))
-    assert len(losses) == len(ranks) == 3
-    assert losses[-1] < losses[0]
-    assert min(ranks) > 0.2  # 0.05 by chance
-
-
-@pytest.mark.slow
-def test_averaged_models_of_partitions_in_turns_are_the_same(tmp_path: Path) -> None:
-    options = partition(generated(tmp_path), tmp_path, 4)
-    (tmp_path / "spill").mkdir()
-    losses, accuracies = [], []
-    for where in (["--workers", "2"], ["--workers", "1", "--resident", "1", "--spill", str(tmp_path / "spill")]):
-        said = run("-m", "sar", "launch", *where, "examples/model_averaging.py", *options, "--epochs", "8")
-        losses.append(losses_in(said))
-        accuracies.append(float(re.findall(r"test ([\d.]+)", said)[-1]))
-    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
-    assert len(losses[0]) == 8
-    assert losses[0][-1] < 0.7 * losses[0][0]
-    assert accuracies[0] == accuracies[1] > 0.4  # 0.25 by chance

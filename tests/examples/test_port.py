@@ -15,7 +15,6 @@ import torch
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide, training_graph
 from tests.examples.scripts import TORCHRUN, in_double, run
-from tests.examples.test_models import double  # noqa: F401  (a fixture)
 from tests.matrix import corner
 from tests.workers import REPOSITORY
 

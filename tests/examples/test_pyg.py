@@ -1,25 +1,15 @@
-"""The examples with layers of PyTorch Geometric: GAT trains as on one machine, R-GCN learns on several node types."""
+"""The example with layers of PyTorch Geometric trains as on one machine."""
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 import sar
 from sar.cli.demo import community_graph
 from sar.partition.ingest.masks import with_split
 from tests.examples.scripts import example
-
-
-def labelled(num_nodes, generator):
-    """A split, and labels that tell nothing but can be learned."""
-    split = torch.rand(num_nodes, generator=generator)
-    return {
-        "y": torch.randint(3, (num_nodes,), generator=generator),
-        "train_mask": split < 0.5,
-        "test_mask": split >= 0.5,
-    }
 
 
 def communities():
@@ -61,22 +51,3 @@ def test_gat_trains_as_on_one_machine(pool, world_size, tmp_path):
         expected.append(loss.item())
     for losses in pool.run(run, "pyg_gat", argv):
         torch.testing.assert_close(losses, expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_rgcn_learns(pool, tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    data = HeteroData()
-    data["author"].num_nodes, data["paper"].num_nodes = 40, 60
-    for name, values in labelled(60, generator).items():
-        data["paper"][name] = values
-    for source, relation, target, counts in [
-        ("author", "writes", "paper", (40, 60)),
-        ("paper", "by", "author", (60, 40)),
-    ]:
-        ends = [torch.randint(count, (200,), generator=generator) for count in counts]
-        data[source, relation, target].edge_index = torch.stack(ends)
-    sar.partition_graph(data, "graph", 2, str(tmp_path), part_method="random")
-    first, second = pool.run(run, "pyg_rgcn", ["--partition-json", str(tmp_path), "--epochs", "30", "--lr", "0.05"])
-    assert first == second
-    assert first[-1] < 0.2 * first[0]

@@ -31,7 +31,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     "script, options", [("full_graph", []), ("minibatch", ["--batch-size", "50", "--num-workers", "1"])]
 )
 def test_training_goes_on_after_a_kill(tmp_path: Path, script: str, options: list[str]) -> None:
-    options = [*partition(generated(tmp_path), tmp_path), "--epochs", str(EPOCHS), *options]
+    options = [*partition(generated(), tmp_path), "--epochs", str(EPOCHS), *options]
     killer = tmp_path / "killer.py"
     killer.write_text(KILLED)
     said, models = {}, {}

@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.examples.scripts import generated, run
+import sar
+from tests.examples.scripts import generated
 from tests.examples.test_full_graph import training_of_one_process
 
 EPOCHS = 5
@@ -15,10 +16,9 @@ EPOCHS = 5
 
 def make_partitions(folder: Path) -> list[float]:
     """Write `parts/generated.json`; returns the loss of each epoch of `full_graph.py` on it."""
-    file = generated(folder)
-    options = ["--dataset", str(file), "--parts", "2", "--out", str(folder / "parts")]
-    run("examples/partition_graph.py", *options)
-    return training_of_one_process(file, EPOCHS)[0]
+    graph = generated()
+    sar.partition_graph(graph, "generated", 2, folder / "parts")
+    return training_of_one_process(graph, EPOCHS)[0]
 
 
 def told_losses(said: str) -> list[tuple[int, float]]:

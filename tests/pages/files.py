@@ -14,7 +14,6 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import training_graph
-from tests.npz_graphs import write_npz
 from tests.workers import REPOSITORY
 
 
@@ -91,11 +90,12 @@ def edges(folder: Path) -> None:
     np.savetxt(
         folder / "edges.csv", np.column_stack([pairs, pairs[:, :1]]), "%d", ";", header="from;to;when", comments=""
     )
-    (folder / "tags.txt").write_text("# by hand\nann lee\tbob\nbob\tcy d\n")
+    (folder / "tags.txt").write_text("// by hand\nann lee\tbob\nbob\tcy d\n")
     (folder / "none.csv").write_text("src,dst\n")
     np.savetxt(folder / "train.txt", np.arange(0, 400, 2), "%d")
     np.savetxt(folder / "val.txt", np.arange(1, 400, 4), "%d")
     np.save(folder / "test.npy", np.arange(3, 400, 4))
+    np.save(folder / "masks.npy", rng.random((400, 10)) < 0.5)
     np.save(folder / "train_edges.npy", np.arange(3000) % 5 > 0)
     np.save(folder / "weights.npy", np.append(rng.random(2999, dtype=np.float32), np.float32("nan")))
     np.save(folder / "features.npy", rng.random((400, 6), dtype=np.float32))
@@ -109,6 +109,15 @@ def edges(folder: Path) -> None:
         pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
 
 
+def method(folder: Path) -> None:
+    """`edges`, and what the installation of a package with the method `by-degree` leaves."""
+    edges(folder)
+    installed = folder / "my_methods-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-methods\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[sar.partition_methods]\nby-degree = my_methods:by_degree\n")
+
+
 def script(folder: Path) -> None:
     """A training script that takes any arguments, and says who it is."""
     lines = ("import sar", "sar.initialize_comms()", "print(f'worker {sar.rank()} of {sar.world_size()}')")
@@ -117,9 +126,12 @@ def script(folder: Path) -> None:
 
 def npz(folder: Path) -> None:
     """A small graph as `.npz`, without loops or reverse edges."""
-    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), folder / "cora.npz")
+    data = community_graph(400, 4000, num_features=16, num_classes=4)
+    src, dst = data.ends()
+    fields: dict[str, Any] = dict(data.node_data["_N"])
+    np.savez(folder / "cora.npz", src=src, dst=dst, num_nodes=data.total_nodes, **fields)
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, model, npz, script)
+    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, model, npz, script)
 }

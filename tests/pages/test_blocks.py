@@ -132,22 +132,18 @@ def test_every_block_of_code_says_its_language() -> None:
                 assert block.language in ("text", "toml", "markdown"), f"{run.page}:{block.line}"
 
 
-BROKEN = {
-    "```python\n1 / 0\n```\n": "ZeroDivisionError",
-    "```python\nx = 1\n```\n```python\nassert x == 2\n```\n": "AssertionError",
-    "```sh\nfalse\n```\n": "exit status 1",
-    "```sh\nsar inspect nothing\n```\n": "exit status 1",
-    "```console\n$ echo 3 apples\n4 pears\n```\n": "4 pears",
-    "```diff\n-x = 1\n+x = y\n```\n": "NameError",
-    '```python title="a.py"\nx =\n```\n': "invalid syntax",
-    "<!-- test: workers=2\nimport sar\nsar.initialize_comms()\nassert sar.rank() == 0\n-->\n": "AssertionError",
-}
-
-
-@pytest.mark.parametrize("text", BROKEN)
-def test_a_block_that_fails_is_told(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text, fault",
+    [
+        ("```python\nx = 1\n```\n```python\nassert x == 2\n```\n", "AssertionError"),
+        ("```sh\nfalse\n```\n", "exit status 1"),
+        ("```console\n$ echo 3 apples\n4 pears\n```\n", "4 pears"),
+        ("<!-- test: workers=2\nimport sar\nsar.initialize_comms()\nassert sar.rank() == 0\n-->\n", "AssertionError"),
+    ],
+)
+def test_a_block_that_fails_is_told(text: str, fault: str, tmp_path: Path) -> None:
     [run] = runs_of(REPOSITORY / "broken.md", text)
-    with pytest.raises((pytest.fail.Exception, SyntaxError), match=BROKEN[text]):
+    with pytest.raises(pytest.fail.Exception, match=fault):
         execute(run, tmp_path)
 
 

@@ -88,7 +88,7 @@ SENTENCES = [
         f"two workers take {GAT} of DGL's time for GAT, and {span([SAGE, GCN])} for GraphSAGE and GCN",
     ),
     ("choosing.md", f"without servers, in {BATCHES} of its time"),
-    ("howto/from-distdgl.md", f"This loader takes [{BATCHES} of DistDGL's time]"),
+    ("howto/from-dgl.md", f"This loader takes [{BATCHES} of DistDGL's time]"),
     ("choosing.md", f"it cuts {span(cuts('multilevel'))} %, random partitions {cuts('random')[0]} %"),
     ("pyg.md", f"layers take {OVER_PYG} of the time and {MEMORY_OVER_PYG} of the memory of `edge_index`"),
     (
