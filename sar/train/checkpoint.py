@@ -205,11 +205,15 @@ def load_checkpoint(
                 *(version.path, len(shared["optimizers"]), len(shared["schedulers"]), len(part["loaders"])),
             )
             shared["optimizers"], shared["schedulers"], part["loaders"] = [], [], []
-        _check_count("optimizers", shared["optimizers"], optimizers)
-        _check_count("schedulers", shared["schedulers"], _several(scheduler))
-        _check_count("loaders", part["loaders"], _several(loaders))
         table = _embeddings(model, optimizers, _several(embeddings))
-        _check_count("embeddings", part["rows"], table)
+        for what, there, given in (
+            ("optimizers", shared["optimizers"], optimizers),
+            ("schedulers", shared["schedulers"], _several(scheduler)),
+            ("loaders", part["loaders"], _several(loaders)),
+            ("embeddings", part["rows"], table),
+        ):
+            if len(there) != len(given):
+                raise CheckpointError(f"The checkpoint has {len(there)} {what}, but {len(given)} are to be loaded.")
         found = [emb.rows(sparse, empty=True) for emb, sparse in table]
         for number, rows in enumerate(found):
             find_rows(version, str(number), rows)
@@ -253,11 +257,6 @@ def _check_whole(call: str, model: nn.Module | None, optimizers: Sequence[Optimi
             "optimizer.consolidate_state_dict(0) and save_checkpoint(..., extra=optimizer.state_dict() if sar.rank() "
             '== 0 else None) without it; then optimizer.load_state_dict(load_checkpoint(...)["extra"]).'
         )
-
-
-def _check_count(what: str, saved: Sequence[Any], given: Sequence[Any]) -> None:
-    if len(saved) != len(given):
-        raise CheckpointError(f"The checkpoint has {len(saved)} {what}, but {len(given)} are to be loaded.")
 
 
 @contextmanager

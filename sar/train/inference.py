@@ -87,7 +87,12 @@ def infer(
         """Write this worker's rows."""
         data = load_dgl_partition_data(spec.path, session.rank(), "cpu")
         graph, features = construct_full_graph(data), data.node_features
-        x = {of: features[f"{of}/{name}"] for name in reversed(INPUTS) for of in graph.ntypes if f"{of}/{name}" in data}
+        x = {
+            of: features[f"{of}/{name}"]
+            for name in reversed(INPUTS)
+            for of in graph.ntypes
+            if f"{of}/{name}" in features
+        }
         if not x:
             raise PartitionError(f"no node type has a feature {' or '.join(INPUTS)}, which models start from.")
         widths = {of: rows.shape[-1] for of, rows in x.items()}

@@ -56,6 +56,13 @@ class Model(nn.Module):
         return self.head(x)
 
 
+@pytest.fixture
+def given(world_size):
+    """Each worker's partition and data."""
+    parts = SCENARIOS["random"](world_size)
+    return deal(parts, random_data(parts))
+
+
 def prepared(mine, mode):
     partition, data = mine
     graph = build(partition, mode)
@@ -98,9 +105,8 @@ def profiled(mine, mode):
 @pytest.mark.processes("compares with the clocks of a process")
 @pytest.mark.parametrize("mode", [1, 2, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_layers_add_up_to_what_the_library_counts(pool, world_size, mode):
-    parts = SCENARIOS["random"](world_size)
-    results = pool.run(profiled, mode, per_rank=deal(parts, random_data(parts)))
+def test_layers_add_up_to_what_the_library_counts(pool, given, world_size, mode):
+    results = pool.run(profiled, mode, per_rank=given)
     rows = [(f"layers.{i}", direction) for i in range(3) for direction in ("forward", "backward")]
     rows += [("gather_grads", ""), (ELSEWHERE, "")]
     for rank, (plain, losses, moved, (seconds, outer), workers, table, alone) in enumerate(results):
@@ -138,9 +144,8 @@ def paused(mine):
 
 @pytest.mark.processes("compares with the clocks of a process")
 @pytest.mark.parametrize("world_size", [2])
-def test_time_and_memory_are_of_the_layer_that_takes_them(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    workers = pool.run(paused, per_rank=deal(parts, random_data(parts)))[0]
+def test_time_and_memory_are_of_the_layer_that_takes_them(pool, given):
+    workers = pool.run(paused, per_rank=given)[0]
     rows = {(of[0].layer, of[0].direction): of for of in by_layer(workers)}
     slow = {("layers.0", "forward"), ("layers.1", "backward")}
     assert slow < rows.keys()
@@ -173,12 +178,11 @@ def misused(mine):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_an_exception_inside_reaches_all_workers(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    waiting, raising = pool.outcomes(misused, per_rank=deal(parts, random_data(parts)), timeout=20)
+def test_an_exception_inside_reaches_all_workers(pool, given):
+    waiting, raising = pool.outcomes(misused, per_rank=given, timeout=20)
     assert (raising.kind, waiting.kind) == ("ValueError", "PeerError")
     assert "Worker 1 raised ValueError: on purpose" in waiting.message
-    pool.run(profiled, 1, per_rank=deal(parts, random_data(parts)))  # nothing is left behind
+    pool.run(profiled, 1, per_rank=given)  # nothing is left behind
 
 
 def traced(mine, folder):
@@ -190,9 +194,8 @@ def traced(mine, folder):
 
 @pytest.mark.processes("traces processes")
 @pytest.mark.parametrize("world_size", [2])
-def test_traces_of_torch_name_tiles_waits_and_kernels(pool, world_size, tmp_path):
-    parts = SCENARIOS["random"](world_size)
-    pool.run(traced, str(tmp_path), per_rank=deal(parts, random_data(parts)))
+def test_traces_of_torch_name_tiles_waits_and_kernels(pool, given, world_size, tmp_path):
+    pool.run(traced, str(tmp_path), per_rank=given)
     for rank in range(world_size):
         names = {event.get("name", "") for event in json.loads((tmp_path / f"{rank}.json").read_text())["traceEvents"]}
         assert "own edges" in names
@@ -220,10 +223,9 @@ def attending(mine):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_attention_runs_as_without_a_profile(pool, world_size):
+def test_attention_runs_as_without_a_profile(pool, given):
     """In one pass, which layers with hooks of the user's cannot."""
-    parts = SCENARIOS["random"](world_size)
-    for alone, inside in pool.run(attending, per_rank=deal(parts, random_data(parts))):
+    for alone, inside in pool.run(attending, per_rank=given):
         assert alone == inside > 0
 
 
@@ -241,9 +243,8 @@ def outside_modules(mine):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_calls_outside_modules_and_modules_without_a_model(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    [rows, _] = pool.run(outside_modules, per_rank=deal(parts, random_data(parts)))
+def test_calls_outside_modules_and_modules_without_a_model(pool, given):
+    [rows, _] = pool.run(outside_modules, per_rank=given)
     both = ("forward", "backward")
     names = [(name, direction) for name in ("Layer", "Layer 2") for direction in both]
     assert rows == [("update_all, sum", ""), ("update_all, sum", "backward"), *names, (ELSEWHERE, "")]
@@ -282,9 +283,8 @@ def logged(mine):
 
 @pytest.mark.processes("reads the log of a process")
 @pytest.mark.parametrize("world_size", [2])
-def test_the_log_has_a_line_for_each_call(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    for quiet, lines, moved in pool.run(logged, per_rank=deal(parts, random_data(parts))):
+def test_the_log_has_a_line_for_each_call(pool, given):
+    for quiet, lines, moved in pool.run(logged, per_rank=given):
         assert quiet == []
         assert len(lines) == 7  # three layers in both directions, and gather_grads
         there = "update_all, sum of copy(u['h']): torch.float32, widths (4,); along ('_N', '_E', '_N'), gradients on: "
