@@ -10,6 +10,7 @@ for each of its relations.
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import sar
@@ -41,7 +42,11 @@ def main() -> None:
         if graph.is_homogeneous:
             graph, model = training_graph(graph), "full_graph.py"
         else:
-            graph, model = graph.without(arguments.leave_out).with_reverse_edges(), "rgcn.py"
+            names = {":".join(etype): etype for etype in graph.edges}
+            if unknown := {*arguments.leave_out} - names.keys():
+                parser.error(f"there are no relations {', '.join(unknown)}; expected some of {', '.join(names)}.")
+            kept = {etype: graph.edges[etype] for name, etype in names.items() if name not in arguments.leave_out}
+            graph, model = replace(graph, edges=kept).with_reverse_edges(), "rgcn.py"
         name = Path(arguments.dataset or arguments.out).stem
         report = divide(graph, arguments.out, name, arguments.parts)
     print(
