@@ -279,13 +279,3 @@ class GraphSource:
             if etype in self.edge_data:
                 edge_data[reverse] = self.edge_data[etype]
         return replace(self, edges=edges, edge_data=edge_data)
-
-    def without(self, relations: Collection[str]) -> "GraphSource":
-        """The graph without edge types, each named `NTYPE:RELATION:NTYPE`; `ConfigError` if one is not there."""
-        names = {":".join(etype): etype for etype in self.edges}
-        unknown = sorted(set(relations) - names.keys())
-        if unknown:
-            raise ConfigError(f"there are no edge types {unknown}; expected some of {sorted(names)}.")
-        kept = [etype for name, etype in names.items() if name not in relations]
-        edge_data = {etype: self.edge_data[etype] for etype in kept if etype in self.edge_data}
-        return replace(self, edges={etype: self.edges[etype] for etype in kept}, edge_data=edge_data)

@@ -59,15 +59,6 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
         main(["inspect", "x"])
 
 
-def test_a_directory_below_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edges, file = tmp_path / "edges.csv", tmp_path / "file"
-    edges.write_text("0,1\n1,2\n")
-    file.touch()
-    assert main(["partition", str(edges), "--parts", "1", "--out", str(file / "out")]) == 1
-    told = f"sar partition: '{file}/out.partial' cannot be made (Not a directory); name a directory elsewhere."
-    assert capsys.readouterr().err.splitlines()[-1] == told
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -40,7 +40,7 @@ _COMMENT_MARKS = ("#", "%")
 _COMMENTS_SEEN = 20
 _DELIMITERS = {"\t": "a tab", ";": "';'", ",": "','", "|": "'|'", " ": "a blank"}
 _QUOTED_BETWEEN = ",;"  # elsewhere quotation marks are part of names, as in dumps of data bases
-_LIKE_A_VALUE = re.compile(r"[+-]?\.?[0-9]|(?i:true|false)$")  # also hexadecimal numbers and dates
+_LIKE_A_VALUE = re.compile(r"[+-]?\.?[0-9]|(?i:true|false|[+-]?nan|[+-]?inf(inity)?)$")  # also dates, 0x1f
 _INTEGER = re.compile(r"invalid value '\s*(-?[0-9]+|0[xX][0-9a-fA-F]+)\s*'")
 _LONGEST_SHOWN = 80
 
@@ -151,7 +151,8 @@ class TextTable:
                 _, newline, gap = text[len(rows) :].partition(b"\n") if rows else (b"", b"", text)
                 if rows:
                     rows += newline
-                    if self._suspicious and (found := self._suspicious.search(rows)):
+                    mark = b"\t" if self._delimiter == " " else b'"'  # without it, the search is spared
+                    if self._suspicious and mark in rows and (found := self._suspicious.search(rows)):
                         row = self._where(rows, line, rows.count(b"\n", 0, found.start()), count_all=True)
                         raise PartitionError(
                             f"{row}: a tab or a quotation mark is within a field, or not closed. Correct the line, or "

@@ -136,49 +136,6 @@ def test_dgl_tensors(edges, tmp_path):
         opened(edges, node_features={"x": tmp_path / "bad.dgl"})
 
 
-@pytest.mark.parametrize("first", ["", "a,b,c\n", "# notes\n\n"])
-def test_text(edges, tmp_path, first, monkeypatch):
-    monkeypatch.setattr("sar.partition.ingest.arrow._BLOCK_BYTES", 40)
-    (tmp_path / "feat.csv").write_text(first + "\n".join(",".join(str(x) for x in row) for row in FEAT.tolist()))
-    (tmp_path / "label.txt").write_text("\n".join(str(x) for x in LABEL.tolist()))
-    graph = opened(edges, node_features={"feat": f"{tmp_path}/feat.csv#*", "label": tmp_path / "label.txt"})
-    fields = graph.node_data["_N"]
-    assert np.array_equal(fields["feat"][0:ROWS], FEAT)
-    assert np.array_equal(fields["label"][0:ROWS], LABEL)
-    assert fields["label"].dtype == np.int64
-
-
-def test_columns_of_text_by_name_and_number(edges, tmp_path):
-    path = tmp_path / "nodes.csv"
-    rows = [f'"node {i}, x",{LABEL[i]},{a},{b},{i * 2**52 + 1}' for i, (a, b, _) in enumerate(FEAT.tolist())]
-    path.write_text("\n".join(["name,label,a,b,number", *rows]))
-    columns = {"label": "label", "ab": "a,b", "ba": "b,2", "number": "4"}
-    graph = opened(edges, node_features={name: f"{path}#{inside}" for name, inside in columns.items()})
-    fields = {name: column[0:ROWS] for name, column in graph.node_data["_N"].items()}
-    assert fields["label"].dtype == fields["number"].dtype == np.int64
-    assert np.array_equal(fields["label"], LABEL)
-    assert np.array_equal(fields["number"], np.arange(ROWS) * 2**52 + 1)
-    assert fields["ab"].dtype == np.float32
-    assert np.array_equal(fields["ab"], FEAT[:, :2])
-    assert np.array_equal(fields["ba"], FEAT[:, 1::-1])
-    with pytest.raises(ConfigError, match="has no column 'c'; expected one of the columns name, label, a, b, number"):
-        opened(edges, node_features={"x": f"{path}#c"})
-    with pytest.raises(PartitionError, match=r"line 2, .*: column name: "):
-        opened(edges, node_features={"x": f"{path}#name"})
-    with pytest.raises(ConfigError, match=r"has 5 columns, name, label, .*say which of them are the feature"):
-        opened(edges, node_features={"feat": path})  # else the label would be among the features
-
-
-def test_integers_as_text_that_do_not_fit(edges, tmp_path):
-    path = tmp_path / "x.csv"
-    path.write_text("x\n" + "1\n" * (ROWS - 1) + f"{2**63}\n")
-    with pytest.raises(
-        PartitionError,
-        match=rf"x.csv, line {ROWS + 1}, '{2**63}': column x: .*'{2**63}'.* 64 bits",
-    ):
-        opened(edges, node_features={"x": path})
-
-
 @pytest.mark.parametrize(
     "bad, problem",
     [

@@ -56,32 +56,33 @@ def write(folder: Path, file: str, values: Any) -> None:
             (folder / file).write_text("\n".join([",".join(names), *rows]))
 
 
-@pytest.mark.parametrize("file", ["x.npy", "x.f.npy", "x.csv", "x.parquet"])
+@pytest.mark.parametrize("file", ["x.csv", "x.parquet"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_columns_of_arrays_and_tables(edges: Path, file: str, shape: str) -> None:
-    values = SHAPES[shape]
-    write(edges.parent, file, values)
-    is_table = file.endswith(("csv", "parquet"))
-    table = values.reshape(3, -1)
+def test_columns_of_tables(edges: Path, file: str, shape: str) -> None:
+    write(edges.parent, file, SHAPES[shape])
+    table = SHAPES[shape].reshape(3, -1)
     for selector, places in {**PLACES, **NAMES}.items():
-        if places is None or not (is_table or selector in ("", "*")):
-            expected = None
-        else:
-            try:
-                expected = table[:, places]
-            except IndexError:
-                expected = None
-            if isinstance(places, slice) and places.stop is not None and places.stop > table.shape[1]:
-                expected = None
-        if is_table and selector == "" and table.shape[1] > 1:
-            expected = None  # else the label would be among the features
-        elif selector in ("", "*") and (not is_table or table.shape[1] == 1):
-            expected = table[:, 0] if is_table else values
+        last = (places.stop or 1) - 1 if isinstance(places, slice) else -1 if places is None else np.max(places)
+        takes_label = selector == "" and table.shape[1] > 1
+        expected = None if takes_label or not 0 <= last < table.shape[1] else table[:, places]
+        if expected is not None and table.shape[1] == 1:
+            expected = table[:, 0]
         if expected is None:
             with pytest.raises(ConfigError, match="column"):
                 feature(edges, file, selector)
         else:
             assert feature(edges, file, selector).tolist() == expected.tolist(), selector
+
+
+@pytest.mark.parametrize("file", ["x.npy", "x.f.npy"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_arrays_are_taken_whole(edges: Path, file: str, shape: str) -> None:
+    write(edges.parent, file, SHAPES[shape])
+    for selector in ("", "*"):
+        assert feature(edges, file, selector).tolist() == SHAPES[shape].tolist()
+    for selector in ("1", "0-1", "a"):
+        with pytest.raises(ConfigError, match="an array without columns"):
+            feature(edges, file, selector)
 
 
 def test_lists_and_tensors(edges: Path) -> None:
