@@ -19,7 +19,7 @@ STOPS = [
     "Operation.of",
     "Node.forward",
     "Group.agree",
-    "Exchange.tiles",
+    "Exchange.__init__",
     "Group.post",
     "aggregate_sum",
     "accumulate_rows",
