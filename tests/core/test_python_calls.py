@@ -28,7 +28,7 @@ STOPS = [
     "aggregate",
     "Node.forward",
     "Group.agree",
-    "Exchange.tiles",
+    "Exchange.__init__",
     "Group.post",
     "aggregate_sum",
     "accumulate_rows",
