@@ -260,17 +260,18 @@ def refused(mine, how):
         options = {"exclude": "reverse_id", "reverse_eids": {BUYS: own[wrong:]}}
     elif how == "settings" and wrong:
         options = {"exclude": None}
-    seeds = {
-        "unknown": torch.tensor([120]),
-        "negative": torch.tensor([-1]),
-        "twice": own[[0, 0]],
-        "foreign": torch.tensor([119]),
-        "split": torch.tensor([119]),
-        "row": {BUYS: torch.tensor([99])},
-        "type": {"sells": torch.tensor([0])},
-        "mask": torch.ones(3, dtype=torch.bool),
-    }.get(how, own)
-    seeds = seeds if wrong else own
+    seeds = own
+    if wrong:
+        seeds = {
+            "unknown": torch.tensor([120]),
+            "negative": torch.tensor([-1]),
+            "twice": own[[0, 0]],
+            "foreign": torch.tensor([119]),
+            "split": torch.tensor([119]),
+            "row": {BUYS: torch.tensor([99])},
+            "type": {"sells": torch.tensor([0])},
+            "mask": torch.ones(3, dtype=torch.bool),
+        }.get(how, own)
     if how == "split":
         return catch_and_recover(sar.split_edges, graph, seeds)
     sampler = sar.EdgePredictionSampler(sar.DistNeighborSampler([1]), **options)
