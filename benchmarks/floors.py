@@ -13,7 +13,7 @@ from sar.core.relation import Relation
 from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand, Op, Target, aggregate_grad, aggregate_sum
 from sar.kernels.attention import attend, attend_grad, note_scores
 from sar.kernels.attention import destination_statistics as statistics_of
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 
 SLOPE = 0.2  # of GATConv's leaky ReLU
 

@@ -38,7 +38,7 @@ from sar.kernels import (
     index_dtype,
 )
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
-from sar.kernels.attention_operands import (
+from sar.kernels.ops import (
     STATISTICS,
     Attention,
     AttentionOperands,
