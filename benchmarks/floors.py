@@ -11,7 +11,7 @@ from benchmarks.models import HEADS, Exchanged, Model
 from sar.core.relation import Relation
 from sar.kernels import EdgeMessage, EdgeOperand, Op, Target, aggregate_grad, aggregate_sum
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 
 SLOPE = 0.2  # of GATConv's leaky ReLU
 

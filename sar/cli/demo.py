@@ -21,7 +21,6 @@ from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.cuda import peak_memory, why_no_cuda
 from sar.host.processes import run_workers
-from sar.kernels import compile_ahead
 from sar.partition.graph_source import ONLY_TYPE, GraphSource
 from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
@@ -73,8 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and (reason := why_no_cuda()) is not None:
         raise ConfigError(f"--device cuda: {reason}.")
     began = time.monotonic()
-    if compile_ahead():
-        print("compiling kernels for this processor, once: half a minute on two cores", file=sys.stderr)
     graph, name = _graph(arguments)
     size = f"{name}: {graph.total_nodes:,} nodes, {graph.total_edges:,} edges"
     (fields,) = graph.node_data.values()

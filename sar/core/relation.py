@@ -55,6 +55,7 @@ class Relation:
     _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
     _degrees: dict[tuple[torch.dtype, int, bool, float], Tensor] = field(init=False, default_factory=dict)
     operations: dict[Any, Any] = field(init=False, default_factory=dict)  # built-in calls, compiled: see `Operation`
+    checked: set[Any] = field(init=False, default_factory=set)  # Python functions, by `SpotCheck`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_order_version", _version(self.message_order))

@@ -28,7 +28,6 @@ from sar.data.partition_json import IdRanges, PartitionJson, graph_path, read_pa
 from sar.data.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
 from sar.errors import PartitionError
 from sar.id_slices import pieces
-from sar.kernels import compile_ahead
 from sar.logging_setup import logger
 from sar.spillable import empty_spillable
 
@@ -50,8 +49,6 @@ def load_partition(
         make_book: makes DGL's partition book, given the directory and the partition.
     """
     device = torch.device(device)
-    if device.type == "cpu":
-        compile_ahead()
     with current_group().guard() if session.is_initialized() else nullcontext():
         spec = read_partition_json(partition_json_file)
         workers = session.world_size() if session.is_initialized() else spec.num_parts

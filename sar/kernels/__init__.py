@@ -12,9 +12,8 @@ from sar.kernels.aggregate import (
     aggregate_sum,
     edge_apply,
 )
-from sar.kernels.ahead import compile_ahead
+from sar.kernels.attention import OnlineSoftmax, edge_softmax_backward, edge_softmax_forward
 from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, operand_values_needed
-from sar.kernels.softmax import OnlineSoftmax, edge_softmax_backward, edge_softmax_forward
 from sar.tensor_views import accumulation_dtype

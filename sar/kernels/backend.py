@@ -15,9 +15,8 @@ from torch import Tensor
 
 import sar.kernels.meta as meta_kernels
 import sar.kernels.torch as torch_kernels
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState
 from sar.kernels.edge_block import EdgeBlock
-from sar.kernels.ops import EdgeMessage, EdgeOperand
+from sar.kernels.ops import Attention, AttentionOperands, EdgeMessage, EdgeOperand, Gradients, OnlineSoftmaxState
 from sar.logging_setup import logger
 from sar.ranges import named, traced
 

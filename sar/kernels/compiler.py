@@ -6,15 +6,24 @@
 Numba would make machine code of every helper, with two wrappers for callers that it does not have, and optimise it with
 all that it calls, again at each level. Three quarters of the time went there. Here a helper is no more than LLVM's
 code as Numba emits it; the entry point takes that of all its helpers, and all of it is optimised once.
+
+[Note: compiled code on disk]
+A kernel is compiled at its first call with operands of some dtypes. A file's name holds a digest of the sources, so
+every environment with the same sources, Numba and processor finds it. Workers that compile the same kernel at the same
+time write the same code, each to a file of its own, which is renamed in one step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import pickle
+import time
 import uuid
 from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +38,8 @@ from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 from numba.core.types import Integer, float32, int16, uint16, void
 
-from sar.kernels.code_cache import code_folder, compiling, digest_of_sources
+from sar import splitmix
+from sar.logging_setup import logger
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[Callable[..., Any]], Any]
@@ -39,6 +49,10 @@ intrinsic: Decorator = numba.extending.intrinsic
 
 CACHE_LINE = 64  # bytes
 DIGEST_BYTES = 16  # of a file with compiled code
+NOTED_SECONDS = 0.5  # what compiles faster is not worth a line in the log
+
+HERE = Path(__file__).parent
+SHARED_SOURCES = [*HERE.glob("*.py"), *(HERE / "cpu").glob("*.py")]
 
 # Not `fastmath=True`: its "nnan" and "ninf" allow to drop the comparisons that NaN and infinities depend on.
 FAST_MATH = {"contract", "reassoc", "nsz", "arcp"}
@@ -107,7 +121,7 @@ def compile_cached(function: F, **options: Any) -> F:
     function.__qualname__ = function.__name__  # which names the file
     compiled = numba.njit(**options)(function)
     if code_folder() is not None:
-        compiled._cache = _SharedCache(function)
+        compiled._cache = _CodeCache(function)
     return compiled
 
 
@@ -190,6 +204,37 @@ def converts_float16() -> bool:
     return "+f16c" in features.split(",") or triple.startswith("aarch64")
 
 
+# -- compiled code on disk
+
+
+@cache
+def code_folder() -> Path | None:
+    """The first folder that can be written: below `NUMBA_CACHE_DIR`, the user's cache directory, this package's own.
+
+    None if there is none.
+    """
+    given, user = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    with contextlib.suppress(RuntimeError):  # no home
+        for parent in (given, user or Path.home() / ".cache", HERE / "__pycache__"):
+            if parent:
+                folder = Path(parent) / f"sar-kernels-numba-{version('numba')}"
+                with contextlib.suppress(OSError):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    if os.access(folder, os.W_OK | os.X_OK):
+                        return folder
+    logger.info("Found no folder for compiled code, which is made anew in every run; set NUMBA_CACHE_DIR to one")
+    return None
+
+
+@cache
+def digest_of_sources(folder: Path) -> str:
+    """A digest of the files that code of a folder may come from: its own, and those with helpers for all kernels."""
+    digest = hashlib.blake2b(digest_size=4)
+    for file in sorted({*folder.rglob("*.py"), *SHARED_SOURCES, Path(splitmix.__file__)}):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 class _OneFolder(_CacheLocator):
     """All code in one folder, whatever environment its source lies in; names tell it apart."""
 
@@ -249,11 +294,11 @@ def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-class _SharedCache(FunctionCache):
-    """One kernel's code, made by one process for all of a host: see [Note: compiled once]."""
+class _CodeCache(FunctionCache):
+    """The code of one kernel: see [Note: compiled code on disk]."""
 
     _impl_class = _KernelFiles
-    _lock = contextlib.ExitStack()
+    _began = 0.0
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -261,19 +306,14 @@ class _SharedCache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Code for a signature; if None, this process compiles it now, and ends with `save_overload`."""
-        code = super().load_overload(sig, target_context)
-        if code is None:
-            self._lock.close()  # if compiling failed, it is still held
-            self._lock = contextlib.ExitStack()
-            self._lock.enter_context(compiling(self._impl.filename_base))
-            code = super().load_overload(sig, target_context)
-            if code is not None:
-                self._lock.close()
-        return code
+        self._began = time.monotonic()
+        return super().load_overload(sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with self._lock, contextlib.suppress(OSError):  # of a full disk: this process has its code
+        with contextlib.suppress(OSError):  # of a full disk: this process has its code
             super().save_overload(sig, data)
+        if (seconds := time.monotonic() - self._began) > NOTED_SECONDS:
+            logger.info("compiled a kernel: %.1f s (%s)", seconds, self._impl.filename_base)
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         """Without variables of enclosing functions, whose pickle differs between processes; sources are digested."""

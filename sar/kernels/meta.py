@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
-from sar.kernels.ops import EdgeMessage, EdgeOperand, Target
+from sar.kernels.ops import (
+    Attention,
+    AttentionOperands,
+    EdgeMessage,
+    EdgeOperand,
+    Gradients,
+    OnlineSoftmaxState,
+    Score,
+    Target,
+)
 
 
 def _read(*given: Any) -> None:

@@ -20,18 +20,23 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from sar.id_slices import count_ids, to_offsets
-from sar.kernels.attention_operands import (
+from sar.kernels.edge_block import EdgeBlock, Transposed
+from sar.kernels.ops import (
     GRAD_DOT,
     INVERSE,
     PEAK,
     Attention,
     AttentionOperands,
+    EdgeMessage,
+    EdgeOperand,
     Gradients,
     OnlineSoftmaxState,
+    Op,
+    Shape,
+    Target,
+    aligned_message_shape,
     raise_peaks,
 )
-from sar.kernels.edge_block import EdgeBlock, Transposed
-from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, Target, aligned_message_shape
 from sar.splitmix import STEP, as_signed, mix_tensor, shift_right
 from sar.tensor_views import accumulation_dtype
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sar.core.overlap import meanwhile
 from sar.core.passing.attention import attention, recompute_linear
 from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, aggregate
-from sar.kernels.attention_operands import Score
+from sar.kernels.ops import Score
 
 SLOPE = 0.2  # of GAT's leaky ReLU
 RELU = nn.init.calculate_gain("relu")

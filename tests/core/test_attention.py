@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sar
 from sar.core.collective import Collective
 from sar.core.passing.attention import SEED_STEP, Recompute, attention
-from sar.kernels.attention_operands import Attention, Score
+from sar.kernels.ops import Attention, Score
 from sar.kernels.torch import dropout_factors
 from tests.core.attempts import catch
 from tests.graphs import partition_in_memory, random_graph

@@ -32,7 +32,6 @@ MEANT = {
     "the script: _local_scalar_dense": 1,  # loss.item()
     "comm/replicas.py take_checksum: to the CPU": 1,  # once a step, for all parameters
     "nn/embedding.py _summed: _unique2": 1,  # how many rows of an embedding were used, once a step
-    "core/passing/own_rows.py is_close: _local_scalar_dense": 2,  # whether functions look at their own rows only
     "core/passing/captured.py <dictcomp>: _local_scalar_dense": 2,  # fingerprints of messages, of both runs
     "core/passing/captured.py equals: _local_scalar_dense": 1,  # whether a Python function made the same messages again
 }

@@ -13,7 +13,7 @@ from torch.nn.functional import leaky_relu
 
 from sar.kernels import EdgeBlock
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from sar.kernels.torch import dropout_factors
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")

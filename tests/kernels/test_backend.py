@@ -11,16 +11,8 @@ import sar.kernels.meta as meta_kernels
 import sar.kernels.torch as torch_kernels
 from sar.errors import GraphError
 from sar.kernels import EdgeOperand, Target, aggregate_grad, aggregate_sum, backend
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from tests.kernels import oracle
-
-FUNCTIONS = {name for name in vars(backend.Backend) if not name.startswith("_")}
-
-
-@pytest.mark.parametrize("module", [cpu_kernels, torch_kernels, meta_kernels])
-def test_a_backend_has_all_functions(module):
-    assert len(FUNCTIONS) == 10
-    assert all(callable(getattr(module, name)) for name in FUNCTIONS)
 
 
 def test_choice():

@@ -1,12 +1,10 @@
 """The structure of blocks: building, cutting by source, transposing."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sar.kernels.torch as torch_kernels
-from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate_grad, aggregate_sum, index_dtype
+from sar.kernels import EdgeBlock
 from sar.kernels.cpu.csr_view import transpose
 from tests.kernels import oracle
 
@@ -75,11 +73,6 @@ def test_pieces(graph: oracle.Graph, size: int) -> None:
     assert counts == [(piece.num_edges, 1) for piece in pieces]
 
 
-def test_a_tile_of_all_sources_is_the_block() -> None:
-    block = oracle.make_graph([(0, 0), (1, 1)], 2, 2).block
-    assert block.select_sources(0, 2) is block
-
-
 @given(graph=oracle.graphs(), wide=st.booleans())
 def test_transposed(graph: oracle.Graph, wide: bool) -> None:
     block = graph.block
@@ -95,61 +88,9 @@ def test_transposed(graph: oracle.Graph, wide: bool) -> None:
     assert block.transposed(transpose) is block.transposed(transpose)
 
 
-def test_positions_are_made_when_asked_for() -> None:
-    block = oracle.make_graph([(1, 0), (0, 1)], 2, 2).block
-    without = block.transposed(transpose, with_positions=False)
-    assert without.positions is None
-    assert block.transposed(transpose, with_positions=False) is without
-    full = block.transposed(transpose)
-    assert full.positions is not None
-    assert full.positions.tolist() == [1, 0]
-    assert block.transposed(transpose, with_positions=False) is full
-    assert all(torch.equal(a, b) for a, b in zip(without[:2], full[:2], strict=True))
-
-
-def test_a_tile_has_edge_ids_when_they_are_read(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of sources read none, forward and backward; a product with edge values does."""
-    made = []
-    original = EdgeBlock._ids_of_sources
-    monkeypatch.setattr(EdgeBlock, "_ids_of_sources", lambda *args: made.append(args) or original(*args))
-    tile = oracle.make_graph([(0, 0), (2, 0), (1, 1), (2, 1)], 3, 2).block.select_sources(1, 3)
-    x, w, out, grad = torch.ones(2, 3), torch.tensor([[1.0], [10], [100], [1000]]), torch.zeros(2, 3), torch.zeros(2, 3)
-    aggregate_sum(tile, oracle.message("copy_lhs", x, Target.U), out)
-    aggregate_grad(tile, oracle.message("copy_lhs", x, Target.U), "lhs", EdgeOperand.of(out, Target.V), grad)
-    assert out.tolist() == [[1.0] * 3, [2.0] * 3]
-    assert grad.tolist() == [[2.0] * 3, [3.0] * 3]
-    assert not made
-    out.zero_()
-    aggregate_sum(tile, oracle.message("mul", x, Target.U, w, Target.E), out)
-    assert out.tolist() == [[10.0] * 3, [1100.0] * 3]
-    assert len(made) == 1
-
-
 def test_to_another_device() -> None:
     block = oracle.make_graph([(0, 0), (1, 1)], 2, 2, ids=[4, 2]).block
     assert block.to("cpu") is block
     moved = block.to("meta")
     assert {part.device.type for part in (moved.rows, moved.indptr, moved.cols, moved.edge_ids)} == {"meta"}
     assert (moved.num_src, moved.num_dst, moved.num_edges) == (2, 2, 2)
-
-
-def test_index_dtype() -> None:
-    assert index_dtype(2**31 - 1) == torch.int32
-    assert index_dtype(2**31) == torch.int64
-
-
-def test_plain_torch_finds_destinations_once_off_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is kept counts as memory."""
-    made: list[EdgeBlock] = []
-    original = EdgeBlock.dst.fget
-    assert original is not None
-    monkeypatch.setattr(EdgeBlock, "dst", property(lambda block: made.append(block) or original(block)))
-    monkeypatch.setattr(torch_kernels, "CHUNK_ELEMENTS", 6)
-    rows, indptr, cols, x, out = (torch.ones(*shape, device="meta") for shape in ((3,), (4,), (5,), (4, 2), (4, 2)))
-    block = EdgeBlock(rows.int(), indptr.int(), cols.int(), 4, 4)
-    before, message = block.nbytes, oracle.message("copy_lhs", x, Target.U)
-    for _ in range(2):
-        torch_kernels.aggregate_sum(block, message, out)
-        torch_kernels.aggregate_grad(block, message, "lhs", EdgeOperand.of(out, Target.V), x, None)
-    assert made == [block]
-    assert block.nbytes == before + 4 * 5

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate_cmp, aggregate_grad, aggregate_sum
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from tests.kernels import oracle
 
 pytestmark = [

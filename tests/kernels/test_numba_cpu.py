@@ -1,16 +1,14 @@
-"""What the Numba kernels promise beyond their results: threads, compilation ahead of use, large blocks."""
+"""What the Numba kernels promise beyond their results: threads, large blocks, one compilation for all shapes."""
 
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.kernels import (
@@ -27,9 +25,7 @@ from sar.kernels import (
     threads,
 )
 from sar.kernels import torch as torch_kernels
-from sar.kernels.compiler import kernel
 from sar.kernels.cpu import aggregate_loops as loops
-from sar.kernels.cpu.csr_view import rows_ahead
 from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
@@ -170,19 +166,6 @@ def test_sums_are_those_of_one_edge_after_the_other(dtype: torch.dtype) -> None:
         for edge in block.pieces(1):
             aggregate_sum(edge, message, apart)
         assert torch.equal(together, apart)
-
-
-@kernel
-def rows_ahead_of(array: NDArray[Any], width: Any) -> Any:
-    return rows_ahead(array, width)
-
-
-def test_narrow_rows_are_asked_for_sooner() -> None:
-    """Halves as soon as floats of as many bytes."""
-    for dtype, bytes_each in ((np.float32, 4), (np.uint16, 2)):
-        widths = [size // bytes_each for size in (4, 64, 68, 256, 512, 640, 1024, 40_000)]
-        ahead = [rows_ahead_of(np.zeros(0, dtype), np.uint64(width)) for width in widths]
-        assert ahead == [61, 61, 56, 46, 26, 16, 16, 16]
 
 
 def use_kernels(dtype: torch.dtype, heads: int) -> list[int]:

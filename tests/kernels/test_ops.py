@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import GraphError
-from sar.kernels import Op, operand_values_needed
-from tests.kernels.oracle import OPS, message_shape
+from tests.kernels.oracle import message_shape
 
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4).map(tuple)
 
@@ -41,15 +40,3 @@ def test_shapes_of_copies_and_of_dot_products_of_numbers() -> None:
     assert message_shape("dot", (), ()) == ()
     with pytest.raises(GraphError, match=r"\(2, 3\) and \(2, 1\)"):
         message_shape("dot", (2, 3), (2, 1))
-
-
-def test_values_needed() -> None:
-    table = {op: [operand_values_needed(Op(op), wrt) for wrt in ("lhs", "rhs")] for op in OPS}
-    neither = [(False, False), (False, False)]
-    product = [(False, True), (True, False)]
-    quotient = [(False, True), (True, True)]
-    assert table == {
-        **dict.fromkeys(("copy_lhs", "add", "sub"), neither),
-        **dict.fromkeys(("mul", "dot"), product),
-        "div": quotient,
-    }

@@ -125,18 +125,6 @@ def test_other_partitionings_and_numbers_of_workers(pool, tmp_path, savers, by_o
     assert [state for _, _, state, _ in loaded] == [2, 2]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_new_save_replaces_an_old_one_and_drafts(pool, world_size, tmp_path):
-    (tmp_path / ".draft-1").mkdir()
-    (tmp_path / ".draft-1" / "worker-6.pt").write_bytes(b"of an earlier time")
-    for _ in range(2):
-        pool.run(save, tmp_path, False, False, per_rank=cut(1, world_size))
-        version, latest = sorted(tmp_path.iterdir(), reverse=True)
-        assert latest.read_text() == f"{version.name}\n"
-        names = sorted(file.name for file in version.iterdir())
-        assert names == ["manifest.json", "shared.pt", *(f"worker-{rank}.pt" for rank in range(world_size))]
-
-
 def without_names(partition, folder, saves):
     del partition.node_features["orig_id"]
     emb, _ = trained(partition)
@@ -205,17 +193,3 @@ def test_files_that_cannot_be_read_are_an_error_on_all(pool, tmp_path, damage):
         assert "SarError" in require(failure).bases
         assert DAMAGES[damage][1] in failure.message, failure.message
         assert unchanged
-
-
-def save_in_the_way(partition, folder):
-    emb, _ = trained(partition)
-    return [catch_and_recover(emb.save, folder), catch(lambda: emb.save(folder, node_ids=torch.arange(99)))]
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_what_cannot_be_saved_is_an_error_on_all(pool, tmp_path):
-    (tmp_path / "file").write_text("in the way of a folder")
-    for failures in pool.run(save_in_the_way, tmp_path / "file" / "x", per_rank=cut(1, 2)):
-        assert all("SarError" in require(failure).bases for failure in failures)
-        assert "Nothing was saved" in failures[0].message
-        assert "node_ids" in failures[1].message

@@ -14,7 +14,7 @@ from sar.core.eager import is_exactly, views_of_nothing
 from sar.core.graph.graph import Features, GraphShardManager, layer_inputs, own_rows
 from sar.core.passing.attention import attention, recompute_linear
 from sar.errors import GraphError
-from sar.kernels.attention_operands import Score
+from sar.kernels.ops import Score
 from sar.logging_setup import logger
 
 Forward = Callable[..., Any]

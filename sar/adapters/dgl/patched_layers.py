@@ -34,7 +34,7 @@ from sar.core.overlap import meanwhile
 from sar.core.passing.at_sources import sum_at_sources
 from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, Operand, aggregate, copy_to_edges
 from sar.errors import GraphError
-from sar.kernels import Target, compile_ahead
+from sar.kernels import Target
 from sar.logging_setup import logger
 from sar.nn.edge_softmax import edge_softmax
 from sar.nn.statistics import DistributedBN1D, normalise
@@ -365,7 +365,6 @@ def patch_dgl() -> None:
     """
     if _replaced:
         return
-    compile_ahead()
     dgl = require_dgl()
     layers = importlib.import_module("dgl.nn.pytorch")
     _take_over(importlib.import_module("dgl.ops.edge_softmax").edge_softmax, _edge_softmax)

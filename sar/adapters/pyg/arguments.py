@@ -12,7 +12,6 @@ from torch_geometric.nn import MessagePassing
 from sar.adapters.pyg import attention
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, check_rows
 from sar.adapters.pyg.guarded import GuardedTensor
-from sar.core.passing.own_rows import FewRows
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,6 @@ class Arguments:
     dst: dict[str, Tensor]
     edge: dict[str, Tensor]  # with a row for each edge
     others: dict[str, Any]
-
-    def few(self, rows: FewRows) -> Arguments:
-        """The arguments on a few edges: see [Note: own rows]."""
-        sides = self.src, self.dst, self.edge
-        src, dst, edge = ({name: rows.of(values) for name, values in side.items()} for side in sides)
-        return Arguments(src, dst, edge, self.others)
 
     def part(self, src: slice, dst: slice, edge: slice) -> Arguments:
         """The arguments of some of the nodes and edges."""

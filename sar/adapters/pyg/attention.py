@@ -27,7 +27,7 @@ from sar.core.eager import is_written_in
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
 from sar.core.passing.reducers import PEAKS, by_head
-from sar.kernels.attention_operands import Score
+from sar.kernels.ops import Score
 from sar.per_thread import PerThread
 
 GAT = (conv.GATConv, conv.GATv2Conv)
@@ -174,19 +174,24 @@ def _softmax(original: Original, src: Tensor, *args: Any, **kwargs: Any) -> Tens
     return exponentials[-1]
 
 
-def _forward(original: Original, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Note whether a layer is asked for the weights of edges."""
-    asked = signature(original).bind(layer, *args, **kwargs).arguments.get("return_attention_weights")
-    layer.__dict__["_returns_weights"] = asked is not None
-    try:
-        return original(layer, *args, **kwargs)
-    finally:
-        del layer.__dict__["_returns_weights"]
+def _noting(place: int) -> Callable[..., Any]:
+    """A forward that notes whether it is asked for the weights of edges, by the argument at this place."""
+
+    def forward(original: Original, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        asked = args[place] if len(args) > place else kwargs.get("return_attention_weights")
+        layer.__dict__["_returns_weights"] = asked is not None
+        try:
+            return original(layer, *args, **kwargs)
+        finally:
+            del layer.__dict__["_returns_weights"]
+
+    return forward
 
 
 def install() -> None:
     """Replace the functions that the layers call."""
     for kind in RETURNING:
-        replace(kind, "forward", _forward)
+        places = list(signature(kind.forward).parameters)
+        replace(kind, "forward", _noting(places.index("return_attention_weights") - 1))
     for kind in WITH_SOFTMAX:
         replace(sys.modules[kind.__module__], "softmax", _softmax)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,8 +17,9 @@ from torch_geometric.utils import get_laplacian
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, check_rows
 from sar.adapters.pyg.guarded import Original, replace
-from sar.core.eager import views_of_nothing
+from sar.core.eager import uncompiled, views_of_nothing
 from sar.core.overlap import meanwhile
+from sar.lasting import lasting
 from sar.nn.statistics import global_max, global_mean, global_sum
 from sar.per_thread import PerThread
 
@@ -45,6 +47,22 @@ def _beside(name: str) -> Callable[..., Any]:
                 del self.__dict__[name]
 
     return forward
+
+
+def _kept(name: str) -> Callable[..., Any]:
+    """`remove_self_loops` or `add_self_loops` whose result is kept with the edges, so that they are not sorted anew."""
+
+    @uncompiled
+    def of_edges(original: Original, edges: Any, edge_attr: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        key = name, kwargs.get("num_nodes")
+        if not isinstance(edges, DistributedEdgeIndex) or edge_attr is not None or args:
+            return original(edges, edge_attr, *args, **kwargs)
+        kept = edges.__dict__.setdefault("loops", {})
+        if edges.sides and key not in kept:  # which raise if destinations have changed
+            kept[key], _ = lasting(original)(edges, None, **kwargs)
+        return kept[key], None
+
+    return of_edges
 
 
 def _both_ways(original: Original, self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -142,5 +160,8 @@ def install() -> None:
     replace(performer, "linear_attention", _linear_attention)
     replace(conv.GPSConv, "forward", _linearly)
     replace(conv.DirGNNConv, "forward", _both_ways)
+    for name in ("remove_self_loops", "add_self_loops"):
+        for kind in (conv.GATConv, conv.GATv2Conv):
+            replace(sys.modules[kind.__module__], name, _kept(name))
     for kind, root in ROOTS.items():
         replace(kind, "forward", _beside(root))

@@ -2,17 +2,18 @@
 
 [Note: messages of PyTorch Geometric]
 A layer's `message` runs on one tile of edges at a time, and again in the backward, if `aggregate` is one of sum, mean,
-max, min and mul, and if the message of an edge depends on that edge alone, or on a softmax that it is proportional to
-([Note: attention in one pass]). We try this before each call ([Note: own rows]). `message` also has to leave the layer
-as it is, and to call no module with hooks and no norm layer, because these see all edges in one call. If any of this
-fails on any worker, `propagate` runs as it is written: the values of all edges' sources are fetched once ([Note:
-numbers of nodes]), and memory holds all that it makes for each edge. Results at a node may then depend on all edges
-into it. If those of a user's layer depend on edges into other nodes, too, which may be on other workers, we raise.
+max, min and mul, and if `message` takes values of edges and of their ends only, or a softmax that it is proportional to
+([Note: attention in one pass]). Then the message of an edge must depend on that edge only (`SpotCheck`). If `message`
+takes `index`, say, or sets an attribute of the layer, or calls another worker, a norm layer or a module with hooks,
+`propagate` runs as it is written: the values of all edges' sources are fetched once ([Note: numbers of nodes]), and
+memory holds all that it makes for each edge. Messages may then depend on all edges into the same node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -21,17 +22,18 @@ from torch_geometric.nn import MessagePassing, aggr
 
 from sar.adapters.pyg import attention
 from sar.adapters.pyg.arguments import Arguments, arguments_of, check_sizes
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, SourceIndex
 from sar.adapters.pyg.guarded import Original, replace
-from sar.adapters.pyg.norms import refuse_unconverted
-from sar.adapters.pyg.tries import is_by_edge, is_of_library, looks_at_other_nodes
+from sar.adapters.pyg.norms import refuse_unconverted, takes_statistics
 from sar.comm import session
 from sar.comm.collectives import all_max
-from sar.core.eager import is_exactly, is_written_in, uncompiled, views_of_nothing
+from sar.core.eager import has_hooks, is_exactly, is_written_in, uncompiled, views_of_nothing
 from sar.core.graph.frames import Frame
 from sar.core.passing.batches import EdgeBatch, EdgeFields
+from sar.core.passing.captured import AmbientState
 from sar.core.passing.messages import COPY_SOURCE, Message, Operand, aggregate
 from sar.core.passing.python_messages import run_python
+from sar.core.passing.spot_check import Change, SpotCheck
 from sar.errors import GraphError
 from sar.kernels import Op, Target
 from sar.per_thread import PerThread
@@ -70,35 +72,107 @@ def _can_tile(conv: MessagePassing) -> bool:
 
 
 @uncompiled
-def _may_run_by_edge(
-    original: Original,
-    conv: MessagePassing,
-    edges: DistributedEdgeIndex,
-    kwargs: Mapping[str, Any],
-    arguments: Arguments | None = None,
-    *,
-    at_edges: bool = False,
-) -> bool:
-    """Whether messages may be made on some edges at a time, on all workers.
-
-    Raises a GraphError if `propagate`, or with `at_edges` `edge_updater`, would take a worker's edges for all.
-    """
+def _may_run_by_edge(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: Arguments | None) -> bool:
+    """Whether messages may be made on some edges at a time, on all workers."""
+    if arguments is None or _is_weighted_copy(conv, arguments):
+        return arguments is not None
     group = edges.numbering.graph._structure.group
-    is_copy = arguments is not None and _is_weighted_copy(conv, arguments)
-    is_tried = group.world_size > 1 and not is_of_library(conv)
-    if not is_tried and (is_copy or arguments is None):
-        return is_copy
-    by_edge = is_copy or (arguments is not None and is_by_edge(conv, edges, arguments))
     with group.guard():
-        by_others = is_tried and looks_at_other_nodes(original, conv, edges, kwargs, at_edges=at_edges)
-        found = group.agree(f"messages of {type(conv).__name__}", by_edge + 2 * by_others)
-    if max(found) > 1:
-        raise GraphError(
-            f"{type(conv).__name__} makes other results at a node if there are other edges into other nodes, as "
-            "with x_j.mean(0), len(x_j) or size_i, so that it would take a worker's edges for all. Combine the "
-            "workers by sar.nn.global_sum, or compute such values before the call."
-        )
-    return all(found)
+        needs_all = _needs_all_edges(conv, edges, arguments)
+        return not any(group.agree(f"messages of {type(conv).__name__}", needs_all))
+
+
+class _NeedsAllEdges(Exception):
+    """A module sees all edges in one call."""
+
+
+def _needs_all_edges(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: Arguments) -> bool:
+    """Whether `message`, when it runs on no edges, does what it should do once for all edges."""
+
+    def stop(*_: Any) -> None:
+        raise _NeedsAllEdges
+
+    def nothing(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: of_rows[:0].clone() for name, of_rows in values.items()}
+
+    def attributes() -> dict[tuple[int, str], tuple[int, int]]:
+        return {
+            (number, name): (id(value), value._version if isinstance(value, Tensor) and not value.is_inference() else 0)
+            for number, module in enumerate(conv.modules())
+            for name, value in (*vars(module).items(), *module._buffers.items())
+            if name != unread
+        }
+
+    scripted = [module for module in conv.modules() if isinstance(module, torch.jit.ScriptModule)]
+    if any(True for module in scripted for _ in module.buffers()):  # which may be statistics
+        return True
+    unread = "_alpha" if isinstance(conv, attention.RETURNING) and not attention.returns_weights(conv) else None
+    group, etype = edges.numbering.graph._structure.group, edges.numbering.relation.etype
+    with torch.inference_mode(False), torch.no_grad(), views_of_nothing(0), ExitStack() as stack:
+        stack.enter_context(AmbientState(edges.device, conv).with_spare_modules())
+        src, dst, edge = map(nothing, (arguments.src, arguments.dst, arguments.edge))
+        batch = EdgeBatch(src, dst, edge, etype, 0, lambda: NotImplemented)
+        for module in conv.modules():
+            if module is not conv and (has_hooks(module) or takes_statistics(module)):
+                stack.callback(module.register_forward_pre_hook(stop, prepend=True).remove)
+        call_id, before, has_summed = group.call_id, attributes(), group.has_summed
+        group.has_summed = False
+        try:
+            attention.message(conv, batch, arguments.others)
+        except _NeedsAllEdges:
+            return True
+        except Exception:  # if it is the user's, the call with edges raises it
+            return False
+        finally:
+            combines_workers = group.call_id > call_id or group.has_summed
+            group.has_summed = has_summed
+        changed = attributes() != before or any(values._version > 0 for values in edge.values())
+        return combines_workers or changed
+
+
+@contextmanager
+def _spot_checked(conv: MessagePassing, name: str, edges: DistributedEdgeIndex) -> Iterator[None]:
+    """Context in which a user's `message` or `edge_update` of all edges must not depend on edges into other nodes."""
+    function, group = getattr(conv, name), edges.numbering.graph._structure.group
+    if group.world_size == 1 or is_written_in(function, "torch_geometric"):
+        yield
+        return
+    destinations, state = edges.plain[1], AmbientState(edges.device, conv)
+    check = SpotCheck(edges.numbering.relation, f"{type(conv).__name__}.{name}", function, state, _ADVICE)
+
+    def rows_first(values: Tensor) -> Tensor:
+        return values.movedim(conv.node_dim, 0) if values.dim() > max(conv.node_dim, -1 - conv.node_dim) else values
+
+    def on_some_edges(given: Mapping[str, Any], rows: Tensor, change: Change) -> dict[str, Tensor]:
+        few = dict(given)
+        for argument, value in given.items():
+            if isinstance(value, DistributedEdgeIndex):
+                few[argument] = value[:, rows]
+            elif isinstance(value, SourceIndex):
+                few[argument] = value[rows]
+            elif isinstance(value, Tensor) and value.dim() and len(rows_first(value)) == len(destinations):
+                selected = change(rows_first(value)[rows])
+                few[argument] = selected.movedim(0, conv.node_dim) if rows_first(value) is not value else selected
+        return {"result": rows_first(function(**few))}
+
+    def call(**given: Any) -> Tensor:
+        call_id = group.call_id
+        result: Tensor = function(**given)
+        if group.call_id == call_id:  # else it combines the workers
+            check.compare({"result": rows_first(result)}, partial(on_some_edges, given), destinations)
+        return result
+
+    own = vars(conv).get(name)
+    vars(conv)[name] = call
+    try:
+        yield
+    finally:
+        vars(conv).pop(name) if own is None else vars(conv).update({name: own})
+
+
+_ADVICE = (
+    "The worker's edges are not all. Combine the workers by sar.nn.global_sum, or compute such values before the call."
+)
 
 
 def _of_all_types(conv: MessagePassing, joined: JoinedEdgeIndex, arguments: Arguments) -> Tensor:
@@ -122,6 +196,7 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: Argument
     context, others = graph.call_context(), arguments.others
     relation, reducer = context.relation, REDUCERS[type(conv.aggr_module)]
 
+    @wraps(conv.message)  # for the name, and the spot check
     def message(batch: EdgeBatch) -> dict[str, Tensor]:
         return attention.message(conv, batch, others)
 
@@ -214,7 +289,7 @@ def _across_workers(
     combined = attention.attend(conv, edges, kwargs) if can_tile and attention.in_one_pass(conv) else None
     if combined is None:
         arguments = arguments_of(conv, edges, kwargs) if can_tile else None
-        if _may_run_by_edge(original, conv, edges, kwargs, arguments) and arguments is not None:
+        if _may_run_by_edge(conv, edges, arguments) and arguments is not None:
             if isinstance(edges, JoinedEdgeIndex):
                 combined = _of_all_types(conv, edges, arguments)
             else:
@@ -226,7 +301,7 @@ def _across_workers(
     with group.guard():
         if isinstance(kwargs.get("alpha"), attention.Weights):
             kwargs["alpha"] = kwargs["alpha"].make(conv)
-        with _is_distributed.set_to(True), views_of_nothing(edges.size(1)):
+        with _is_distributed.set_to(True), views_of_nothing(edges.size(1)), _spot_checked(conv, "message", edges):
             return original(conv, edges, size=edges.sides, **kwargs)
 
 
@@ -234,7 +309,8 @@ def _edge_updater(original: Original, layer: Any, /, edge_index: Any, *args: Any
     if isinstance(edge_index, DistributedEdgeIndex) and not args:
         if isinstance(layer, attention.GAT) and attention.in_one_pass(layer):
             return attention.Weights(original, edge_index, kwargs)
-        _may_run_by_edge(original, layer, edge_index, kwargs, at_edges=True)
+        with _spot_checked(layer, "edge_update", edge_index):
+            return original(layer, edge_index, **kwargs)
     return original(layer, edge_index, *args, **kwargs)
 
 

@@ -28,7 +28,7 @@ from sar.kernels.attention import (
     project,
     project_grad,
 )
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from sar.spillable import spills
 
 SEED_STEP = 0xD1342543DE82EF95

@@ -4,7 +4,8 @@ A reduce function takes the messages of all nodes of one in-degree as one tensor
 memory: the worker holds the messages of all its edges.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
 from sar.core.graph.frames import Frame
-from sar.core.passing.own_rows import FewRows, refuse_other_rows
+from sar.core.passing.captured import AmbientState
+from sar.core.passing.spot_check import Change, SpotCheck, refuse_batch_norms, unchanged
 from sar.core.relation import Relation
 from sar.errors import FieldError, GraphError
 from sar.logging_setup import logger
@@ -162,11 +164,10 @@ def reduce_mailboxes(
 ) -> dict[str, Tensor]:
     """Call `function` once for every in-degree, as DGL does, and join the results.
 
-    If other workers have more nodes, each node's result must not depend on others: see [Note: own rows].
-
     Args:
         messages: (E, ...) each, in the visible edge order.
         nodes: fields of the destinations, (N_dst, ...) each.
+        has_peers: other workers have more nodes, so that each node's result must not depend on others.
 
     Returns:
         (N_dst, ...) each, 0 for nodes without messages.
@@ -174,21 +175,31 @@ def reduce_mailboxes(
     indptr, edge_ids = relation.in_edges
     pieces: list[Fields] = []
     rows: list[Tensor] = []
-    for degree, members in relation.nodes_by_degree:
+    name, state = function_name(function), AmbientState(indptr.device, function)
+    spot_check = SpotCheck(relation, name, function, state)
+
+    def call(degree: int, members: Tensor, few: Tensor | slice, change: Change) -> Mapping[str, Tensor]:
+        """The results at a few of the nodes of one in-degree; `change` is applied to all that the function reads."""
+        members = members[few]
         slots = torch.arange(degree, device=members.device)
         chosen = edge_ids[(indptr[members].unsqueeze(1) + slots).flatten()]
         mailbox = {
-            name: m.index_select(0, chosen).view(len(members), degree, *m.shape[1:]) for name, m in messages.items()
+            name: change(m.index_select(0, chosen)).view(len(members), degree, *m.shape[1:])
+            for name, m in messages.items()
         }
-        data = RowView(nodes, partial(torch.index_select, dim=0, index=members))
-        batch = NodeBatch(members, data, mailbox, relation.etype[2])
-        if has_peers and not pieces:
-            _refuse_other_nodes(function, batch, members.device)
+        data = RowView(nodes, lambda column: change(column.index_select(0, members)))
+        return checked_results(function, function(NodeBatch(members, data, mailbox, relation.etype[2])), len(members))
+
+    for degree, members in relation.nodes_by_degree:
+        with refuse_batch_norms(name, state) if has_peers else nullcontext():
+            results = call(degree, members, slice(None), unchanged)
+        if has_peers and spot_check.is_due:
+            spot_check.compare(results, partial(call, degree, members))
         rows.append(members)
-        pieces.append(checked_results(function, function(batch), len(members)))
+        pieces.append(results)
     if not pieces:
 
-        def call(count: int) -> Mapping[str, Tensor]:
+        def call_on(count: int) -> Mapping[str, Tensor]:
             # The mailbox depends on the messages, so that this worker's backward reaches the other workers, too.
             mailbox = {
                 name: torch.cat([m[:0], m.new_zeros(count, *m.shape[1:])]).unsqueeze(1) for name, m in messages.items()
@@ -198,20 +209,12 @@ def reduce_mailboxes(
             return checked_results(function, function(NodeBatch(members, data, mailbox, relation.etype[2])), count)
 
         rows.append(relation.in_degrees.new_empty(0))
-        pieces.append(results_on_nothing(function, call))
-    index, results = torch.cat(rows), {}
+        pieces.append(results_on_nothing(function, call_on))
+    index, whole = torch.cat(rows), {}
     for name in pieces[0]:
         values = torch.cat([piece[name] for piece in pieces])
-        results[name] = values.new_zeros(relation.num_dst, *values.shape[1:]).index_copy(0, index, values)
-    return results
-
-
-def _refuse_other_nodes(function: NodeFunction, batch: NodeBatch, device: torch.device) -> None:
-    def on_few(rows: FewRows) -> Iterable[Tensor]:
-        mailbox = {name: rows.of(messages) for name, messages in (batch.mailbox or {}).items()}
-        return function(NodeBatch(rows.of(batch.nodes()), RowView(batch.data, rows.of), mailbox, batch.ntype)).values()
-
-    refuse_other_rows(function_name(function), function, on_few, device)
+        whole[name] = values.new_zeros(relation.num_dst, *values.shape[1:]).index_copy(0, index, values)
+    return whole
 
 
 def apply_nodes(function: NodeFunction, new: Mapping[str, Tensor], frame: Frame, ntype: str) -> dict[str, Tensor]:

@@ -22,12 +22,14 @@ weighted sums by destination with a tolerance.
 """
 
 import random
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.random import mtrand
 from torch import Tensor, nn
@@ -222,14 +224,17 @@ class AmbientState:
         if device.type == "cuda":
             get, put = torch.cuda.get_rng_state, torch.cuda.set_rng_state
             self._switches.append((partial(get, device), partial(put, device=device)))
+        while isinstance(function, partial):
+            function = function.func
         # Modules that the function is or uses: its object, closure variables, and the globals that it names.
         inner = getattr(function, "__func__", function)
         reached = [getattr(function, "__self__", function)]
         reached += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if cell != _EMPTY]
         if isinstance(inner, FunctionType):
             reached += [inner.__globals__.get(name) for name in inner.__code__.co_names]
-        self._modules = [module for each in reached if isinstance(each, nn.Module) for module in each.modules()]
-        for module in self._modules:
+        self.identity = tuple(map(_identity, reached))  # keeps nothing of it alive
+        self.modules = [module for each in reached if isinstance(each, nn.Module) for module in each.modules()]
+        for module in self.modules:
             self._switches.append((partial(getattr, module, "training"), partial(setattr, module, "training")))
         self._states = [get() for get, _ in self._switches]
         self._autocast = [
@@ -237,6 +242,11 @@ class AmbientState:
             for kind in sorted({"cpu", device.type})
             if torch.amp.is_autocast_available(kind)  # not for tensors without values
         ]
+
+    def has_changed(self) -> bool:
+        """Whether the random generators, say, have advanced since."""
+        present = tree_leaves([get() for get, _ in self._switches])
+        return not all(map(np.array_equal, tree_leaves(self._states), present))
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -256,17 +266,33 @@ class AmbientState:
             yield
 
     @contextmanager
-    def with_spare_buffers(self) -> Iterator[None]:
-        """Context with the saved state, in which the function's modules have copies of their buffers."""
-        before = [(module._buffers, dict(module._buffers)) for module in self._modules]
+    def with_spare_modules(self) -> Iterator[None]:
+        """Context with the saved state, after which the function's modules have the attributes and buffers of before.
+
+        Those of TorchScript stay as they are.
+        """
+        modules = [module for module in self.modules if isinstance(module._buffers, dict)]
+        owners = [owner for module in modules for owner in (vars(module), module._buffers)]
+        before = [dict(owner) for owner in owners]
         with self.restored():
             try:
-                for buffers, old in before:
-                    buffers.update({name: buffer.clone() for name, buffer in old.items() if buffer is not None})
+                for module in modules:
+                    buffers = module._buffers
+                    buffers.update({name: buffer.clone() for name, buffer in buffers.items() if buffer is not None})
                 yield
             finally:
-                for buffers, old in before:
-                    buffers.update(old)
+                for owner, old in zip(owners, before, strict=True):
+                    owner.clear()
+                    owner.update(old)
+
+
+def _identity(used: Any) -> Any:
+    """What tells objects that a function uses apart."""
+    if isinstance(used, nn.Module):
+        return weakref.ref(used)
+    if isinstance(used, FunctionType | MethodType):
+        return used.__code__
+    return used if isinstance(used, str | bool) else type(used)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ random generators, autocast and modules; and parameters and captured tensors, wh
 captured tensors]). We check that it computes the same messages ([Note: fingerprints]).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -35,8 +35,8 @@ from sar.core.passing.batches import (
     results_on_nothing,
 )
 from sar.core.passing.captured import AmbientState, Captured, FindCaptured, Fingerprint, StandIns, recorded_alike
-from sar.core.passing.own_rows import FewRows, refuse_other_rows
 from sar.core.passing.reducers import PEAKS, REAL_ONLY, REDUCERS, edge_rows, gather_rows
+from sar.core.passing.spot_check import Alone, Change, SpotCheck, refuse_batch_norms
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, OnlineSoftmax, Target, accumulation_dtype, add_rows
 
@@ -69,29 +69,12 @@ def run_python(
         messages = {reduced: messages[reduced]}
     if not messages:
         return {}
-    _refuse_other_edges(context, function, recording.read, messages)
     for name, message in messages.items():
         others = ("sum", "mean") if message.is_complex() else ("sum", "prod") if reduced is None else ()
         if reducer is not None and not message.is_floating_point() and reducer not in others:
             raise GraphError(f"{name!r} of {function_name(function)} is {message.dtype}; {REAL_ONLY}")
     call = PythonCall(context, function, recording, reducer, list(messages))
     return dict(zip([*messages, PEAKS], call.apply(*recording.columns, *recording.captured), strict=False))
-
-
-def _refuse_other_edges(
-    context: CallContext, function: MessageFunction, read: list[dict[str, Tensor]], names: Iterable[str]
-) -> None:
-    """Raise unless the messages of these names are of their own edges: see [Note: own rows]."""
-    device = context.structure.device
-
-    def on_few(rows: FewRows) -> list[Tensor]:
-        src, dst, edge = ({name: rows.of(column) for name, column in columns.items()} for columns in read)
-        count = len(rows.numbers)
-        ids = rows.of(torch.arange(count, device=device))
-        messages = function(EdgeBatch(src, dst, edge, context.relation.etype, count, lambda: (ids, ids, ids)))
-        return [messages[name] for name in names]
-
-    refuse_other_rows(function_name(function), function, on_few, device)
 
 
 # -- recording the function
@@ -128,7 +111,7 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
         captured.update((id(tensor), tensor) for tensor in finder.captured(messages.values()))
         return messages
 
-    with state.restored():
+    with state.restored(), refuse_batch_norms(function_name(function), state):
         recorded = results_on_nothing(function, call)
     read = [{name: frame[name] for name in sorted(names)} for frame, names in zip(fields, reads, strict=True)]
     used = list(captured.values()) if torch.is_grad_enabled() else []
@@ -185,6 +168,7 @@ class PythonCall(TileCall):
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
         self.captured = Captured(function, recording.captured)
         self.state = recording.state
+        self.spot_check = SpotCheck(context.relation, self.name, function, recording.state)
 
     def flags(self) -> int:
         if not self.differentiable:
@@ -213,6 +197,9 @@ class PythonCall(TileCall):
                 rows = self.rows(part, tile, fields)
                 with leaves, self.state.autocast(), recorded_alike(bool(self.needed)):
                     messages = self.run(part, tile, rows, softmax.rise, self.fingerprint)
+                if self.spot_check.is_due:
+                    made = {name: messages[name] for name in self.reducers}
+                    self.spot_check.compare(made, self.on_some_edges(part, tile, rows, softmax, leaves))
                 for name, reducer in self.reducers.items():
                     reducer.add(part, messages[name].detach())
                 del messages, rows  # free the messages before the next ones
@@ -284,6 +271,21 @@ class PythonCall(TileCall):
             for key, values in (compared or {key: messages[key] for key in self.made}).items():
                 fingerprint.add(key, values.detach(), ids)
         return messages
+
+    def on_some_edges(
+        self, part: EdgeBlock, tile: Tile, rows: ByKind, softmax: OnlineSoftmax, leaves: StandIns
+    ) -> Alone:
+        """The function on some edges of a part, with fields `rows`, for the spot check."""
+        destinations, ids = part.destinations(0, part.num_edges), part.ids(0, part.num_edges)
+
+        def alone(few: Tensor, change: Change) -> Mapping[str, Tensor]:
+            cols = part.cols[few]
+            block = EdgeBlock.from_coo(cols, destinations[few], part.num_src, part.num_dst, edge_ids=ids[few])
+            fields = ByKind([*map(change, rows.src)], [*map(change, rows.dst)], [change(x[few]) for x in rows.edge])
+            with leaves, self.state.autocast():
+                return self.run(block, tile, fields, softmax.exponentials, Fingerprint(few.device))
+
+        return alone
 
     def _find_ends(self, block: EdgeBlock, halo: HaloSlice | None) -> tuple[Tensor, Tensor]:
         """Global IDs of the edges' sources and destinations, (E_block,) each."""

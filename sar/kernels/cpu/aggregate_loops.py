@@ -88,13 +88,32 @@ class Row(NamedTuple):
     at: Index
 
 
-Function = Any  # compiled
-
-
 @inline
 def _row(table: Table, width: Index, csr: CSRView, own: Index, p: Index) -> Any:
     """The row of edge p in a table."""
     return Row(table.values, row_of(table.whose, csr, own, p) * width)
+
+
+@inline
+def _rows(csr: CSRView, formula: Formula, own: Index, p: Index, a: Table, b: Table, out: Table) -> Any:
+    """The rows of edge p in a, b and out. Those of later edges are asked for."""
+    layout = formula.layout
+    look_ahead(a.whose, csr, p, a.values, layout.a_width)
+    if formula.op != COPY:
+        look_ahead(b.whose, csr, p, b.values, layout.b_width)
+    row_a, row_b = _row(a, layout.a_width, csr, own, p), _row(b, layout.b_width, csr, own, p)
+    return row_a, row_b, _row(out, layout.out_width, csr, own, p)
+
+
+@inline
+def _run(layout: Layout, h: Index, rows: Any) -> Any:
+    """Where run h begins in rows of a, b and out."""
+    a, b, out = rows
+    at_a, at_b = Row(a.values, a.at + layout.a_offsets[h]), Row(b.values, b.at + layout.b_offsets[h])
+    return at_a, at_b, Row(out.values, out.at + layout.out_offsets[h])
+
+
+# -- what is done with one element
 
 
 @inline
@@ -115,14 +134,17 @@ def _keep_best(out: Array, i: Index, value: Any, arg: Array, edge_id: Any, large
     arg[i] = edge_id if better else best_id
 
 
-def _run(operator: Any, store: Function, helper: Any) -> Function:
-    """A function that stores operator(sign, a, b) for one run, summed over the run if out has step 0.
+# -- what is done with one run: one function for each operation and each way to store its results
 
-    It passes the arguments after `out` to `store`. `helper` compiles it.
+
+def _loop(operator: Any, store: Any, compile_helper: Any) -> Any:
+    """A loop that stores operator(sign, a, b), summed over the run if out has step 0.
+
+    It passes the arguments after `out` to `store`.
     """
     operator = inline(operator)
 
-    def run(layout: Layout, sign: Any, a: Row, b: Row, out: Row, *rest: Any) -> None:
+    def loop(layout: Layout, sign: Any, a: Row, b: Row, out: Row, *rest: Any) -> None:
         if layout.out_step == ZERO:  # then both others have step 1
             total = operator(sign, a.values[a.at], b.values[b.at])
             for i in range(ONE, layout.length):
@@ -138,28 +160,28 @@ def _run(operator: Any, store: Function, helper: Any) -> Function:
             for i in range(layout.length):
                 store(out.values, out.at + i, operator(sign, a.values[a.at + i], b.values[b.at + i]), *rest)
 
-    return helper(run)
+    return compile_helper(loop)
 
 
-def _runs(store: Function, helper: Any = inline) -> dict[int, Function]:
-    """Functions of one run by operation."""
-    return {
-        COPY: _run(lambda sign, x, y: sign * wide(x), store, helper),
-        ADD: _run(lambda sign, x, y: wide(x) + sign * wide(y), store, helper),
-        MUL: _run(lambda sign, x, y: wide(x) * wide(y), store, helper),
-        DIV: _run(lambda sign, x, y: wide(x) / wide(y), store, helper),
-    }
+def _loops(store: Any, compile_helper: Any) -> list[Any]:
+    """The loops of COPY, ADD, MUL and DIV."""
+    return [
+        _loop(lambda sign, x, y: sign * wide(x), store, compile_helper),
+        _loop(lambda sign, x, y: wide(x) + sign * wide(y), store, compile_helper),
+        _loop(lambda sign, x, y: wide(x) * wide(y), store, compile_helper),
+        _loop(lambda sign, x, y: wide(x) / wide(y), store, compile_helper),
+    ]
 
 
-def _run_where(operator: Any) -> Function:
-    """A function that adds operator(sign, a, b, c) to out where `arg`, laid out as a, is the edge's ID.
+def _loop_where(operator: Any) -> Any:
+    """A loop that adds operator(sign, a, b, c) to out where `arg`, laid out as a, is the edge's ID.
 
     c is laid out as out. Where arg is empty it adds everywhere.
     """
     operator = inline(operator)
 
     @inline
-    def run(layout: Layout, sign: Any, a: Row, b: Row, out: Row, c: Array, arg: Array, edge_id: Any) -> None:
+    def loop(layout: Layout, sign: Any, a: Row, b: Row, out: Row, c: Array, arg: Array, edge_id: Any) -> None:
         if arg.size == 0:
             for i in range(layout.length):
                 here, there = a.at + i * layout.a_step, out.at + i * layout.out_step
@@ -170,85 +192,115 @@ def _run_where(operator: Any) -> Function:
                 value = operator(sign, a.values[here], b.values[b.at + i * layout.b_step], c[there])
                 _add(out.values, there, value if arg[here] == edge_id else np.float32(0))
 
-    return run
+    return loop
 
 
-def _combine(runs: dict[int, Function]) -> Function:
-    """A function that does all runs of an edge, from its rows of a, b and out; `runs` has one for each operation."""
-    run = _choose(list(runs.items()))
-
-    @inline
-    def combine(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, *rest: Any) -> None:
-        layout, sign = formula.layout, np.float32(formula.sign)
-        for h in range(u64(layout.a_offsets.size)):
-            at_a = Row(a.values, a.at + layout.a_offsets[h])
-            at_b = Row(b.values, b.at + layout.b_offsets[h])
-            at_out = Row(out.values, out.at + layout.out_offsets[h])
-            run(formula.op, layout, sign, at_a, at_b, at_out, *rest)
-
-    return combine
+_set_copy, _set_sum, _set_product, _set_quotient = _loops(_set, inline)
+_add_copy, _add_sum, _add_product, _add_quotient = _loops(_add, inline_distinct)
+_best_copy, _best_sum, _best_product, _best_quotient = _loops(_keep_best, inline)
+_copy_where = _loop_where(lambda sign, x, y, z: sign * wide(x))
+_product_where = _loop_where(lambda sign, x, y, z: wide(x) * wide(y))
+_quotient_where = _loop_where(lambda sign, x, y, z: wide(x) / wide(y))
+_derivative_where = _loop_where(lambda sign, x, y, z: -wide(x) * wide(y) / (wide(z) * wide(z)))
 
 
-def _choose(runs: list[tuple[int, Function]]) -> Function:
-    """A function run(op, *operands) that calls that of these functions which has this operation."""
-    (first, run_first), *others = runs
-    if not others:
-        return inline(lambda op, *operands: run_first(*operands))
-    run_other = _choose(others)
-
-    @inline
-    def run(op: int, *operands: Any) -> None:
-        if op == first:
-            run_first(*operands)
-        else:
-            run_other(op, *operands)
-
-    return run
+# -- the kernels, which go through the edges of groups begin to end
 
 
-def _over_edges(name: str, visit: Function) -> Function:
-    """A kernel that calls visit(csr, p, formula, a, b, out, *rest) for each edge p of groups begin to end.
+@kernel
+def accumulate(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
+    """Add op(a, b) to rows of out, for COPY and MUL."""
+    layout, sign = formula.layout, np.float32(formula.sign)
+    for group in range(u64(begin), u64(end)):
+        own = own_row(csr, group)
+        for p in range(u64(csr.indptr[group]), u64(csr.indptr[group + ONE])):
+            rows = _rows(csr, formula, own, p, a, b, out)
+            for h in range(u64(layout.a_offsets.size)):
+                if formula.op == COPY:
+                    _add_copy(layout, sign, *_run(layout, h, rows))
+                else:
+                    _add_product(layout, sign, *_run(layout, h, rows))
 
-    The arguments a, b and out of `visit` are the rows of the edge.
+
+@kernel
+def accumulate_others(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
+    """As `accumulate`, for ADD and DIV, which few programs need and all would compile."""
+    layout, sign = formula.layout, np.float32(formula.sign)
+    for group in range(u64(begin), u64(end)):
+        own = own_row(csr, group)
+        for p in range(u64(csr.indptr[group]), u64(csr.indptr[group + ONE])):
+            rows = _rows(csr, formula, own, p, a, b, out)
+            for h in range(u64(layout.a_offsets.size)):
+                if formula.op == ADD:
+                    _add_sum(layout, sign, *_run(layout, h, rows))
+                else:
+                    _add_quotient(layout, sign, *_run(layout, h, rows))
+
+
+@kernel
+def assign(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
+    """Write op(a, b) to rows of out."""
+    layout, sign = formula.layout, np.float32(formula.sign)
+    for group in range(u64(begin), u64(end)):
+        own = own_row(csr, group)
+        for p in range(u64(csr.indptr[group]), u64(csr.indptr[group + ONE])):
+            rows = _rows(csr, formula, own, p, a, b, out)
+            for h in range(u64(layout.a_offsets.size)):
+                if formula.op == COPY:
+                    _set_copy(layout, sign, *_run(layout, h, rows))
+                elif formula.op == ADD:
+                    _set_sum(layout, sign, *_run(layout, h, rows))
+                elif formula.op == MUL:
+                    _set_product(layout, sign, *_run(layout, h, rows))
+                else:
+                    _set_quotient(layout, sign, *_run(layout, h, rows))
+
+
+@kernel
+def compare(
+    begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, arg: Array, largest: bool
+) -> None:
+    """Keep in rows of out the greatest (least) op(a, b), in arg its edge ID."""
+    layout, sign = formula.layout, np.float32(formula.sign)
+    for group in range(u64(begin), u64(end)):
+        own = own_row(csr, group)
+        for p in range(u64(csr.indptr[group]), u64(csr.indptr[group + ONE])):
+            rows, edge_id = _rows(csr, formula, own, p, a, b, out), arg.dtype.type(edge_row(csr, p))
+            for h in range(u64(layout.a_offsets.size)):
+                if formula.op == COPY:
+                    _best_copy(layout, sign, *_run(layout, h, rows), arg, edge_id, largest)
+                elif formula.op == ADD:
+                    _best_sum(layout, sign, *_run(layout, h, rows), arg, edge_id, largest)
+                elif formula.op == MUL:
+                    _best_product(layout, sign, *_run(layout, h, rows), arg, edge_id, largest)
+                else:
+                    _best_quotient(layout, sign, *_run(layout, h, rows), arg, edge_id, largest)
+
+
+@kernel
+def accumulate_where(
+    begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, c: Array, arg: Table
+) -> None:
+    """As `accumulate`, with a third operand, and only for elements whose arg is the edge's ID; for all if it is empty.
+
+    This is slower; it serves the gradients of maxima, minima and denominators. c has the rows and layout of out, arg
+    those of a.
     """
-
-    def run(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, *rest: Any) -> None:
-        layout = formula.layout
-        for group in range(u64(begin), u64(end)):
-            own = own_row(csr, group)
-            for p in range(u64(csr.indptr[group]), u64(csr.indptr[group + ONE])):
-                look_ahead(a.whose, csr, p, a.values, layout.a_width)
-                if formula.op != COPY:
-                    look_ahead(b.whose, csr, p, b.values, layout.b_width)
-                row_a = _row(a, layout.a_width, csr, own, p)
-                row_b = _row(b, layout.b_width, csr, own, p)
-                row_out = _row(out, layout.out_width, csr, own, p)
-                visit(csr, p, formula, row_a, row_b, row_out, *rest)
-
-    run.__name__ = name
-    return kernel(run)
-
-
-_adding = _runs(_add, inline_distinct)
-_combine_best = _combine(_runs(_keep_best))
-_combine_where = _combine(
-    {
-        COPY: _run_where(lambda sign, x, y, z: sign * wide(x)),
-        MUL: _run_where(lambda sign, x, y, z: wide(x) * wide(y)),
-        DIV: _run_where(lambda sign, x, y, z: wide(x) / wide(y)),
-        DIV_RHS: _run_where(lambda sign, x, y, z: -wide(x) * wide(y) / (wide(z) * wide(z))),
-    }
-)
-
-
-assign = _over_edges("assign", _combine(_runs(_set)))
-"""Writes op(a, b) to rows of out."""
-
-accumulate = _over_edges("accumulate", _combine({op: _adding[op] for op in (COPY, MUL)}))
-"""Adds op(a, b) to rows of out, for COPY and MUL."""
-
-accumulate_others = _over_edges("accumulate_others", _combine({op: _adding[op] for op in (ADD, DIV)}))
-"""As `accumulate`, for ADD and DIV."""
+    layout, sign = formula.layout, np.float32(formula.sign)
+    for group in range(u64(begin), u64(end)):
+        own = own_row(csr, group)
+        for p in range(u64(csr.indptr[group]), u64(csr.indptr[group + ONE])):
+            look_ahead(arg.whose, csr, p, arg.values, layout.a_width)
+            rows, edge_id = _rows(csr, formula, own, p, a, b, out), arg.values.dtype.type(edge_row(csr, p))
+            for h in range(u64(layout.a_offsets.size)):
+                if formula.op == COPY:
+                    _copy_where(layout, sign, *_run(layout, h, rows), c, arg.values, edge_id)
+                elif formula.op == MUL:
+                    _product_where(layout, sign, *_run(layout, h, rows), c, arg.values, edge_id)
+                elif formula.op == DIV:
+                    _quotient_where(layout, sign, *_run(layout, h, rows), c, arg.values, edge_id)
+                else:
+                    _derivative_where(layout, sign, *_run(layout, h, rows), c, arg.values, edge_id)
 
 
 _add_rows = row_sums(lambda p: None)
@@ -283,29 +335,6 @@ def accumulate_rows(
                 _add_scaled_rows(*where, csr, own, b, layout.b_width, layout.b_offsets[h])
     if fresh and u64(end) == groups:
         clear(out.values, cleared * layout.out_width, u64(out.values.size))
-
-
-@inline
-def _compare(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, arg: Array, largest: bool) -> None:
-    _combine_best(csr, p, formula, a, b, out, arg, arg.dtype.type(edge_row(csr, p)), largest)
-
-
-compare = _over_edges("compare", _compare)
-"""Keeps in rows of out the greatest (least) op(a, b), in arg its edge ID."""
-
-
-@inline
-def _add_where(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, c: Array, arg: Table) -> None:
-    look_ahead(arg.whose, csr, p, arg.values, formula.layout.a_width)
-    _combine_where(csr, p, formula, a, b, out, c, arg.values, arg.values.dtype.type(edge_row(csr, p)))
-
-
-accumulate_where = _over_edges("accumulate_where", _add_where)
-"""As `accumulate`, with a third operand, and only for elements whose arg is the edge's ID; for all if arg is empty.
-
-This is slower; it serves the gradients of maxima, minima and denominators. c has the rows and layout of out, arg those
-of a.
-"""
 
 
 @kernel

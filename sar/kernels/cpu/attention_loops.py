@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sar import splitmix
-from sar.kernels import attention_operands as operands
+from sar.kernels import ops as operands
 from sar.kernels.compiler import inline, inline_distinct, kernel
 from sar.kernels.cpu.csr_view import ONE, OTHER, OWN, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row
 from sar.kernels.cpu.rows import add_leaky, add_scaled, add_slopes, dot, dot_leaky, exponentials, row_sums, scale
@@ -83,7 +83,7 @@ class Scored(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """As `sar.kernels.attention_operands.OnlineSoftmaxState`."""
+    """As `sar.kernels.ops.OnlineSoftmaxState`."""
 
     out: Array
     peak: Array

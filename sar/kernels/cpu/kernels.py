@@ -11,14 +11,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from sar.kernels.cpu import aggregate_loops as loops
 from sar.kernels.cpu import attention_loops
 from sar.kernels.cpu.aggregate_loops import Formula, Table, make_layout
 from sar.kernels.cpu.attention_loops import CHUNK, Heads, Incoming, Scored, Scratch, SourceGradients, Sums
 from sar.kernels.cpu.csr_view import EDGE, NO_INDICES, OTHER, OWN, CSRView, by_destination, by_source
 from sar.kernels.edge_block import EdgeBlock
-from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, aligned_message_shape
+from sar.kernels.ops import (
+    Attention,
+    AttentionOperands,
+    EdgeMessage,
+    EdgeOperand,
+    Gradients,
+    OnlineSoftmaxState,
+    Op,
+    Score,
+    Target,
+    aligned_message_shape,
+)
 from sar.kernels.threads import run_balanced, run_rows
 from sar.tensor_views import as_numpy
 

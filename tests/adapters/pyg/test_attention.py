@@ -13,10 +13,8 @@ from torch_geometric.utils import degree, softmax
 import sar
 from sar.adapters.pyg import attention, propagate
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
-from sar.core.passing import own_rows
-from sar.errors import GraphError
 from tests.graphs import EdgeList, partition_in_memory, random_graph
-from tests.parity.harness import build, check, deal, random_data, run_everywhere, weighted_sum
+from tests.parity.harness import build, check, deal, random_data, weighted_sum
 from tests.parity.pyg_layers import IN, LAYERS, OUT, edges_of
 from tests.parity.scenarios import SCENARIOS, scattered
 
@@ -179,13 +177,12 @@ def counted(graph, data):
     if dist.is_initialized():
         rows, edges_at_once = graph._relation(None).blocks, max(layer.counts)
         assert edges_at_once <= max(block.num_src + block.num_dst for block in rows) < max(b.num_edges for b in rows)
-        tried = [
-            len(own_rows.FIRST.numbers),
-            len(own_rows.SECOND.numbers),
-        ]  # to see whether messages depend on their own edge alone
-        assert layer.counts[:2] == tried
-        more = tried if dist.get_world_size() > 1 else []  # and on edges into other nodes
-        assert sum(layer.counts[2:]) == edges.size(1) + 2 * sum(more)
+        nothing, checked = layer.counts.count(0), [count for count in layer.counts if count <= 4]
+        assert sum(layer.counts) - sum(checked) <= edges.size(1) <= sum(layer.counts)
+        assert nothing == 2  # to see what it needs, and to record it
+        layer.counts.clear()
+        layer(x, edges)
+        assert sum(layer.counts) == edges.size(1)
     weighted_sum(out, data.nodes["cotangent"]).backward()
     return {"node out": out, "node x.grad": x.grad}
 
@@ -197,7 +194,7 @@ def test_messages_are_made_of_a_bounded_number_of_edges(pool, world_size):
 
 
 class Own(pyg.MessagePassing):
-    """Layers whose messages need more than their own edge, or cannot be tried."""
+    """A user's layer. With `index`, its message is made of all edges into a worker's nodes at once."""
 
     def __init__(self, kind):
         super().__init__("sum", node_dim=0)
@@ -205,64 +202,57 @@ class Own(pyg.MessagePassing):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         if kind == "scripted":
             self.norm = torch.jit.script(torch.nn.BatchNorm1d(IN).double())
-        if kind == "hook":
-            self.register_message_forward_hook(lambda layer, given, messages: messages / len(messages))
 
     def forward(self, x, edges):
         weights = self.edge_updater(edges, x=x)
-        return self.propagate(edges, x=x, target=edges[1], weights=weights)
+        return self.propagate(edges, x=x, weights=weights)
 
     def edge_update(self, x_j):
         return x_j[:, :1] / len(x_j) if self.kind == "edge_update" else x_j[:, :1]
 
-    def message(self, x_j, target, weights):
-        made = MESSAGES.get(self.kind, lambda x, target: x.sin())(x_j, target)
+    def message(self, x_j, x_i, weights):
         if self.kind == "scripted":
             return self.norm(x_j)
         if self.kind == "finite":
             assert x_j.isfinite().all()
         if self.kind == "counter":
             self.calls += 1
-        return made * weights
+        return MESSAGES.get(self.kind, lambda x, index: x.sin())(x_j, x_i) * weights
 
-    def update(self, out):
-        return out - out.mean(0) if self.kind == "update" else out
+
+class OwnWithIndex(Own):
+    def message(self, x_j, index, edge_index, weights):
+        assert len(x_j) == len(index) == edge_index.size(1)
+        return MESSAGES.get(self.kind, lambda x, index: x.sin())(x_j, index) * weights
 
 
 MESSAGES = {
-    "softmax": softmax,  # not by the argument that PyTorch Geometric gives
-    "degree": lambda x, target: x / degree(target)[target].unsqueeze(1),
-    "noise": lambda x, target: x * torch.randint_like(x, 2, 3) + functional.dropout(x, 0.5, training=False),
+    "softmax": softmax,  # with an index, as are degrees
+    "degree": lambda x, index: x / degree(index)[index].unsqueeze(1),
+    "noise": lambda x, index: x * torch.randint_like(x, 2, 3) + functional.dropout(x, 0.5, training=False),
 }
 OVER_ALL = {
-    "mean": lambda x, target: x - x.mean(0),
-    "positive mean": lambda x, target: x - x[x > 0].mean(),
-    "count": lambda x, target: x / x.size(0),
-    "small": lambda x, target: 1e-9 * x * len(x) ** -0.5,
-    "places": lambda x, target: x * torch.arange(x.size(0)).unsqueeze(1),
-    "first": lambda x, target: x - x[:1],
-    "sums so far": lambda x, target: x.cumsum(0),
-    "ranks": lambda x, target: x * x.argsort(0).argsort(0),
+    "mean": lambda x, index: x - x.mean(0),
+    "positive mean": lambda x, index: x - x[x > 0].mean(),
+    "count": lambda x, index: x / x.size(0),
+    "places": lambda x, index: x * torch.arange(x.size(0)).unsqueeze(1),
+    "first": lambda x, index: x - x[:1],
+    "sums so far": lambda x, index: x.cumsum(0),
+    "ranks": lambda x, index: x * x.argsort(0).argsort(0),
 }
 """Messages that are of all edges, by their values, number or order."""
 MESSAGES |= OVER_ALL
 
 
-def of_ones_own(graph, data, kind):
-    layer, x = Own(kind), data.leaf("x")
+def of_ones_own(graph, data, kind, layer=Own):
+    layer, x = layer(kind), data.leaf("x")
     out = layer(x, edges_of(graph))
     weighted_sum(out, data.nodes["cotangent"]).backward()
-    buffers = {f"same {name}": value.double() for name, value in layer.named_buffers()}
-    return {"node out": out, "node x.grad": x.grad, **buffers}
+    return {"node out": out, "node x.grad": x.grad, "same calls": layer.calls.double()}
 
 
-def refused_on_several(graph, data, kind):
-    """Until the workers are combined, so that nothing has to be tried."""
-    with pytest.raises(GraphError, match=r"Own makes other results at a node .* sar\.nn\.global_sum"):
-        of_ones_own(graph, data, kind)
-    with pytest.raises(GraphError, match="EdgeConv makes other results at a node"):
-        pyg.EdgeConv(torch.nn.Softmax(0))(data.nodes["x"], edges_of(graph))
-    return {}
+def refused(mine, kind, layer):
+    of_ones_own(build(mine[0], 1), mine[1], kind, layer)
 
 
 def combined_by_the_user(graph, data):
@@ -278,15 +268,22 @@ def combined_by_the_user(graph, data):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_messages_that_cannot_be_made_on_some_edges(pool, world_size):
+def test_layers_of_users(pool, world_size):
+    """Messages of one edge, of all edges into a node, and of all edges on one worker or several."""
     parts = several_times(4, world_size)
     data, settings = random_data(parts, torch.float64), {"comm_buffer_bytes": 1000}
-    over_all = [*OVER_ALL, "edge_update", "update", "hook"]
-    kinds = ["softmax", "degree", "noise", "finite", "counter", *((*over_all, "scripted") if world_size == 1 else ())]
-    cases = [(of_ones_own, (kind,)) for kind in kinds] + [(combined_by_the_user, ())]
+    cases = [(of_ones_own, (kind,)) for kind in ("noise", "finite", "counter")] + [(combined_by_the_user, ())]
+    cases += [(of_ones_own, (kind, OwnWithIndex)) for kind in ("softmax", "degree", "noise")]
+    if world_size == 1:
+        cases += [(of_ones_own, ("scripted",)), *((of_ones_own, (kind, OwnWithIndex)) for kind in OVER_ALL)]
     check(pool, parts, data, cases, (1, 2), settings, visible_order=True)
-    if world_size > 1:
-        run_everywhere(pool, parts, data, [(refused_on_several, (kind,)) for kind in over_all], (1,), settings)
+    layers = [Own] if world_size == 1 else [OwnWithIndex]  # on one worker these are all edges
+    wrong = [(kind, layer) for layer in layers for kind in OVER_ALL] + [("edge_update", Own)] * (world_size - 1)
+    for kind, layer in wrong:
+        outcomes = pool.outcomes(refused, kind, layer, per_rank=deal(parts, data))
+        assert {outcome.kind for outcome in outcomes} <= {"GraphError", "PeerError", "CommunicationError"}
+        advice = "let `message` take `index`" if world_size == 1 else "sar.nn.global_sum"
+        assert any(f"{layer.__name__}." in outcome.message and advice in outcome.message for outcome in outcomes)
 
 
 class Extreme(torch.nn.Module):

@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.workers import REPOSITORY
 
 SCRIPT = """
@@ -100,13 +98,3 @@ def test_without_dgl(tmp_path):
     assert done.stdout.endswith("trained\n")
     assert "`import dgl` failed with ModuleNotFoundError" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_launch_without_dgl(tmp_path):
-    run(["-c", SCRIPT], tmp_path)
-    example = REPOSITORY / "examples/pyg_gat.py"
-    done = run(
-        ["-m", "sar", "launch", "--workers", "2", str(example), "--partition-json", "files", "--epochs", "2"], tmp_path
-    )
-    assert "test accuracy" in done.stdout
