@@ -36,8 +36,8 @@ def new_directory(target: Path, *, overwrite: bool | None = None) -> Iterator[Ne
     """Make a directory in the `with` block; when the block ends, its files are on the disk and it is in its place.
 
     An error leaves the state before: nothing, an empty directory or, with `overwrite`, earlier partitions. So does a
-    kill, but for the moment in which earlier partitions have gone and the new ones, complete in `DIR.partial/new`, are
-    about to be moved.
+    kill, but for the moment between two moves in which the earlier partitions are in `DIR.partial/old`; the next run
+    puts them back first.
 
     Args:
         target: the directory.
@@ -53,6 +53,8 @@ def new_directory(target: Path, *, overwrite: bool | None = None) -> Iterator[Ne
     new, old, scratch = (partial / name for name in ("new", "old", "scratch"))
     with _disk_explained(partial), _locked(partial):
         try:
+            if old.exists() and not target.exists():  # a kill between the two moves below
+                old.replace(target)
             for left in (new, old, scratch):
                 shutil.rmtree(left, ignore_errors=True)
             new.mkdir()

@@ -265,6 +265,18 @@ def test_earlier_partitions_are_replaced_once_the_new_ones_are_whole(
     assert sorted(os.listdir(tmp_path)) == ["expected", "parts"]
 
 
+def test_earlier_partitions_come_back_after_a_kill_between_the_two_moves(tmp_path: Path) -> None:
+    place, graph = tmp_path / "parts", typed_graph()
+    write(graph, place)
+    before = content_of(place)
+    (tmp_path / "parts.partial").mkdir()
+    place.replace(tmp_path / "parts.partial" / "old")
+    wrong = {**graph.edges, ("author", "writes", "paper"): ArrayEdges(np.array([-1]), np.array([0]))}
+    with pytest.raises(PartitionError, match="-1"):
+        write(replace(graph, edges=wrong), place, overwrite=True)
+    assert content_of(place) == before
+
+
 def test_only_partitions_are_replaced(tmp_path: Path) -> None:
     place = tmp_path / "parts"
     write(typed_graph(), place)
