@@ -232,7 +232,7 @@ MUTANTS = [
     ),
     Mutant(
         "a skipped fsync",
-        "sar/durable.py",
+        "sar/host/durable.py",
         "os.fsync(descriptor)",
         "pass",
         "tests/data/test_durable.py::test_bytes_are_on_the_disk_before_the_name_is_and_the_name_before_the_call_returns",

@@ -23,7 +23,7 @@ from sar.comm.gradients import begin_sum, end_sum, refuse_sharded, warn_of_mista
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
-from sar.tensor_views import accumulation_dtype, as_bytes, described, materialize, to_device
+from sar.tensors.views import accumulation_dtype, as_bytes, described, materialize, to_device
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 

@@ -43,7 +43,7 @@ from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.same_process import SharedRows
 from sar.comm.tiles import OWN_ROWS, GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, Settings, Tile
 from sar.comm.transport import Message
-from sar.tensor_views import to_device
+from sar.tensors.views import to_device
 
 OUT, BACK = 0, 1
 """Direction of a message: rows to a reader, or gradients to the owner of the rows."""

@@ -36,7 +36,7 @@ from sar.comm.group import Group
 from sar.comm.statistics import counters
 from sar.errors import ConfigError
 from sar.logging_setup import logger
-from sar.tensor_views import accumulation_dtype
+from sar.tensors.views import accumulation_dtype
 
 REGISTER: Final = "ddp_model.register_comm_hook(None, sar.ddp_sum_hook)"
 SUM_SHARDS: Final = (

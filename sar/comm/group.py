@@ -51,9 +51,9 @@ from sar.comm.statistics import FollowedCall, Statistics, counters, listeners
 from sar.comm.transport import LEFT_EARLY, Failure, Message, Shared, Transport
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
+from sar.host.ranges import named, traced
 from sar.logging_setup import logger
-from sar.ranges import named, traced
-from sar.tensor_views import materialize
+from sar.tensors.views import materialize
 
 T = TypeVar("T")
 

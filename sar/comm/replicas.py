@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sar.config import Config
 from sar.errors import DisagreementError
-from sar.tensor_views import as_bytes, described, materialize
+from sar.tensors.views import as_bytes, described, materialize
 
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1  # `Config.check_replicas` is off

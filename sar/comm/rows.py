@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sar.config import Config
-from sar.lasting import lasting
+from sar.tensors.lasting import lasting
 
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""

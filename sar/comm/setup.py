@@ -44,8 +44,8 @@ from sar.comm.rows import BufferPool
 from sar.comm.session import Communication
 from sar.comm.store import JobStore, bounded, poll
 from sar.config import Config
-from sar.durable import put_in_place
 from sar.errors import CommunicationError, ConfigError, SarError
+from sar.host.durable import put_in_place
 from sar.logging_setup import logger, print_errors_briefly
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.rows import RowFormat
 from sar.config import Config, GlobalConfig
-from sar.id_slices import pieces
-from sar.spillable import moved_to_file
+from sar.tensors.ids import pieces
+from sar.tensors.spillable import moved_to_file
 
 SCHEDULES = 8
 """Number of schedules, one per tile size, that a plan caches."""

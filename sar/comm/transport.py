@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sar.comm.statistics import Statistics
 from sar.errors import CommunicationError
-from sar.tensor_views import materialize
+from sar.tensors.views import materialize
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ from sar.comm.tiles import HaloPlan
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure, digest
 from sar.errors import PartitionError
-from sar.id_slices import count_ids, is_sorted, less_first, number_distinct
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
-from sar.lasting import lasting
-from sar.spillable import moved_to_file
+from sar.tensors.ids import count_ids, is_sorted, less_first, number_distinct
+from sar.tensors.lasting import lasting
+from sar.tensors.spillable import moved_to_file
 
 
 class Shard(NamedTuple):

@@ -38,9 +38,9 @@ from sar.comm.statistics import BACKWARD
 from sar.comm.tiles import OWN_ROWS, SMALL_TILE, GradientReturn, HaloSlice, Layout, LocalFields, Settings, Tile
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
+from sar.host.ranges import named, traced
 from sar.kernels import EdgeBlock, accumulation_dtype
-from sar.ranges import named, traced
-from sar.spillable import empty_spillable
+from sar.tensors.spillable import empty_spillable
 
 AnOperation = TypeVar("AnOperation", bound="Operation")
 

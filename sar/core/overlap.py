@@ -19,7 +19,7 @@ from torch import Tensor
 from sar.comm.gradients import refuse_average
 from sar.core.collective import ForwardOutput, NotTwice, TileCall
 from sar.errors import GraphError
-from sar.per_thread import PerThread
+from sar.host.per_thread import PerThread
 
 Steps = Generator[None, None, None]
 """One direction of a call, as a generator that yields where it may pause."""

@@ -13,9 +13,9 @@ from sar.comm.group import Group
 from sar.comm.tiles import HaloPlan, HaloSlice
 from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.errors import GraphError, MissingMethodError
-from sar.id_slices import to_offsets
 from sar.kernels import EdgeBlock
-from sar.lasting import lasting
+from sar.tensors.ids import to_offsets
+from sar.tensors.lasting import lasting
 
 TILE_SIZES = 4
 """Number of tile sizes for which a relation caches the edges of each tile. Each size takes one more copy of the edges

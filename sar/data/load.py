@@ -27,9 +27,9 @@ from sar.data.part_files import FeatureFiles, LocalGraph, read_part_graph, types
 from sar.data.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
 from sar.data.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
 from sar.errors import PartitionError
-from sar.id_slices import pieces
 from sar.logging_setup import logger
-from sar.spillable import empty_spillable
+from sar.tensors.ids import pieces
+from sar.tensors.spillable import empty_spillable
 
 MakeBook = Callable[[PartitionJson, int], Any]
 

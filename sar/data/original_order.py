@@ -15,8 +15,8 @@ from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.common_tuples import StrPath
 from sar.data.arrays import Array
-from sar.durable import put_in_place
 from sar.errors import ConfigError, PartitionError, SarError
+from sar.host.durable import put_in_place
 
 Rows = Tensor | Array | StrPath
 

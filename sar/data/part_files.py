@@ -21,7 +21,7 @@ from sar.data.graph_files import StoredGraph, open_graph_file
 from sar.data.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, What, graph_path, owned_counts
 from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
-from sar.id_slices import is_permutation
+from sar.tensors.ids import is_permutation
 
 SRC: Final = "src"
 DST: Final = "dst"

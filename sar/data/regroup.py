@@ -15,9 +15,9 @@ from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesA
 from sar.data.part_files import DST, SRC, LocalGraph, read_part_graph
 from sar.data.partition_json import IdRanges, PartitionJson
 from sar.errors import PartitionError
-from sar.id_slices import pieces, to_offsets
 from sar.kernels import index_dtype
-from sar.spillable import empty_spillable
+from sar.tensors.ids import pieces, to_offsets
+from sar.tensors.spillable import empty_spillable
 
 
 class WorkerShare(NamedTuple):

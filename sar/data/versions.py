@@ -25,10 +25,10 @@ from torch import Tensor
 from sar.comm import session
 from sar.common_tuples import StrPath
 from sar.data.checksums import file_sum
-from sar.durable import put_in_place, sync
 from sar.errors import CheckpointError
-from sar.id_slices import find_sorted
+from sar.host.durable import put_in_place, sync
 from sar.logging_setup import logger
+from sar.tensors.ids import find_sorted
 
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared.pt"

@@ -16,4 +16,4 @@ from sar.kernels.attention import OnlineSoftmax, edge_softmax_backward, edge_sof
 from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, operand_values_needed
-from sar.tensor_views import accumulation_dtype
+from sar.tensors.views import accumulation_dtype

@@ -32,7 +32,7 @@ from sar.kernels.ops import (
     Target,
     raise_peaks,
 )
-from sar.tensor_views import accumulation_dtype
+from sar.tensors.views import accumulation_dtype
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 import sar.kernels.meta as meta_kernels
 import sar.kernels.torch as torch_kernels
+from sar.host.ranges import named, traced
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import Attention, AttentionOperands, EdgeMessage, EdgeOperand, Gradients, OnlineSoftmaxState
 from sar.logging_setup import logger
-from sar.ranges import named, traced
 
 COMPILED_DTYPES = ({torch.float64}, {torch.float32, torch.bfloat16, torch.float16})
 """Operands and results of one call may mix the dtypes of one of these sets."""

@@ -38,8 +38,8 @@ from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 from numba.core.types import Integer, float32, int16, uint16, void
 
-from sar import splitmix
 from sar.logging_setup import logger
+from sar.tensors import splitmix
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[Callable[..., Any]], Any]

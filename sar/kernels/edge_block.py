@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sar.id_slices import count_ids, to_offsets
-from sar.lasting import lasting
-from sar.spillable import moved_to_file
+from sar.tensors.ids import count_ids, to_offsets
+from sar.tensors.lasting import lasting
+from sar.tensors.spillable import moved_to_file
 
 T = TypeVar("T")
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from sar.id_slices import count_ids, to_offsets
 from sar.kernels.edge_block import EdgeBlock, Transposed
 from sar.kernels.ops import (
     GRAD_DOT,
@@ -37,8 +36,9 @@ from sar.kernels.ops import (
     aligned_message_shape,
     raise_peaks,
 )
-from sar.splitmix import STEP, as_signed, mix_tensor, shift_right
-from sar.tensor_views import accumulation_dtype
+from sar.tensors.ids import count_ids, to_offsets
+from sar.tensors.splitmix import STEP, as_signed, mix_tensor, shift_right
+from sar.tensors.views import accumulation_dtype
 
 CHUNK_ELEMENTS = 4 * 2**20  # how many elements a tensor with a row per edge of a chunk has at most
 PRODUCT_DEVICES = {"cuda", *(("cpu",) if torch.backends.mkl.is_available() else ())}

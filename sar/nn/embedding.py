@@ -27,7 +27,7 @@ from sar.data.versions import Rows, find_rows, newest_version, write_version
 from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.rows import RowOwners, added_up, send
-from sar.tensor_views import to_device
+from sar.tensors.views import to_device
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 State = dict[str, Any]

@@ -20,10 +20,10 @@ from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import Structure
 from sar.errors import GraphError
-from sar.id_slices import find_sorted
 from sar.kernels import accumulation_dtype
-from sar.lasting import lasting
-from sar.tensor_views import to_device
+from sar.tensors.ids import find_sorted
+from sar.tensors.lasting import lasting
+from sar.tensors.views import to_device
 
 Pairs = TypeVar("Pairs", bound="PairGraph")
 

@@ -13,7 +13,7 @@ from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
-from sar.tensor_views import to_device
+from sar.tensors.views import to_device
 
 ROWS_BIT = 3  # first bit of the number of a worker's rows in the flags of `_Normalise`
 

@@ -36,10 +36,10 @@ from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sar import spillable
 from sar.comm.transport import SharedTensor
 from sar.errors import ConfigError
 from sar.outofcore.spill import Mapping, Pages, Published, SpillFile, has_its_own_pages
+from sar.tensors import spillable
 
 FIRST_PURGE: Final = 4096
 """Number of tracked storages after which freed ones are removed for the first time."""

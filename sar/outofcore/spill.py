@@ -34,7 +34,7 @@ from torch import Tensor
 
 from sar.comm.transport import SharedTensor
 from sar.errors import ConfigError, SpillError
-from sar.tensor_views import as_numpy
+from sar.tensors.views import as_numpy
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 AT_ONCE: Final = 2**22

@@ -18,7 +18,7 @@ from sar.comm.transport import Failure, Member, Message, Shared, SharedTensor, S
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.residency import Residency
 from sar.outofcore.turns import Turns
-from sar.tensor_views import bytes_of, described, materialize
+from sar.tensors.views import bytes_of, described, materialize
 
 _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.SUM: torch.add,

@@ -15,8 +15,8 @@ from typing import BinaryIO, NamedTuple
 
 from sar.data.checksums import SUMS
 from sar.data.partition_json import read_partition_json
-from sar.durable import put_in_place, sync
 from sar.errors import ConfigError, PartitionError
+from sar.host.durable import put_in_place, sync
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)

@@ -20,11 +20,11 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, CanonicalEtype
-from sar.id_slices import to_offsets
 from sar.sampling.draws import Numbering, copy_rows, derive_key, draw_in_edges
 from sar.sampling.owner_requests import NodesByOwner, Rows, send_requests
 from sar.sampling.seed_edges import SeedColumn
 from sar.sampling.worker_graph import Features, WorkerGraph
+from sar.tensors.ids import to_offsets
 
 PAIRS = 2**32  # the number of the pairs' key among those of a batch; layers have those from 0 on
 

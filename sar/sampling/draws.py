@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.id_slices import to_offsets
 from sar.kernels.threads import run_balanced, run_rows
-from sar.splitmix import STEP, mix
-from sar.tensor_views import materialize
+from sar.tensors.ids import to_offsets
+from sar.tensors.splitmix import STEP, mix
+from sar.tensors.views import materialize
 
 ALL = 2**62  # a fan-out that no degree exceeds
 MOST_WEIGHT = 1e200  # so that sums of scaled weights are finite: see `loops.SCALE`

@@ -1,7 +1,7 @@
 """The loops of neighbor sampling that Numba compiles: draws of in-edges, numbering of nodes, copies of rows.
 
 [Note: draws]
-Each (key, node) has a random sequence of its own, a counter that is hashed (`sar.splitmix`). The draws depend
+Each (key, node) has a random sequence of its own, a counter that is hashed (`sar.tensors.splitmix`). The draws depend
 neither on threads nor on who draws.
 
 Without replacement and weights: the first steps of a Fisher-Yates shuffle on a permutation that is put back afterwards,
@@ -16,10 +16,10 @@ import math
 
 import numpy as np
 
-from sar import splitmix
 from sar.kernels.compiler import inline, kernel
 from sar.kernels.cpu.csr_view import ONE, Array, Index, prefetch_row, rows_ahead
-from sar.splitmix import STEP
+from sar.tensors import splitmix
+from sar.tensors.splitmix import STEP
 
 u64 = np.uint64
 HALF = u64(32)  # bits

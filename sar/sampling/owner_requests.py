@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
-from sar.id_slices import to_offsets
 from sar.sampling.draws import copy_rows
+from sar.tensors.ids import to_offsets
 
 ID_FORMAT = FieldFormat(torch.int64)
 

@@ -18,10 +18,10 @@ from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.core.graph.edges import in_edges
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import GraphError
-from sar.id_slices import find_sorted
 from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner, send_requests
 from sar.sampling.seeds import check_seeds, equal_share, ids_of_rows
 from sar.sampling.worker_graph import WorkerGraph
+from sar.tensors.ids import find_sorted
 
 SeedEdges = Tensor | Mapping[str | CanonicalEtype, Tensor]
 

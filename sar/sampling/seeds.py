@@ -22,7 +22,6 @@ from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds, checked_nodes
 from sar.errors import ConfigError, GraphError
 from sar.logging_setup import logger
-from sar.partition.assign.metis import METIS_INTEGER, AdjacencyLists, metis_parts
 
 CPU: Final = torch.device("cpu")
 IMBALANCE = 0.03  # how many more seeds than the mean a part of METIS may have: 3 %, its own default
@@ -281,6 +280,8 @@ def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Ten
     Edges are (E,) int64 each, `is_seed` (N,) bool, and there are two parts at least. None if no edge joins two
     nodes. Raises `PartitionError` if METIS finds no such parts.
     """
+    from sar.partition.assign.metis import METIS_INTEGER, AdjacencyLists, metis_parts  # imports the compiler
+
     # METIS takes edges in both directions, without loops and parallel ones.
     num_nodes, low, high = len(is_seed), torch.minimum(src, dst), torch.maximum(src, dst)
     pairs = (low * num_nodes + high)[low != high].unique()

@@ -15,10 +15,10 @@ from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.edges import InEdges
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import FieldError, GraphError
-from sar.lasting import lasting
 from sar.logging_setup import logger
 from sar.sampling.draws import MOST_WEIGHT
 from sar.sampling.owner_requests import ID_FORMAT
+from sar.tensors.lasting import lasting
 
 Features = dict[str, dict[str, Tensor]]  # by node type and name, (N_type, ...) each
 

@@ -30,7 +30,7 @@ from sar.data.versions import Version, find_rows, newest_version, write_file, wr
 from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding, SparseOptimizer
-from sar.tensor_views import as_bytes
+from sar.tensors.views import as_bytes
 
 
 class Loader(Protocol):

@@ -26,8 +26,8 @@ from sar.core.graph.graph import GraphShardManager
 from sar.data.arrays import Array
 from sar.data.original_order import to_original_order
 from sar.data.partition_json import read_partition_json
-from sar.durable import put_in_place
 from sar.errors import ConfigError, GraphError, PartitionError, PeerError
+from sar.host.durable import put_in_place
 from sar.outofcore.workers import run_in_turns
 from sar.partition.inspect.inspection import largest_value
 from sar.train.counted_graph import INPUTS, LABELS, GraphInfo

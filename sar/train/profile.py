@@ -1,6 +1,6 @@
 """`sar.profile()`: time, bytes and waits of training by layer and direction, as a table.
 
-Operations in time are in the traces of `torch.profiler`, in which sar names tiles, waits and kernels (`sar.ranges`).
+Operations in time are in the traces of `torch.profiler`, in which sar names tiles, waits and kernels.
 
 [Note: whose time it is]
 Modules and distributed calls take turns. At every event below, what has passed since the last one, in seconds, bytes

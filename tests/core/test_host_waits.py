@@ -40,7 +40,7 @@ THROUGH_THE_CPU = {
     "nn/statistics.py from_all: to the CPU": 7,  # statistics and readout, forward and backward
     "comm/collectives.py _combine: to the CPU": 1,  # the maxima of the readout
     "comm/collectives.py gather_grads: to the CPU": 1,  # all gradients in one piece
-    "tensor_views.py to_device: to the CPU": 2,  # gradients of rows of `fetch_rows`, and of the embedding
+    "tensors/views.py to_device: to the CPU": 2,  # gradients of rows of `fetch_rows`, and of the embedding
     "comm/transport.py _swap: to the CPU": 2,  # these rows
     "comm/collectives.py exchange_tensors: to the CPU": 2,  # and those that stay, of which there are none
 }

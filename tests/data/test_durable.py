@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from sar.data.checksums import file_sum
-from sar.durable import put_in_place
+from sar.host.durable import put_in_place
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 23])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sar.kernels import compiler, vectors
-from sar.tensor_views import HALF_BITS
+from sar.tensors.views import HALF_BITS
 
 assert os.environ.get("NUMBA_DISABLE_JIT") == "1"
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from sar.comm.rows import FieldFormat
-from sar.id_slices import to_offsets
 from sar.sampling.draws import ALL, MOST_WEIGHT, Numbering, copy_rows, draw_in_edges
 from sar.sampling.owner_requests import NodesByOwner, Rows, pack, unpack
+from sar.tensors.ids import to_offsets
 from tests.sampling import draws_oracle
 
 

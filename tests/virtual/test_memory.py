@@ -18,8 +18,8 @@ import sar
 from sar.comm import session
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import PAGE, QUIET_TURNS, Published, SpillFile
-from sar.spillable import empty_spillable, tensor_file
-from sar.tensor_views import as_numpy
+from sar.tensors.spillable import empty_spillable, tensor_file
+from sar.tensors.views import as_numpy
 from sar.train.profile import total
 from tests.adapters.dgl.directories import homogeneous_graph
 from tests.graphs import partition_in_memory, random_graph

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from sar import spillable
 from sar.comm.allocator import _M_MMAP_THRESHOLD, SMALL, set_allocator
 from sar.outofcore import workers
 from sar.outofcore.spill import has_its_own_pages
+from sar.tensors import spillable
 from tests.workers import Err, Ok, WorkerFailure, _pickle, shared_pool
 
 SPILL_ALL = 1

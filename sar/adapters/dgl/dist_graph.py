@@ -23,7 +23,7 @@ from sar.data.part_files import DST, INNER_NODE, SRC, LocalGraph, types_of
 from sar.data.partition_json import IdRanges
 from sar.data.regroup import VisibleEdges, WorkerShare, equal_runs, node_costs, order_edges
 from sar.errors import GraphError, PartitionError
-from sar.id_slices import is_permutation
+from sar.tensors.ids import is_permutation
 
 
 def convert_dist_graph(dist_graph: Any) -> GraphShardManager:

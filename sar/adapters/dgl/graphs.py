@@ -28,11 +28,11 @@ from sar.core.graph.mfg import Seeds, build_mfgs
 from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure
 from sar.data.part_files import INNER_NODE
 from sar.errors import GraphError
-from sar.id_slices import count_ids, to_offsets
 from sar.kernels import EdgeBlock
 from sar.logging_setup import logger
 from sar.nn.rows import fetch_rows
-from sar.tensor_views import to_device
+from sar.tensors.ids import count_ids, to_offsets
+from sar.tensors.views import to_device
 
 Edges = Mapping[CanonicalEtype, tuple[Tensor, Tensor, Mapping[str, Tensor]]]
 

@@ -27,8 +27,8 @@ from sar.core.eager import is_written_in
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
 from sar.core.passing.reducers import PEAKS, by_head
+from sar.host.per_thread import PerThread
 from sar.kernels.ops import Score
-from sar.per_thread import PerThread
 
 GAT = (conv.GATConv, conv.GATv2Conv)
 WITH_SOFTMAX = (

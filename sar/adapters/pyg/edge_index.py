@@ -30,10 +30,10 @@ from sar.core.passing.at_sources import sum_at_sources
 from sar.core.passing.messages import copy_to_edges
 from sar.core.passing.python_messages import run_python
 from sar.errors import GraphError
-from sar.id_slices import count_ids
 from sar.kernels import EdgeBlock
-from sar.lasting import lasting
 from sar.nn.rows import pair_graph
+from sar.tensors.ids import count_ids
+from sar.tensors.lasting import lasting
 
 KEPT = 4  # limit on the edges of all selections that a graph keeps, in multiples of its own edges
 

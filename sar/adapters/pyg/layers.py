@@ -19,9 +19,9 @@ from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, c
 from sar.adapters.pyg.guarded import Original, replace
 from sar.core.eager import uncompiled, views_of_nothing
 from sar.core.overlap import meanwhile
-from sar.lasting import lasting
+from sar.host.per_thread import PerThread
 from sar.nn.statistics import global_max, global_mean, global_sum
-from sar.per_thread import PerThread
+from sar.tensors.lasting import lasting
 
 _of_all_workers = PerThread(False)
 """Whether a layer runs on a distributed edge index, for the functions that it finds in its module."""

@@ -35,8 +35,8 @@ from sar.core.passing.messages import COPY_SOURCE, Message, Operand, aggregate
 from sar.core.passing.python_messages import run_python
 from sar.core.passing.spot_check import Change, SpotCheck
 from sar.errors import GraphError
+from sar.host.per_thread import PerThread
 from sar.kernels import Op, Target
-from sar.per_thread import PerThread
 
 REDUCERS: dict[type, str] = {
     aggr.SumAggregation: "sum",

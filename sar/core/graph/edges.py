@@ -11,8 +11,8 @@ from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.queries import GraphQueries
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
-from sar.id_slices import count_ids, to_offsets
 from sar.kernels import EdgeBlock
+from sar.tensors.ids import count_ids, to_offsets
 
 NEW = -1
 """Position of an added edge."""

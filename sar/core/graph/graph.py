@@ -20,7 +20,7 @@ from sar.core.passing.batches import EdgeFields, NodeFunction, apply_nodes
 from sar.core.passing.messages import compute_on_edges, is_python, send_and_reduce
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
-from sar.lasting import lasting
+from sar.tensors.lasting import lasting
 
 Self = TypeVar("Self", bound="GraphShardManager")
 

@@ -22,9 +22,9 @@ from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import GraphLibrary, NodeSet, Structure, digest
 from sar.errors import GraphError
-from sar.id_slices import find_sorted, number_distinct
 from sar.kernels import EdgeBlock
-from sar.lasting import lasting
+from sar.tensors.ids import find_sorted, number_distinct
+from sar.tensors.lasting import lasting
 
 Rows = dict[str, Tensor]  # rows within each node type, int64
 Seeds = Tensor | Mapping[str, Tensor]

@@ -10,7 +10,7 @@ from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall,
 from sar.core.eager import uncompiled
 from sar.core.passing.reducers import Collect
 from sar.kernels import EdgeMessage, EdgeOperand, Op, Target, accumulation_dtype, add_rows, aggregate_grad
-from sar.spillable import empty_spillable
+from sar.tensors.spillable import empty_spillable
 
 
 @uncompiled

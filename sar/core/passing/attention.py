@@ -29,7 +29,7 @@ from sar.kernels.attention import (
     project_grad,
 )
 from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
-from sar.spillable import spills
+from sar.tensors.spillable import spills
 
 SEED_STEP = 0xD1342543DE82EF95
 """Difference between the dropout seeds of workers, whose edge IDs overlap. It is not the generator's own increment,

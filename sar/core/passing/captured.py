@@ -40,8 +40,8 @@ from torch.utils.weak import TensorWeakRef
 from sar.core.passing.reducers import by_head
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
-from sar.splitmix import mix_tensor
-from sar.tensor_views import materialize
+from sar.tensors.splitmix import mix_tensor
+from sar.tensors.views import materialize
 
 
 class _SeeTensors(TorchFunctionMode):

@@ -36,7 +36,7 @@ from sar.kernels import (
     aggregate_grad,
     operand_values_needed,
 )
-from sar.spillable import empty_spillable
+from sar.tensors.spillable import empty_spillable
 
 SIDES = ("lhs", "rhs")
 

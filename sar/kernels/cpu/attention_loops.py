@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sar import splitmix
 from sar.kernels import ops as operands
 from sar.kernels.compiler import inline, inline_distinct, kernel
 from sar.kernels.cpu.csr_view import ONE, OTHER, OWN, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row
 from sar.kernels.cpu.rows import add_leaky, add_scaled, add_slopes, dot, dot_leaky, exponentials, row_sums, scale
-from sar.splitmix import STEP
+from sar.tensors import splitmix
+from sar.tensors.splitmix import STEP
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 CHUNK = 64  # edges that are worked on at a time

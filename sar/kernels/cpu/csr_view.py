@@ -17,8 +17,8 @@ from torch import Tensor
 from sar.kernels import compiler
 from sar.kernels.compiler import inline, kernel, prefetch
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
-from sar.spillable import tensor_file
-from sar.tensor_views import as_numpy
+from sar.tensors.spillable import tensor_file
+from sar.tensors.views import as_numpy
 
 OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
 

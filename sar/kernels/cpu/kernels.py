@@ -30,7 +30,7 @@ from sar.kernels.ops import (
     aligned_message_shape,
 )
 from sar.kernels.threads import run_balanced, run_rows
-from sar.tensor_views import as_numpy
+from sar.tensors.views import as_numpy
 
 _BY_DESTINATION = {Target.U: OTHER, Target.V: OWN, Target.E: EDGE}
 _BY_SOURCE = {Target.U: OWN, Target.V: OTHER, Target.E: EDGE}

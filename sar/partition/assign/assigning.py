@@ -12,7 +12,6 @@ import numpy as np
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.memory import available_memory
-from sar.id_slices import pieces
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.assign.ldg import ldg
 from sar.partition.assign.multilevel import multilevel
@@ -21,6 +20,7 @@ from sar.partition.assign.spring import spring
 from sar.partition.assign.task import VOLUME_BOUND, AssignmentTask, Method
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, check_parts
 from sar.partition.inspect.text_tables import mega, of_limit
+from sar.tensors.ids import pieces
 
 MULTILEVEL, SPRING = "multilevel", "spring"
 IN_EDGES = "in_edges"

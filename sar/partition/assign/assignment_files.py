@@ -14,8 +14,8 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.id_slices import pieces
 from sar.partition.graph_source import check_parts
+from sar.tensors.ids import pieces
 
 META = "partition_meta.json"
 _LINES = 1 << 20  # written at a time

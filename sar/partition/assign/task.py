@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from sar import splitmix
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.kernels.compiler import compile_cached
 from sar.partition.graph_source import GraphSource, Progress, check_parts, index_dtype
-from sar.splitmix import STEP
+from sar.tensors import splitmix
+from sar.tensors.splitmix import STEP
 
 VOLUME_BOUND = 0.5
 """Of `spring`, unless another is asked for."""

@@ -26,9 +26,9 @@ import pyarrow.types as kinds
 
 from sar.data.arrays import Array, open_npy, unreadable
 from sar.errors import ConfigError, PartitionError
-from sar.id_slices import pieces
 from sar.logging_setup import logger
 from sar.partition.ingest.sources import ALL_COLUMNS, LIST_FORMATS, MATRIX_MARKET, Files, InputFiles, TextFormat
+from sar.tensors.ids import pieces
 
 SAYING_SECONDS = 30.0  # between lines of the log, as reading may take minutes
 _BATCH_ROWS = 1 << 17  # of Parquet

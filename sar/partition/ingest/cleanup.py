@@ -19,9 +19,9 @@ import numpy as np
 from sar.common_tuples import CanonicalEtype, StrPath
 from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import ConfigError
-from sar.id_slices import first_of_equals, pieces
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource, index_dtype
 from sar.partition.ingest.objects import from_object
+from sar.tensors.ids import first_of_equals, pieces
 
 _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time

@@ -25,7 +25,7 @@ from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dty
 from sar.partition.ingest.arrow import as_bytes, read_ids
 from sar.partition.ingest.edges import read_edge_ids
 from sar.partition.ingest.sources import InputFiles
-from sar.splitmix import STEP
+from sar.tensors.splitmix import STEP
 
 _BITS = 8  # of a hash that decide about the file
 _LONGEST = 255

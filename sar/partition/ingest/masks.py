@@ -10,11 +10,11 @@ import pyarrow
 from sar.common_tuples import SPLIT
 from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
-from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, first_outside
 from sar.partition.ingest.arrow import as_bytes, read_ids
 from sar.partition.ingest.features import LABEL, ColumnView, without_nan
 from sar.partition.ingest.sources import InputFiles
+from sar.tensors.ids import pieces
 
 _SPLIT_OF = {
     **dict.fromkeys(("train", "training"), "train"),

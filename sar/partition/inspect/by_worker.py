@@ -12,8 +12,8 @@ from sar.data.part_files import DST, SRC, FeatureFiles, PartFile, types_of
 from sar.data.partition_json import graph_path, read_partition_json
 from sar.data.regroup import WorkerShare
 from sar.errors import ConfigError
-from sar.id_slices import distinct, pieces
 from sar.partition.inspect.inspection import one_thread
+from sar.tensors.ids import distinct, pieces
 
 Counts = NDArray[np.int64]
 

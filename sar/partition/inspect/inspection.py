@@ -28,8 +28,8 @@ from sar.data.partition_json import (
     read_partition_json,
 )
 from sar.errors import PartitionError
-from sar.id_slices import distinct, pieces
 from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
+from sar.tensors.ids import distinct, pieces
 
 KINDS: tuple[What, What] = ("nodes", "edges")
 

@@ -18,9 +18,9 @@ from sar.common_tuples import CanonicalEtype
 from sar.data.arrays import Array
 from sar.data.partition_json import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
 from sar.data.tensor_files import ArraySpec, tensor_file_layout
-from sar.id_slices import pieces
 from sar.partition.graph_source import Column, EdgeSource
 from sar.partition.write.write_job import WriteJob, by_part, stored_spec
+from sar.tensors.ids import pieces
 
 _EDGE_BYTES = 120  # of an edge's ends, with all copies
 _ORDER_BYTES = 32  # for each row of a slice, beside the row

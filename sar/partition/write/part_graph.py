@@ -19,9 +19,9 @@ from sar.data.graph_files import graph_file_layout
 from sar.data.part_files import EDGE_FIELDS, INNER_EDGE, INNER_NODE, NODE_FIELDS, PART_ID
 from sar.data.partition_json import GRAPH, ORIGINAL_EDGES, part_folder
 from sar.data.tensor_files import ArraySpec, FileLayout, tensor_file_layout
-from sar.id_slices import pieces
 from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
+from sar.tensors.ids import pieces
 
 _NODE_BYTES = 64  # with all fields and copies
 

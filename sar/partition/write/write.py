@@ -13,7 +13,6 @@ from sar.common_tuples import SPLIT, StrPath
 from sar.data.arrays import Array
 from sar.data.checksums import write_sums
 from sar.data.partition_json import ORIGINAL_EDGES, ORIGINAL_NODES, PART_FILES, PartitionJson, part_folder
-from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
 from sar.partition.ingest.objects import from_object
 from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
@@ -29,6 +28,7 @@ from sar.partition.write.write_job import (
     slice_bytes,
     stored_spec,
 )
+from sar.tensors.ids import pieces
 
 
 class PartitionReport(NamedTuple):

@@ -16,9 +16,9 @@ from sar.common_tuples import EID, ORIG_ID
 from sar.data.arrays import Array
 from sar.data.tensor_files import ArraySpec, stored_dtype
 from sar.errors import ConfigError
-from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, check_parts, index_dtype
 from sar.partition.new_directory import NewDirectory
+from sar.tensors.ids import pieces
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from sar.per_thread import PerThread
+from sar.host.per_thread import PerThread
 
 LEAST_BYTES = 2**13
 """Smaller tensors stay in memory. There are p x p blocks of edges, so many are that small."""

@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.spillable import tensor_file
+from sar.tensors.spillable import tensor_file
 
 HALF_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 """Numba has no half precisions, and takes their bits instead; the two must differ to be told apart."""

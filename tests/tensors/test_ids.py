@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from sar import id_slices
-from sar.id_slices import count_ids, distinct, is_sorted, less_first, number_distinct
+from sar.tensors import ids
+from sar.tensors.ids import count_ids, distinct, is_sorted, less_first, number_distinct
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(id_slices.pieces, "__defaults__", (7,))
+    monkeypatch.setattr(ids.pieces, "__defaults__", (7,))
 
 
 def some_ids(count, bound=100):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sar.tensor_views import as_bytes
+from sar.tensors.views import as_bytes
 
 TABLE = torch.arange(12.0).view(4, 3)
 TENSORS = {

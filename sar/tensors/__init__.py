@@ -1,0 +1,1 @@
+"""Helpers for tensors: IDs, views, hashes, files in place of memory."""
