@@ -38,6 +38,7 @@ READ: list[tuple[str, str, dict[str, Any], list[tuple[Any, Any]]]] = [
     # name of the file, content, options, edges
     ("e.csv", "\ufeff# note\r\nsrc,dst\r\n0,1\r\n\r\n1,2\r\n", {}, [(0, 1), (1, 2)]),
     ("e.txt", "# Nodes: 3 Edges: 2\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n", {}, [(0, 1), (1, 2)]),
+    ("e.csv", "node_1,node_2\n0,1\n1,2\n", {}, [(0, 1), (1, 2)]),
     ("e.csv", 'name,src,dst\n"x, ""y""",0,1\n"#z",1,"2"\n', {}, [(0, 1), (1, 2)]),
     ("e.csv", '"label, long";src;dst\n"a;b";0;1\n', {}, [(0, 1)]),
     ("e.csv", "src,dst,\n0,1,\n1,2,\n", {}, [(0, 1), (1, 2)]),
@@ -146,6 +147,12 @@ def test_ends_that_are_named_in_the_other_order(tmp_path: Path, header: str, end
 
     assert edges(header.split(",")) == [(0, 1), (1, 2)]
     assert edges(header.split(",")[::-1]) == [(1, 0), (2, 1)]
+
+
+def test_ends_that_are_named_by_node_types(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "e.csv", "item_id,user_id\n1,0\n2,1\n")
+    assert pairs(read({"item:bought by:user": path})) == [(1, 0), (2, 1)]
+    assert pairs(read({"user:buys:item": path})) == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize(

@@ -454,11 +454,24 @@ _END_WORDS = (
 """What sources and destinations are called in names of columns."""
 
 
-def _named_ends(names: Sequence[str]) -> list[int] | None:
-    """The columns of sources and destinations, if names such as `FromNodeId` or `dst_id` tell one of each."""
-    words = [re.sub(r"[^a-z]|node|id", "", name.casefold()) for name in names]
-    ends = [[i for i, word in enumerate(words) if word in known.split()] for known in _END_WORDS]
+def _named_ends(names: Sequence[str], types: tuple[str, str] = ("", "")) -> list[int] | None:
+    """The columns of sources and destinations, if names tell one of each: `FromNodeId`, `dst_id`, or a node type."""
+    words = [_word(name) for name in names]
+    known = [of_end.split() for of_end in _END_WORDS]
+    if types[0] != types[1]:
+        known = [[*of_end, _word(ntype)] for of_end, ntype in zip(known, types, strict=True)]
+    ends = [[i for i, word in enumerate(words) if word in of_end] for of_end in known]
     return [found[0] for found in ends] if all(len(found) == 1 for found in ends) else None
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[^a-z]|node|id", "", name.casefold())
+
+
+def _are_counted(names: Sequence[str]) -> bool:
+    """Whether the names are two that are alike but for a number that rises, such as `node_1` and `node_2`."""
+    first, second = names if len(names) == 2 else ("", "")
+    return re.sub(r"\d", "", first) == re.sub(r"\d", "", second) and (len(first), first) < (len(second), second)
 
 
 def _end_columns(table: Table, source: InputFiles) -> list[int]:
@@ -469,9 +482,9 @@ def _end_columns(table: Table, source: InputFiles) -> list[int]:
         if src == dst:
             raise ConfigError(f"sources and destinations are both to come from column {names[src]!r} of {path}.")
         return [src, dst]
-    if table.has_names and (ends := _named_ends(names)) is not None:
+    if table.has_names and (ends := _named_ends(names, source.ends)) is not None:
         return ends
-    if table.has_names and len(names) > 1 and [*names] != ["0", "1"]:  # as pandas calls columns without names
+    if table.has_names and len(names) > 1 and not _are_counted(names):  # as `0` and `1`, too, pandas's for no names
         raise ConfigError(
             f"{path} has the columns {_listed(names)}, which do not tell sources from destinations. Name the two in "
             f"this order: --columns '{names[0]}' '{names[1]}', for instance; or say that they are a row: --no-header."

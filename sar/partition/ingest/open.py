@@ -138,7 +138,8 @@ def open_graph(
     else:
         edges = {}
         for name, files in (path if isinstance(path, Mapping) else {":".join(ONLY_TYPE): path}).items():
-            source = edges[_edge_type(name)] = InputFiles.find(files, text, format=format, columns=columns, dtype=dtype)
+            source, etype = InputFiles.find(files, text, format=format, columns=columns, dtype=dtype), _edge_type(name)
+            source = edges[etype] = replace(source, ends=(etype[0], etype[2]))
             if source.format in ("text", "parquet"):
                 open_table(source, "edges")
         of_nodes = features_by_type(node_features, [*dict.fromkeys(end for etype in edges for end in etype[::2])], text)

@@ -91,6 +91,7 @@ class InputFiles:
     dtype: str | None = None  # of raw files, `int32` or `int64`; `>i4` or `>i8` if the most significant byte is first
     in_order: bool = True  # whether the order of the files was given, else it is that of their names
     rows: Sequence[int] = ()  # of each file, once they are read
+    ends: tuple[str, str] = ("", "")  # of edges: the types of sources and destinations, which may name their columns
 
     @classmethod
     def find(
