@@ -42,13 +42,13 @@ class GraphConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(next_width))
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
-        degrees = graph.out_degrees(), graph.in_degrees()
-        sent, received = (numbers.to(x).clamp(min=1).pow(-0.5).unsqueeze(1) for numbers in degrees)
+        context = graph.call_context()
+        sent, received = (context.relation.degrees(x.dtype, out=out, power=-0.5) for out in (True, False))
         weight = self.weight  # read once: a parametrization may count reads
         width, next_width = weight.shape
         first = width > next_width or (width == next_width and x.requires_grad)
         x = (x @ weight if first else x) * sent
-        x = aggregate(graph.call_context(), SCALED_SOURCE, "sum", x, received)
+        x = aggregate(context, SCALED_SOURCE, "sum", x, received)
         return x + self.bias if first else torch.addmm(self.bias, x, weight)
 
 

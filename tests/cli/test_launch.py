@@ -66,7 +66,8 @@ def partition_json(folder: Path, parts: int) -> Path:
     """The JSON file of a partition directory that is not there."""
     ranges = {"_N": [[p, p + 1] for p in range(parts)]}
     file = folder / "graph.json"
-    content = {"num_parts": parts, "node_map": ranges, "edge_map": {"_N:_E:_N": ranges["_N"]}}
+    types = {"ntypes": {"_N": 0}, "etypes": {"_N:_E:_N": 0}}
+    content = types | {"num_parts": parts, "node_map": ranges, "edge_map": {"_N:_E:_N": ranges["_N"]}}
     file.write_text(json.dumps(content | {f"part-{p}": {} for p in range(parts)}))
     return file
 

@@ -326,7 +326,7 @@ def test_numbers_in_text_are_the_nodes_of_numbered_graphs(whole, folder, tmp_pat
         expected = conv(whole, whole.ndata["feat"])[[41, 3, 250]]
     command = ["infer", str(folder), "--model", "mymodel.py:make_model", "--weights", "model.pt", "--out", "out.npy"]
     Path("nodes.csv").write_text("node\n41\n3\n250\n")
-    assert main([*command, "--workers", "1", "--nodes", "nodes.csv"]) == 0
+    assert main([*command, "--workers", "1", "--nodes", "nodes.csv", "--header"]) == 0
     np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-5)
     Path("nodes.csv").write_text("node\n41\nx3\n")
     assert main([*command, "--workers", "1", "--nodes", "nodes.csv#node"]) == 1

@@ -156,10 +156,15 @@ def _spot_checked(conv: MessagePassing, name: str, edges: DistributedEdgeIndex) 
         return {"result": rows_first(function(**few))}
 
     def call(**given: Any) -> Tensor:
-        call_id = group.call_id
+        before, call_id = given, group.call_id
+        if check.is_due:  # the function may change its operands in place
+            indices = DistributedEdgeIndex | SourceIndex
+            before = {
+                k: x.clone() if isinstance(x, Tensor) and not isinstance(x, indices) else x for k, x in given.items()
+            }
         result: Tensor = function(**given)
         if group.call_id == call_id:  # else it combines the workers
-            check.compare({"result": rows_first(result)}, partial(on_some_edges, given), destinations)
+            check.compare({"result": rows_first(result)}, partial(on_some_edges, before), destinations)
         return result
 
     own = vars(conv).get(name)

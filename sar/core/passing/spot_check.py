@@ -22,7 +22,7 @@ from sar.core.relation import Relation
 from sar.errors import GraphError
 
 ROWS, AT_ONCE = 64, 4
-"""Rows that are compared, and how many of them the function gets at a time: so few that their mean, say, is another."""
+"""Rows that are compared, and how many the function gets at a time, at least: so few that their mean, say, is another."""
 
 Results = Mapping[str, Tensor]
 Change = Callable[[Tensor], Tensor]
@@ -106,7 +106,7 @@ def _few_rows(count: int, nodes: Tensor | None) -> Sequence[Tensor]:
         return ()
     rows = torch.randint(1, count, (ROWS,), generator=torch.Generator().manual_seed(count), device="cpu").unique()
     if nodes is None:
-        return rows.split(AT_ONCE)
+        return rows.tensor_split(max(len(rows) // AT_ONCE, 1))  # no single row, which some modules refuse
     nodes = nodes.cpu()
     chosen = nodes[rows].unique()
     batch_of = torch.full((int(nodes.max()) + 1,), -1)

@@ -143,26 +143,6 @@ def test_more_trainers_than_nodes(pool: WorkerPool, tmp_path: Path) -> None:
     check(graph, pool.run(convert, write_directory(tmp_path, graph, 1).path))
 
 
-def original_ids(file: Path) -> tuple[Any, Any]:
-    with standalone(file) as dist_graph:
-        graph = sar.convert_dist_graph(dist_graph)
-        return dict(graph.ndata), dict(graph.edata)
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_original_ids_come_along(pool: WorkerPool, tmp_path: Path) -> None:
-    directory = write_directory(tmp_path, trainer.homogeneous_graph(), 1)
-
-    def add(graph: Any) -> Any:
-        graph.ndata["orig_id"], graph.edata["orig_id"] = directory.node_ids["_N"], directory.edge_ids["_N", "_E", "_N"]
-        return graph
-
-    directory.edit_graph(0, add)
-    for nodes, edges in pool.run(original_ids, directory.path):
-        assert nodes["orig_id"].equal(nodes["number"])
-        assert edges["orig_id"].equal(edges["number"])
-
-
 def convert_mixed(parts: tuple[int, int], file: Path, one: Path) -> None:
     """Convert a `DistGraph` with the graph of one partition and the partition book of another."""
     with standalone(one) as dist_graph:
