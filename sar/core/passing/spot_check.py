@@ -22,7 +22,7 @@ from sar.core.relation import Relation
 from sar.errors import GraphError
 
 ROWS, AT_ONCE = 64, 4
-"""Rows that are compared, and how many the function gets at a time, at least: so few that their mean, say, is another."""
+"""Rows that are compared, and how many the function gets at a time, or few more: so few that their mean is another."""
 
 Results = Mapping[str, Tensor]
 Change = Callable[[Tensor], Tensor]
@@ -106,7 +106,8 @@ def _few_rows(count: int, nodes: Tensor | None) -> Sequence[Tensor]:
         return ()
     rows = torch.randint(1, count, (ROWS,), generator=torch.Generator().manual_seed(count), device="cpu").unique()
     if nodes is None:
-        return rows.tensor_split(max(len(rows) // AT_ONCE, 1))  # no single row, which some modules refuse
+        count = max(len(rows) // AT_ONCE, 1)
+        return [rows[first::count] for first in range(count)]  # far from each other, as neighbours may be equal
     nodes = nodes.cpu()
     chosen = nodes[rows].unique()
     batch_of = torch.full((int(nodes.max()) + 1,), -1)
