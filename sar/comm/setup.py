@@ -29,7 +29,7 @@ from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -47,8 +47,6 @@ from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, SarError
 from sar.host.durable import put_in_place
 from sar.logging_setup import logger, print_errors_briefly
-
-T = TypeVar("T")
 
 DEFAULT_PORT = 12345
 BACKENDS = ("gloo", "nccl", "mpi", "ccl")

@@ -44,7 +44,6 @@ from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seeds import SeedBatches
 
-POLL_SECONDS: Final = 1.0
 EXIT_SECONDS: Final = 5.0  # how long the interpreter waits for a thread when it exits
 
 

@@ -74,4 +74,4 @@ def test_a_requeued_job_goes_on(folder: Path) -> None:
 def test_names_of_nodes_that_do_not_resolve(folder: Path) -> None:
     script = "! OMP_NUM_THREADS=1 srun --kill-on-bad-exit=1 -N2 -n2 python train.py"
     said = on_cluster(script, folder, limit=300, hosts="")
-    assert "The name of worker 0's host, 'n1', stands for no address" in said
+    assert "for the address of worker 0's host, 'n1', which may be set by MASTER_ADDR" in said

@@ -317,7 +317,8 @@ class ParquetTable:
             if column.null_count:
                 missing = int(np.argmax(np.asarray(column.is_null())))
                 raise PartitionError(f"{where(missing)}: column {name!r} has no value there; expected one.")
-            values.append((_node_ids if kind in ("nodes", "ids") else _numbers)(column, name, kind, where))
+            is_ids = kind in ("nodes", "ids")
+            values.append(_node_ids(column, name, kind, where) if is_ids else _numbers(column, name, where))
         if len(values) > 1 and any(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
             raise PartitionError(
                 f"{self.path} has lists in one of {', '.join(names)}; name one column of lists, or scalars."
@@ -325,7 +326,7 @@ class ParquetTable:
         return Batch(values, where)
 
 
-def _numbers(column: pyarrow.Array, name: str, kind: Kind, where: Callable[[int], str]) -> Any:
+def _numbers(column: pyarrow.Array, name: str, where: Callable[[int], str]) -> Any:
     """A column of a feature in Parquet: (n,), or (n, F) if rows are lists."""
     count, stored = len(column), column.type
     row_shape: tuple[int, ...] = ()

@@ -25,7 +25,6 @@ NEGATIVES = {
 }
 
 
-LABELLED = [("binary", 0), ("binary", 1)]
 INDICES = ("edge_label_index", "src_index", "dst_pos_index", "dst_neg_index")
 
 
