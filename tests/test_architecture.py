@@ -51,7 +51,7 @@ CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim", "ask_for_huge_pages"]}
 
 
 ENGINE = ("comm", "core", "kernels", "outofcore", "nn", "host")
-MOST_LINES, MOST_OF_ENGINE, MOST_ENGINE_FUNCTIONS = 33_510, 14_110, 958
+MOST_LINES, MOST_OF_ENGINE, MOST_ENGINE_FUNCTIONS = 33_621, 14_213, 962
 """Lines of sar/ and of the folders of the engine, and functions in these."""
 
 

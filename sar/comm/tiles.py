@@ -53,9 +53,11 @@ class HaloPlan:
         self.mean_rows = mean_rows  # rows of a worker, averaged over all workers
         self.local_rows = local_rows  # if several workers share a process, each one's `send_rows`, concatenated
         self._per_process = max(len(local_rows), 1)
+        self.rows_of_process = mean_rows * self._per_process  # of all workers of a process; equal on all workers
         # Offset of each reader's rows in an owner's `local_rows`.
         self._begins = [list(accumulate(counts, initial=0)) for counts in self.halo_counts if local_rows]
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile; the latest used is last
+        self._times_read: dict[int, float] = {}  # by step; there are as many as widths of rows
 
     def to(self, device: torch.device) -> "HaloPlan":
         """The plan on a device. If workers share a process it stays on the CPU, like the rows of waiting workers."""
@@ -82,6 +84,18 @@ class HaloPlan:
             shared = group.share([torch.cat(send_rows)], [], f"halo lists of {what}")
             local_rows = [peer.read[0].rows for peer in shared.values()]
         return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size, local_rows)
+
+    def times_read(self, step: int) -> float:
+        """Average number of times that other workers of a process read a row, if each read loads `step` rows."""
+        if step not in self._times_read:
+            pairs = [
+                min(count * step, self.mean_rows)
+                for owner, counts in enumerate(self.halo_counts)
+                for reader, count in enumerate(counts)
+                if owner != reader and owner // self._per_process == reader // self._per_process
+            ]
+            self._times_read[step] = sum(pairs) / max(self.mean_rows * self.world_size, 1)
+        return self._times_read[step]
 
     def rows_of(self, halo: HaloSlice) -> Tensor:
         """Indices of a slice in the owner's rows. The owner is this worker or another one of its process."""

@@ -83,14 +83,15 @@ class Residency(TorchDispatchMode):
     """Tracks a worker's tensors and moves them out of memory when its turn ends ([Note: leaving memory]).
 
     It is also the worker's `TensorFile` ([Note: tensors in files]), with a file that no other worker writes to. `left`
-    counts the bytes that left memory when the turn last passed.
+    counts the bytes that left memory when the turn last passed. `at_hand` is documented in `TensorFile`.
     """
 
     device = "cpu"
 
-    def __init__(self, file: SpillFile) -> None:
+    def __init__(self, file: SpillFile, at_hand: float) -> None:
         super().__init__()
         self.file = file
+        self.at_hand = at_hand
         self.left = 0
         self._reads = 0  # reads of this process from disks up to this worker's last turn
         self._storages: dict[int, _Known] = {}  # by `_cdata`, which identifies a storage

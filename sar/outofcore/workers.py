@@ -36,6 +36,7 @@ from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, PeerError
+from sar.host.memory import available_memory
 from sar.logging_setup import logger
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import SpillFile
@@ -46,6 +47,8 @@ from sar.outofcore.turns import Swapped, Turns
 POLL_SECONDS = 0.1
 STALL_SECONDS = 30.0
 """Seconds without a turn after which a stall is reported for the first time, and again each time it has doubled."""
+AT_HAND = 0.25
+"""Share of the memory available before the first turn that rows read by all partitions may take."""
 GRACE = 10.0
 """Seconds that the workers have to end after an error."""
 BUSY = 0.05
@@ -184,9 +187,13 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
         )
     turns = Turns(size, process.group.rank * size, (*STATE, Swapped(session.current, session.set_current)))
     files: list[SpillFile] = []
+    of_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    with process.group.guard():
+        share = torch.tensor(max(AT_HAND * available_memory() / of_host, 1), dtype=torch.float64, device="cpu")
+        at_hand = float(torch.stack(process.group.all_gather(share, "memory that is available")).min())
 
     def run(place: int) -> Any:
-        residency = Residency(files[place]) if files else None
+        residency = Residency(files[place], at_hand) if files else None
         group = Group(InProcessTransport(process.group, turns, place, residency))
         group.replicas = Replicas()
         session.set_current(process._replace(group=group, pool=BufferPool(group.device)))

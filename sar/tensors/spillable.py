@@ -18,9 +18,13 @@ LEAST_BYTES = 2**13
 
 
 class TensorFile(Protocol):
-    """A file with tensors that is mapped into memory, for one type of device."""
+    """A file with tensors that is mapped into memory, for one type of device.
+
+    at_hand: bytes of all partitions' rows that stay in memory from one turn to the next; the same on all workers.
+    """
 
     device: str
+    at_hand: float
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor in the file."""
@@ -39,6 +43,12 @@ tensor_file: Final = PerThread[TensorFile | None](None)
 def spills(device: torch.device | str) -> bool:
     """Whether this thread's tensors on a device lie in a file."""
     return _file_for(device) is not None
+
+
+def at_hand(device: torch.device) -> float:
+    """`TensorFile.at_hand` of this thread's file; infinite without one."""
+    file = _file_for(device)
+    return float("inf") if file is None else file.at_hand
 
 
 def empty_spillable(

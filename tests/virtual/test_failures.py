@@ -108,7 +108,7 @@ def test_the_stacks_show_who_waits_for_a_lock(monkeypatch, capsys, lets_go):
 
 def test_a_gpu_is_refused(tmp_path):
     file = SpillFile(tmp_path)
-    residency = Residency(file)
+    residency = Residency(file, 1.0)
     with (
         FakeTensorMode(),
         pytest.raises(ConfigError, match="has made a tensor on cuda:0"),

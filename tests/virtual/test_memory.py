@@ -255,7 +255,7 @@ def test_nothing_is_asked_for_while_no_disk_is_read(dropped):
 
 def test_turns_are_counted_in_which_no_disk_is_read(dropped):
     file = dropped.slot.file
-    residency = Residency(file)
+    residency = Residency(file, 1.0)
     residency.leave()
     assert file.quiet == 0  # what this process has read so far is new
     for _ in range(20):  # another test's thread may read
@@ -267,7 +267,7 @@ def test_turns_are_counted_in_which_no_disk_is_read(dropped):
 
 
 def test_compiled_code_has_its_operands_at_hand(published):
-    residency = Residency(published.slot.file)
+    residency = Residency(published.slot.file, 1.0)
     with residency.in_thread():
         mine = empty_spillable((100, 100), torch.float32, zeros=True)
         (mapping,) = residency._in_file.values()

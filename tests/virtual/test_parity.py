@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 
 import dgl
 import numpy as np
@@ -15,10 +16,13 @@ import pytest
 import torch
 
 import sar
+from sar.comm import session
+from sar.tensors import spillable
+from tests.graphs import partition_in_memory, random_graph
 from tests.parity import test_conv_layers as convs
 from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
-from tests.parity.programs import weighted
-from tests.parity.scenarios import SCENARIOS
+from tests.parity.programs import largest, pairwise, weighted
+from tests.parity.scenarios import SCENARIOS, scattered
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import shared_pool
 
@@ -133,3 +137,42 @@ def on_a_processor_of_its_own():
 def test_what_is_a_worker_s_own(case):
     for found in VirtualPool(1, 3).run(case):
         assert all(found), found
+
+
+# -- blocks of columns: without gradients, where rows are more than stays in memory
+
+EACH = 8
+"""Partitions of a process: others read each row of theirs up to seven times, which is worth blocks."""
+
+
+def in_blocks(compute, blocks):
+    """What is computed where no rows stay in memory, in so many calls; of one process with the same bits as in one."""
+    file, found = spillable.tensor_file.value, []
+    for file.at_hand, calls in ((float("inf"), 1), (1.0, blocks)):
+        before = session.current_group().calls
+        found.append(compute())
+        assert session.current_group().calls - before == calls
+    assert session.current_group().world_size > EACH or torch.equal(*found)  # tiles of others are larger
+    return found[1]
+
+
+def outputs(graph, data, layer):
+    """Of the six columns, or of the two heads, of a layer."""
+    torch.manual_seed(0)
+    x, w = data.nodes["x"], data.edges["w"]
+    if isinstance(layer, str):
+        conv = getattr(dgl.nn, layer)(6, 3, 2, allow_zero_in_degree=True).double()
+        compute, blocks = partial(conv, graph, x), 2
+    else:
+        compute, blocks = partial(layer, graph, x, w), 6
+    with torch.no_grad():
+        out = compute() if spillable.tensor_file.value is None else in_blocks(compute, blocks)
+    return {"node out": out.flatten(1)}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_blocks(processes):
+    workers = processes * EACH
+    parts = partition_in_memory(random_graph(1, 80, 4000), scattered(80, workers), workers)
+    cases = [(outputs, (layer,)) for layer in (weighted, pairwise, largest, "GATConv", "GATv2Conv", "DotGatConv")]
+    check(VirtualPool(processes, EACH), parts, random_data(parts, torch.float64), cases, modes=[1])
