@@ -6,13 +6,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from dgl import function as fn
 
 import sar
 from sar.comm import session
 from sar.comm.rows import BufferPool
+from sar.common_tuples import NID, PartitionData
 from sar.train.counted_graph import META, CountingGroup, GraphCounts, GraphInfo, RelationCounts, counted_graph
+from tests.graphs import EdgeList, partition_in_memory
+from tests.virtual.virtual_pool import VirtualPool
 
 SAR = str(Path(sar.__file__).parent)
 EDGES = ("_N", "_E", "_N")
@@ -76,9 +80,34 @@ def on_processes(workers: int) -> dict[str, list[int]]:
         return measured(operations(graph, torch.empty(5, 3, device=META)))
 
 
-def test_steps_grow_with_the_number_of_workers_at_most() -> None:
-    counts = [on_processes(workers) for workers in (4, 8, 16)]
+def in_one_process(data: PartitionData) -> dict[str, list[int]]:
+    """Of one of the workers that share a process, which take turns."""
+    graph = sar.construct_full_graph(data)
+    x = torch.ones(graph.num_nodes(), 3)
+    sampler = sar.DistNeighborSampler([2], input_node_features={"x": x})
+    loader = sar.DataLoader(graph, data.node_features[NID], sampler, batch_size=len(x))
+    model = torch.nn.Linear(3, 3)
+
+    def gather_grads() -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+        sar.gather_grads(model)
+
+    return measured({**operations(graph, x), "gather_grads": gather_grads, "batch": lambda: list(loader)})
+
+
+def of_virtual_workers(workers: int) -> dict[str, list[int]]:
+    """In each call, the most of any worker; each reads a row of every other."""
+    src, dst = (end.reshape(-1) for end in torch.meshgrid(torch.arange(workers), torch.arange(workers), indexing="ij"))
+    parts = partition_in_memory(EdgeList(src, dst, workers), torch.arange(workers), workers).partitions
+    counted = VirtualPool(1, workers, spill=False).run(in_one_process, per_rank=parts)
+    return {name: [max(steps) for steps in zip(*(one[name] for one in counted), strict=True)] for name in counted[0]}
+
+
+@pytest.mark.parametrize("counted", [on_processes, of_virtual_workers])
+def test_steps_grow_with_the_number_of_workers_at_most(counted: Callable[[int], dict[str, list[int]]]) -> None:
+    counts = [counted(workers) for workers in (4, 8, 16)]
     for name in counts[0]:
-        few, more, many = (min(calls[name]) for calls in counts)
+        few, more, many = (min(calls[name]) for calls in counts)  # a turn that comes late takes steps of its own
         # Twice the workers, twice the steps that come with each; of O(W^2) it would be four times.
         assert many - more <= 2.05 * (more - few) + 50, name
