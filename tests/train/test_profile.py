@@ -268,6 +268,7 @@ def logged(mine):
 
     training = prepared(mine, 1)
     keep, level = Keep(), sar.logger.level
+    epoch(*training)  # a process's first epoch may give hints
     sar.logger.addHandler(keep)
     epoch(*training)
     quiet = list(lines)
