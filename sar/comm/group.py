@@ -305,15 +305,6 @@ class Group:
         """
         return self._transport.all_to_all(self, call, buffers, into)
 
-    def start_exchange(
-        self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
-    ) -> Callable[[], list[Tensor]]:
-        """Start an `exchange`, and return a function that waits for it.
-
-        Other calls may come in between, the same on all workers. Buffers must not change or be freed before the wait.
-        """
-        return self._transport.start_all_to_all(self, call, buffers, into)
-
     def share(
         self, read: Sequence[Tensor], added_to: Sequence[Tensor], call: str, *, in_order: bool = False
     ) -> dict[int, Shared]:

@@ -176,12 +176,14 @@ class Transport(ABC):
         """See `Group.exchange`. All messages are posted at once, the k-th from (rank - k) and to (rank + k) mod W."""
         buffers = list(map(materialize, buffers))
         if into is not None:
-            return self.start_all_to_all(group, call, buffers, into)()
+            received = [*into]
+            received[self.rank] = buffers[self.rank]
+            return self._swap(group, self.device, received, buffers, call)
         received = buffers.copy()
         # The first 8 bytes are the length. A short buffer takes one message, as `post` allows messages shorter than
         # the tensor that receives them.
         heads = [torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu") for _ in buffers]
-        self._swap(group, heads[0].device, heads, [buffer[:HEAD_BYTES] for buffer in buffers], call)()
+        self._swap(group, heads[0].device, heads, [buffer[:HEAD_BYTES] for buffer in buffers], call)
         for source, head in enumerate(heads):
             if source != self.rank:
                 length = int(head[:8].view(torch.int64))
@@ -190,23 +192,15 @@ class Transport(ABC):
                 if length > HEAD_BYTES:
                     received[source] = torch.cat([head, head.new_empty(length - HEAD_BYTES)])
         rest, tails = ([buffer[HEAD_BYTES:] for buffer in all_bytes] for all_bytes in (buffers, received))
-        self._swap(group, heads[0].device, tails, rest, call)()
+        self._swap(group, heads[0].device, tails, rest, call)
         return received
-
-    def start_all_to_all(
-        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
-    ) -> Callable[[], list[Tensor]]:
-        """See `Group.start_exchange`."""
-        received = list(into)
-        received[self.rank] = materialize(buffers[self.rank])
-        return self._swap(group, self.device, received, list(map(materialize, buffers)), call)
 
     def _swap(
         self, group: Member, device: torch.device, received: list[Tensor], sent: Sequence[Tensor], call: str
-    ) -> Callable[[], list[Tensor]]:
-        """Begin to send `sent[q]` to each other worker q and to receive `received[p]` from each p.
+    ) -> list[Tensor]:
+        """Send `sent[q]` to each other worker q, and receive `received[p]` from each p; returns `received`.
 
-        Messages go through memory of `device`. Returns a function that waits for all of them and returns `received`.
+        Messages go through memory of `device`.
         """
         waits = []
         for k in range(1, self.world_size):
@@ -216,17 +210,13 @@ class Transport(ABC):
             inbound = Message(source, incoming) if incoming.nbytes else None
             outbound = Message(reader, outgoing) if outgoing.nbytes else None
             waits.append((group.post(inbound, outbound, 0, call), source, incoming, reader, outgoing))
-
-        def finish() -> list[Tensor]:
-            for (receive, send), source, incoming, reader, _ in waits:
-                for work, peer in ((receive, source), (send, reader)):
-                    if work is not None:
-                        group.wait(work, peer, call)
-                if incoming is not received[source]:
-                    received[source].copy_(incoming)
-            return received
-
-        return finish
+        for (receive, send), source, incoming, reader, _ in waits:
+            for work, peer in ((receive, source), (send, reader)):
+                if work is not None:
+                    group.wait(work, peer, call)
+            if incoming is not received[source]:
+                received[source].copy_(incoming)
+        return received
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
         """Let the workers of this process read some tensors, and add to others, until all call this again.

@@ -220,13 +220,6 @@ class InProcessTransport(Transport):
                     received[source].view(-1).view(torch.uint8).copy_(message)
         return received
 
-    def start_all_to_all(
-        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
-    ) -> Callable[[], list[Tensor]]:
-        """See `Transport.start_all_to_all`. The exchange is complete when this returns."""
-        received = self.all_to_all(group, call, buffers, into)
-        return lambda: received
-
 
 @contextmanager
 def _uncounted(*, messages: bool = True) -> Iterator[None]:

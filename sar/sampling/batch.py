@@ -10,7 +10,7 @@ lengths.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,16 +98,12 @@ class Batch(NamedTuple):
     outputs: Features  # of the last layer's destinations
 
 
-def start_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Callable[[], Batch]:
-    """Draw a batch and send for its remote features; the function that is returned waits for them.
-
-    Until then these travel, while the worker does something else. It may be called in the same generation only. All
-    workers start the batch together, once they have agreed on it, inside `group.guard()`; their sources have equal
-    settings.
+def draw_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Batch:
+    """Draw a batch and fetch its features; called by all workers that have agreed on it, inside `group.guard()`.
 
     Args:
         group: the workers.
-        source: the graph, features and settings.
+        source: the graph, features and settings; these are equal on all workers.
         seeds: distinct, as the sampler takes them: global IDs, (S,) int64, or rows of seed edges, (S, 7), see
             [Note: seed edges]; may be empty.
         key: 63 bits, which belong to this worker and batch.
@@ -124,8 +120,7 @@ def start_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -
         layers.insert(0, sample_layer(group, source, nodes, number, derive_key(key, number), exclude))
         nodes = layers[0].nodes
     outputs = {ntype: of_type[: layers[-1].num_dst[ntype]] for ntype, of_type in layers[-1].nodes.items()}
-    features = start_fetching(group, graph, nodes, outputs)
-    return lambda: Batch(layers, pairs, *features())
+    return Batch(layers, pairs, *fetch_features(group, graph, nodes, outputs))
 
 
 def sample_layer(
@@ -174,7 +169,7 @@ def sample_layer(
         return columns
 
     formats = [field for k in relations for field in graph.relations[k].formats]
-    by_owner = send_requests(group, f"{graph.signature}, layer {number}", requests, draw, formats)()
+    by_owner = send_requests(group, f"{graph.signature}, layer {number}", requests, draw, formats)
     columns = (torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*by_owner, strict=True))
     edges = []
     for k, relation in enumerate(graph.relations):
@@ -199,16 +194,12 @@ def sample_layer(
     return SampledLayer({ntype: numbers.nodes for ntype, numbers in numbering.items()}, num_dst, edges)
 
 
-def start_fetching(
-    group: Group,
-    graph: WorkerGraph,
-    input_nodes: Mapping[str, Tensor],
-    output_nodes: Mapping[str, Tensor],
-) -> Callable[[], tuple[Features, Features]]:
-    """Ask for features of nodes, global IDs of every type, (n,) int64 each.
+def fetch_features(
+    group: Group, graph: WorkerGraph, input_nodes: Mapping[str, Tensor], output_nodes: Mapping[str, Tensor]
+) -> tuple[Features, Features]:
+    """Features of nodes, global IDs of every type, (n,) int64 each: the last two fields of `Batch`.
 
-    Own rows are copied; remote ones come from their owners, with one message to each owner and one back. The function
-    that is returned waits for these, and returns the last two fields of `Batch`.
+    Own rows are copied; remote ones come from their owners, with one message to each owner and one back.
     """
     wanted = [  # the features of this worker's nodes of a type, and the nodes whose features are wanted
         (ntype, tables, NodesByOwner.sort(nodes[ntype], graph.node_ranges))
@@ -216,7 +207,7 @@ def start_fetching(
         for ntype, tables in features.items()
     ]
     if not wanted:
-        return lambda: ({}, {})
+        return {}, {}
 
     def respond(nodes: list[Tensor]) -> list[Rows]:
         columns = []
@@ -230,25 +221,21 @@ def start_fetching(
     requests = [[none if p == own_rank else asked.nodes[p] for _, _, asked in wanted] for p in workers]
     formats = [FieldFormat.of(table) for _, tables, _ in wanted for table in tables.values()]
     lengths = [[len(asked.nodes[p]) for _, tables, asked in wanted for _ in tables] for p in workers]
-    arrive = send_requests(group, f"{graph.signature}: features", requests, respond, formats, lengths)
-
-    def finish() -> tuple[Features, Features]:
-        batch: list[tuple[str, dict[str, Tensor]]] = []
-        for ntype, tables, asked in wanted:
-            own, features = graph.rows(ntype, asked.nodes[own_rank]), {}
-            for name, table in tables.items():
-                out = features[name] = table.new_empty((sum(map(len, asked.nodes)), *table.shape[1:]))
-                copy_rows(table, own, out, asked.positions[own_rank])
-            batch.append((ntype, features))
-        for p, response in enumerate(arrive()):
-            if p != own_rank:
-                columns = iter(response)
-                for (_, _, asked), (_, features) in zip(wanted, batch, strict=True):
-                    for out in features.values():
-                        copy_rows(next(columns), None, out, asked.positions[p])
-        return dict(batch[: len(graph.inputs)]), dict(batch[len(graph.inputs) :])
-
-    return finish
+    responses = send_requests(group, f"{graph.signature}: features", requests, respond, formats, lengths)
+    batch: list[tuple[str, dict[str, Tensor]]] = []
+    for ntype, tables, asked in wanted:
+        own, features = graph.rows(ntype, asked.nodes[own_rank]), {}
+        for name, table in tables.items():
+            out = features[name] = table.new_empty((sum(map(len, asked.nodes)), *table.shape[1:]))
+            copy_rows(table, own, out, asked.positions[own_rank])
+        batch.append((ntype, features))
+    for p, response in enumerate(responses):
+        if p != own_rank:
+            columns = iter(response)
+            for (_, _, asked), (_, features) in zip(wanted, batch, strict=True):
+                for out in features.values():
+                    copy_rows(next(columns), None, out, asked.positions[p])
+    return dict(batch[: len(graph.inputs)]), dict(batch[len(graph.inputs) :])
 
 
 # -- seeds that are edges
@@ -322,7 +309,7 @@ def _features_of_seeds(group: Group, graph: WorkerGraph, by_type: Sequence[Tenso
                 columns += [Rows(feature, rows) for feature in relation.features.values()]
         return columns
 
-    by_owner = send_requests(group, f"{graph.signature}: seed edges", requests, respond, formats)()
+    by_owner = send_requests(group, f"{graph.signature}: seed edges", requests, respond, formats)
     columns = map(torch.cat, zip(*by_owner, strict=True))
     for relation, nodes, of_type in zip(graph.relations, asked, features, strict=True):
         of_type |= {name: nodes.restore(next(columns)) for name in relation.features}

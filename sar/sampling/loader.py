@@ -1,11 +1,5 @@
 """The loader: batches of a worker's seeds, in step with all other workers, in the loop itself or by a thread.
 
-[Note: one batch ahead]
-Before a batch is given out, the next one is drawn and its remote features are sent for: they travel while the worker
-computes, without a thread. If the loop changes features, which torch notes, the workers sample the batch once more,
-with the same draws, and no further ones ahead in this epoch. Messages that nobody will look at, because a loop was
-left, are waited for all the same: their memory has to live as long.
-
 [Note: a thread ahead]
 Sampling a batch takes several exchanges among all workers. So the threads of all workers form a second group, with
 connections of its own: its messages cannot meet those of training. Before each batch the threads agree on it, and each
@@ -22,7 +16,6 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -36,9 +29,9 @@ from sar.comm.allocator import set_allocator
 from sar.comm.group import Group
 from sar.comm.transport import LEFT_EARLY
 from sar.core.graph.graph import GraphShardManager
-from sar.errors import CommunicationError, ConfigError, DisagreementError
+from sar.errors import ConfigError, DisagreementError
 from sar.logging_setup import logger
-from sar.sampling.batch import Batch, SamplingSource, start_batch
+from sar.sampling.batch import Batch, SamplingSource, draw_batch
 from sar.sampling.draws import derive_key, random_key
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.sampler import DistNeighborSampler
@@ -194,25 +187,12 @@ class DataLoader:
                 self._epoch, self._batch, self._begun = self._epoch + 1, 0, False
 
     def _sample(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
-        """Sample batches one ahead: see [Note: one batch ahead]."""
-        group, changed = session.current_group(), False
-        ahead: tuple[SamplingSource, int, Callable[[], Batch]] | None = None  # its source, generation, and the wait
-        try:
-            for number, (seeds, key) in enumerate(batches):
-                with group.guard():
-                    source = self._sampler.prepare(self._graph, f"{self._call}, {number} of epoch {self._epoch}")
-                    batch = None if ahead is None else arrive(group, *ahead[1:])
-                    changed |= ahead is not None and (batch is None or ahead[0] is not source)
-                    if batch is None or changed:
-                        batch = start_batch(group, source, seeds, key)()
-                    ahead = None
-                    if number + 1 < len(batches) and not changed:
-                        ahead = source, group.generation, start_batch(group, source, *batches[number + 1])
-                yield batch
-        finally:
-            if ahead is not None:
-                with suppress(CommunicationError):  # which the next call raises
-                    arrive(group, *ahead[1:])
+        """Sample each batch when the loop asks for it, with the fields and settings of that moment."""
+        for number, (seeds, key) in enumerate(batches):
+            with session.current_group().guard() as group:
+                source = self._sampler.prepare(self._graph, f"{self._call}, {number} of epoch {self._epoch}")
+                batch = draw_batch(group, source, seeds, key)
+            yield batch
 
     def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         """Let a thread sample: see [Note: a thread ahead]. It stays for the next epoch."""
@@ -227,11 +207,6 @@ class DataLoader:
             yield from thread.sample(source, batches)
         finally:
             self._thread = thread
-
-
-def arrive(group: Group, generation: int, wait: Callable[[], Batch]) -> Batch | None:
-    """Wait for a batch that was started in a generation of the group; None if its connections are closed by now."""
-    return wait() if group.generation == generation and group.failure is None else None
 
 
 class SamplingThread(threading.Thread):
@@ -308,7 +283,7 @@ class _Epoch:
                         workers = [rank for rank, has_left in enumerate(left) if has_left]
                         self.made.put(DisagreementError(f"Workers {workers} have left the loop. {LEFT_EARLY}"))
                         return
-                    self.made.put(start_batch(group, self.source, seeds, key)())
+                    self.made.put(draw_batch(group, self.source, seeds, key))
         except BaseException as error:
             self.final = group.final
             self.made.put(error)

@@ -62,8 +62,8 @@ def send_requests(
     respond: Callable[[list[Tensor]], Sequence[Tensor | Rows]],
     formats: Sequence[FieldFormat],
     lengths: Sequence[Sequence[int]] | None = None,
-) -> Callable[[], list[list[Tensor]]]:
-    """Send a request to every worker and respond to theirs; the function that is returned waits for the responses.
+) -> list[list[Tensor]]:
+    """Send a request to every worker and respond to theirs; returns the columns of each worker's response.
 
     Called by all workers together, which have agreed on the call, inside `group.guard()`.
 
@@ -73,8 +73,7 @@ def send_requests(
         requests: for every worker, this one too, int64 columns, equally many.
         respond: makes the columns of the response to a request.
         formats: formats of these columns.
-        lengths: for every worker, the rows of the columns of its response. If they are given, the responses travel
-            until the wait, and this worker may do something else meanwhile.
+        lengths: for every worker, the rows of the columns of its response, if they are known.
     """
     others = [p for p in range(group.world_size) if p != group.rank]
     messages = [torch.empty(0, dtype=torch.uint8, device="cpu")] * group.world_size
@@ -83,22 +82,15 @@ def send_requests(
     arrived = group.exchange(f"{call}: requests", messages)
     for p in others:
         messages[p] = pack(respond(unpack(arrived[p], [ID_FORMAT] * len(requests[0]))))
-    if lengths is None:
-        responses = group.exchange(f"{call}: responses", messages)
-        wait = lambda: responses  # noqa: E731
-    else:
+    into = None
+    if lengths is not None:  # then messages need not tell their own lengths first
         own_formats, header = [ID_FORMAT, *formats], 1 + len(formats)
         sizes = [message_bytes(own_formats, [header, *of_worker]) for of_worker in lengths]
         sizes[group.rank] = 0
         into = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
-        wait = group.start_exchange(f"{call}: responses", messages, into)
-
-    def finish() -> list[list[Tensor]]:
-        found = wait()
-        own = [x.table.index_select(0, x.rows) if isinstance(x, Rows) else x for x in respond([*requests[group.rank]])]
-        return [own if p == group.rank else unpack(message, formats) for p, message in enumerate(found)]
-
-    return finish
+    responses = group.exchange(f"{call}: responses", messages, into)
+    own = [x.table.index_select(0, x.rows) if isinstance(x, Rows) else x for x in respond([*requests[group.rank]])]
+    return [own if p == group.rank else unpack(message, formats) for p, message in enumerate(responses)]
 
 
 def pack(columns: Sequence[Tensor | Rows]) -> Tensor:

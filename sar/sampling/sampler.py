@@ -13,7 +13,7 @@ from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
-from sar.sampling.batch import Batch, SamplingSource, start_batch
+from sar.sampling.batch import Batch, SamplingSource, draw_batch
 from sar.sampling.draws import ALL, random_key
 from sar.sampling.seeds import check_seeds, global_ids
 from sar.sampling.worker_graph import WorkerGraph, make_worker_graph
@@ -124,7 +124,7 @@ class DistNeighborSampler:
     def find_seeds(
         self, graph: GraphShardManager, local: WorkerGraph, seeds: Any, *, foreign: bool
     ) -> tuple[Tensor, LabelShifts]:
-        """The seeds that a user gives, as `start_batch` takes them; and, if they are edges, shifts of their labels.
+        """The seeds that a user gives, as `draw_batch` takes them; and, if they are edges, shifts of their labels.
 
         `local` is of the source of batches, and `foreign` allows seeds of other workers. Called by all workers
         together, inside `group.guard()`.
@@ -205,7 +205,7 @@ def sample_batch(sampler: Any, graph: GraphShardManager, seeds: Any) -> Batch:
         source = sampler.prepare(graph)
         found, _ = sampler.find_seeds(graph, source.graph, seeds, foreign=False)
         group.agree(f"{source.graph.signature}: a batch")
-        return start_batch(group, source, found, random_key())()
+        return draw_batch(group, source, found, random_key())
 
 
 def by_etype(graph: GraphShardManager, given: Any) -> dict[CanonicalEtype, Any]:

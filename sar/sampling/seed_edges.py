@@ -112,7 +112,7 @@ def look_up_edges(
         return [rows]
 
     requests, formats = [[ids[places]] for places in asked], [FieldFormat(torch.int64, (SeedColumn.NUMBER,))]
-    responses = send_requests(group, "looking up seed edges", requests, rows_of, formats)()
+    responses = send_requests(group, "looking up seed edges", requests, rows_of, formats)
     seeds = torch.full((len(ids), 7), -1, device="cpu")
     for places, (rows,) in zip(asked, responses, strict=True):
         found = rows[:, SeedColumn.TYPE] >= 0
@@ -192,6 +192,6 @@ def reverse_edges(
         copy = torch.arange(len(keys), device="cpu") - torch.searchsorted(keys, keys)
         asked = NodesByOwner.sort(src, graph.node_ranges)
         requests = [[column[positions] for column in (dst, src, copy)] for positions in asked.positions]
-        responses = send_requests(group, call, requests, find, [ID_FORMAT])()
+        responses = send_requests(group, call, requests, find, [ID_FORMAT])
         found = asked.restore(torch.cat([ids for (ids,) in responses]))
         return torch.empty_like(found).index_copy_(0, rows, found)

@@ -98,7 +98,7 @@ def sample_around_a_failure(mine, stage):
     return failure, len(sampler.sample(graph, seeds))
 
 
-@pytest.mark.parametrize("stage", ["sar.sampling.batch.draw_in_edges", "sar.sampling.batch.start_fetching"])
+@pytest.mark.parametrize("stage", ["sar.sampling.batch.draw_in_edges", "sar.sampling.batch.fetch_features"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_failure_within_a_batch_reaches_all_and_the_next_batch_is_made(pool, world_size, stage):
     parts = SCENARIOS["random"](world_size)

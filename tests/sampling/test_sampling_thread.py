@@ -16,7 +16,7 @@ import torch
 import sar
 from sar.comm import session
 from sar.sampling import loader as loader_module
-from sar.sampling.batch import start_batch
+from sar.sampling.batch import draw_batch
 from tests.comm.launch import free_port, launch
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.matrix import THREAD, corner
@@ -199,7 +199,7 @@ def fail_in_thread(mine):
     def failing(*args):
         if sar.rank() == 1 and next(calls) == 2:
             raise ValueError("on purpose")
-        return start_batch(*args)
+        return draw_batch(*args)
 
     def run():
         for blocks in loader:
@@ -207,7 +207,7 @@ def fail_in_thread(mine):
             sar.all_sum(1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader_module, "start_batch", failing)
+        patch.setattr(loader_module, "draw_batch", failing)
         failure = catch_and_recover(run)
     return failure, len(batches), len(list(loader)), len(loader)
 
