@@ -31,9 +31,8 @@ import numba
 import numba.extending
 from llvmlite import ir
 from numba.core import cgutils
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler import CompilerBase, CompileResult, DefaultPassBuilder
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 from numba.core.types import Integer, float32, int16, uint16, void
@@ -118,10 +117,9 @@ def _compiler(library: Any, *, noalias: bool = False) -> Any:
 
 def compile_cached(function: F, **options: Any) -> F:
     """Compile a function with Numba's options, and keep its code on disk, in `code_folder`."""
-    function.__qualname__ = function.__name__  # which names the file
-    compiled = numba.njit(**options)(function)
-    if code_folder() is not None:
-        compiled._cache = _CodeCache(function)
+    compiled, folder = numba.njit(**options)(function), code_folder()
+    if folder is not None:
+        compiled._cache = _CodeCache(function, folder)
     return compiled
 
 
@@ -235,86 +233,53 @@ def digest_of_sources(folder: Path) -> str:
     return digest.hexdigest()
 
 
-class _OneFolder(_CacheLocator):
-    """All code in one folder, whatever environment its source lies in; names tell it apart."""
+class _CodeCache:
+    """The code of one function on disk, with the methods that Numba calls: see [Note: compiled code on disk].
 
-    def __init__(self, file: str) -> None:
-        self._digest = digest_of_sources(Path(file).parent)
-
-    @classmethod
-    def from_function(cls, function: Callable[..., Any], file: str) -> _OneFolder:
-        return cls(file)
-
-    def get_cache_path(self) -> str:
-        return str(code_folder())
-
-    def get_source_stamp(self) -> str:
-        return self._digest
-
-    get_disambiguator = get_source_stamp
-
-
-class _KernelFiles(CompileResultCacheImpl):
-    _locator_classes: Any = (_OneFolder,)
-
-
-class _CheckedFiles:
-    """A file for each signature of a kernel, with a digest: a damaged one, as after a power cut, counts as none.
-
-    Numba's own files are unpickled unchecked, and an index that is lost lets it take one signature's code for another.
+    A file for each signature begins with a digest: a damaged one, as after a power cut, counts as none. Numba's own
+    files are unpickled unchecked, and an index that is lost lets it take one signature's code for another.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+    def __init__(self, function: Callable[..., Any], folder: Path) -> None:
+        source = Path(function.__code__.co_filename)
+        self.cache_path = str(folder)
+        self.name = f"{source.stem}.{function.__name__}-{digest_of_sources(source.parent)}"
+        self._bytecode = function.__code__.co_code
+        self._began = 0.0
 
-    def load(self, key: Any) -> Any:
-        """The data that were saved for a key, or None."""
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """The code for a signature. If it is None, this process compiles it now, and ends with `save_overload`."""
+        self._began = time.monotonic()
+        target.refresh()
+        key = self.key(signature, target.codegen())
         with contextlib.suppress(OSError):
             content = self._file(key).read_bytes()
             if content[:DIGEST_BYTES] == _digest(content[DIGEST_BYTES:]):
-                saved, data = pickle.loads(content[DIGEST_BYTES:])
-                return data if saved == key else None
+                saved, code = pickle.loads(content[DIGEST_BYTES:])
+                return CompileResult._rebuild(target, *code) if saved == key else None
         return None
 
-    def save(self, key: Any, data: Any) -> None:
+    def save_overload(self, signature: Any, code: CompileResult) -> None:
         """Put a complete file in place, whatever others do at the same time."""
-        content, file = dumps((key, data)), self._file(key)
+        key = self.key(signature, code.codegen)
+        content, file = dumps((key, code._reduce())), self._file(key)
         partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
-        try:
-            partial.write_bytes(_digest(content) + content)
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a full disk: this process has its code
+            try:
+                partial.write_bytes(_digest(content) + content)
+                partial.replace(file)
+            finally:
+                partial.unlink(missing_ok=True)
+        if (seconds := time.monotonic() - self._began) > NOTED_SECONDS:
+            logger.info("compiled a kernel: %.1f s (%s)", seconds, self.name)
+
+    def key(self, signature: Any, codegen: Any) -> Any:
+        """What tells code apart that has one name: dtypes, processor and bytecode. Sources are in the name."""
+        return signature, codegen.magic_tuple(), self._bytecode
 
     def _file(self, key: Any) -> Path:
-        return self._folder / f"{self._name}.{_digest(repr(key).encode()).hex()}.nbc"
+        return Path(self.cache_path) / f"{self.name}.{_digest(repr(key).encode()).hex()}.nbc"
 
 
 def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
-
-
-class _CodeCache(FunctionCache):
-    """The code of one kernel: see [Note: compiled code on disk]."""
-
-    _impl_class = _KernelFiles
-    _began = 0.0
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self._cache_file: Any = _CheckedFiles(Path(self.cache_path), self._impl.filename_base)
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Code for a signature; if None, this process compiles it now, and ends with `save_overload`."""
-        self._began = time.monotonic()
-        return super().load_overload(sig, target_context)
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        with contextlib.suppress(OSError):  # of a full disk: this process has its code
-            super().save_overload(sig, data)
-        if (seconds := time.monotonic() - self._began) > NOTED_SECONDS:
-            logger.info("compiled a kernel: %.1f s (%s)", seconds, self._impl.filename_base)
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        """Without variables of enclosing functions, whose pickle differs between processes; sources are digested."""
-        return sig, codegen.magic_tuple(), self._py_func.__code__.co_code

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from sar.comm import session
-from sar.common_tuples import StrPath
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
-from sar.data.versions import Rows, find_rows, newest_version, write_version
-from sar.errors import CheckpointError, ConfigError, GraphError
+from sar.data.versions import Rows
+from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.rows import RowOwners, added_up, send
 from sar.tensors.views import to_device
@@ -36,8 +35,8 @@ State = dict[str, Any]
 class DistEmbedding(nn.Module):
     """A learnable embedding with a row for every node of a type. Each worker has the rows of its own nodes.
 
-    The constructor is a collective call. The rows are neither in `parameters()` nor in `state_dict()`: see `save` and
-    `load`.
+    The constructor is a collective call. The rows are neither in `parameters()` nor in `state_dict()`;
+    `sar.save_checkpoint` saves them.
 
     Args:
         graph: the whole graph.
@@ -137,8 +136,6 @@ class DistEmbedding(nn.Module):
             grad, device = self.weight.grad, self.weight.device
             if grad is None:
                 used, grads = [self._owners.node_ids[:0]], [self.weight.detach()[:0]]
-            elif grad.is_sparse:  # has been summed over workers before
-                used, grads = [grad.indices()[0]], [grad.values()]
             else:
                 used, grads = [torch.arange(len(grad), device=device)], [grad]
             if any(flag & 2 for flag in flags):
@@ -158,58 +155,9 @@ class DistEmbedding(nn.Module):
             rows.grad = None  # because a graph that was retained may reach them again
         self._lookups.clear()
 
-    def save(
-        self, folder: StrPath, *, node_ids: Tensor | None = None, optimizer: "SparseOptimizer | None" = None
-    ) -> None:
-        """Write all rows to a folder, as `save_checkpoint` does; a collective call.
-
-        It replaces rows that were saved to the folder before.
-
-        Args:
-            folder: path that all workers see. It is created if it does not exist.
-            node_ids: IDs of this worker's rows that do not depend on the partitioning, (N_i,) int64. Default: original
-                IDs if the data has them (`orig_id`), else global IDs, which are valid for this partitioning only.
-            optimizer: an optimizer whose state of these rows is written, too.
-
-        Raises:
-            CheckpointError: if the files cannot be written. Earlier files remain.
-        """
-        with session.current_group().guard():
-            optimizers = [] if optimizer is None else [optimizer]
-            rows = {"0": self.rows(optimizers, node_ids).packed()}
-        write_version(folder, 0, {"rows": rows}, None, keep=1)
-
-    @torch.no_grad()
-    def load(
-        self, folder: StrPath, *, node_ids: Tensor | None = None, optimizer: "SparseOptimizer | None" = None
-    ) -> None:
-        """Read rows that `save` has written, on any number of workers; a collective call.
-
-        Args:
-            folder: path that all workers see.
-            node_ids: IDs of this worker's rows, if IDs were passed to `save`.
-            optimizer: receives the state that was saved with the rows.
-
-        Raises:
-            CheckpointError: if files are missing or damaged, if rows are missing, or if they have another width.
-        """
-        optimizers = [] if optimizer is None else [optimizer]
-        with session.current_group().guard():
-            version = newest_version(folder)
-            if version is None:
-                raise CheckpointError(f"{folder} has no rows; expected the folder given to `save`.")
-            rows = self.rows(optimizers, node_ids, empty=True)
-            find_rows(version, "0", rows)
-            session.current_group().agree(f"loading rows of a {self._call}")
-            self.take_rows(rows, optimizers)
-
-    def rows(
-        self, optimizers: Sequence["SparseOptimizer"], node_ids: Tensor | None = None, *, empty: bool = False
-    ) -> Rows:
+    def rows(self, optimizers: Sequence["SparseOptimizer"], *, empty: bool = False) -> Rows:
         """This worker's rows and optimizer state to save; if `empty`, uninitialised memory to load them into."""
-        names = f"IDs in the input graph of {self._what}"
-        if node_ids is None:
-            node_ids = self.original_ids
+        node_ids, names = self.original_ids, f"IDs in the input graph of {self._what}"
         if node_ids is None:
             node_ids, names = self.node_ids, f"global IDs of {self._what} in the partitioning {self._partitioning}"
         columns: dict[str, Tensor] = {"weight": self.weight.detach()}
@@ -254,12 +202,9 @@ class SparseOptimizer(torch.optim.Optimizer):
     Gradients are summed over workers, as by `gather_grads`, so divide the loss by the global count. A row has been used
     if `emb(node_ids)` has looked it up on any worker and a backward has reached it; `emb()` uses all rows. An embedding
     that no worker has used does not change, and its steps are not counted. Learning rate schedulers work as in torch.
-    `GradScaler.step` is a collective call, too: if a row's gradient overflows, all workers skip the step. Pass the same
-    embeddings in the same order on all workers. `defaults` are settings by name.
+    Pass the same embeddings in the same order on all workers. `defaults` are settings by name.
     """
 
-    grad_scale: Tensor | None  # set by `GradScaler.step` while it calls `step`, as is `found_inf`
-    found_inf: Tensor
     row_state: ClassVar[tuple[str, ...]]  # names of the state's tensors that have a row for every node, (N_i, D) each
 
     def __init__(self, embeddings: Iterable[DistEmbedding], defaults: dict[str, Any]) -> None:
@@ -274,43 +219,20 @@ class SparseOptimizer(torch.optim.Optimizer):
                 raise ConfigError(f"betas is {value}; expected two numbers from 0 to below 1.")
             if name != "betas" and not value >= 0:
                 raise ConfigError(f"{name} is {value}; expected a number of at least 0.")
-        weights = [emb.weight for emb in self.embeddings]
-        # A parameter whose gradient tells the scaler of overflows on other workers.
-        self._overflow = torch.zeros((), device=weights[0].device if weights else None, requires_grad=True)
-        super().__init__([*weights, self._overflow], defaults)
+        super().__init__([emb.weight for emb in self.embeddings], defaults)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set gradients to None, and count no rows as used. This is not a collective call."""
         for emb in self.embeddings:
             emb.forget_gradients()
-        self._overflow.grad = None
-
-    @torch.no_grad()
-    def gather_grads(self) -> None:
-        """Sum the gradients over workers into a sparse `weight.grad` on the rows' owners; a collective call.
-
-        Call it before `GradScaler.unscale_`. `step` and `GradScaler.step` call it themselves.
-        """
-        group, finite = session.current_group(), True
-        for emb in self.embeddings:
-            summed = emb.sum_gradients()
-            emb.forget_gradients()
-            if summed is not None:
-                rows, grads = summed
-                emb.weight.grad = torch.sparse_coo_tensor(
-                    rows.unsqueeze(0), grads, emb.weight.shape, is_coalesced=True, check_invariants=False
-                )
-                finite &= bool(grads.isfinite().all())
-        with group.guard():
-            overflow = any(group.agree("gradients of embeddings, with overflows", not finite))
-        self._overflow.grad = torch.full_like(self._overflow, torch.inf if overflow else 0.0)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Read by `GradScaler.step` just before it looks at the gradients, so we sum them here."""
-        self._summed_late = self._overflow.grad is None
-        self.gather_grads()
-        return True
+        """Read by `GradScaler.step`, which would look for overflows of this worker's gradients only."""
+        raise ConfigError(
+            f"{type(self).__name__} is stepped by a GradScaler; expected gradients of a loss that is not scaled. Train "
+            "in bfloat16, which needs no scaler."
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -326,24 +248,13 @@ class SparseOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scale = 1.0  # factor of the gradients
-        if hasattr(self, "found_inf"):  # called by a `GradScaler`
-            if self.grad_scale is None and self._summed_late:
-                raise ConfigError(
-                    "GradScaler.unscale_ needs gradients that are summed over workers; call optimizer.gather_grads()."
-                )
-            if self.found_inf:
-                return loss
-            scale = 1.0 if self.grad_scale is None else float(self.grad_scale)
+        [group] = self.param_groups
         for emb in self.embeddings:
             summed = emb.sum_gradients()
-            if summed is None:
-                continue
-            [group] = self.param_groups
-            state = self.state_of(emb.weight)
-            state["step"] += 1
-            rows, grads = summed
-            self._update(emb.weight, rows, grads if scale == 1 else grads / scale, state, group)
+            if summed is not None:
+                state = self.state_of(emb.weight)
+                state["step"] += 1
+                self._update(emb.weight, *summed, state, group)
         return loss
 
     def state_of(self, weight: Tensor) -> State:

@@ -169,11 +169,9 @@ class SeedBatches:
         shuffle: another order in every epoch.
         seed: of the shuffling; with the number of the epoch and the rank it determines the order.
         optimized: the graph whose edges bring seeds that share neighbours into one batch; None takes them as they come.
-        node_ranges: `graph.node_ranges`, by which seeds of other partitions are refused; None if that has been done.
-        foreign: allow seeds of other partitions, such as `split_seeds` returns, as long as each is on one worker only.
 
     Raises:
-        GraphError: for seeds that are no nodes, given twice, or of another partition.
+        GraphError: for seeds that are negative, or given twice.
         ConfigError: for a batch size below 1.
         CommunicationError: if another worker raised, or passes other settings.
     """
@@ -187,8 +185,6 @@ class SeedBatches:
         shuffle: bool = False,
         seed: int = 0,
         optimized: GraphShardManager | None = None,
-        node_ranges: Sequence[tuple[int, int]] | None = None,
-        foreign: bool = False,
     ) -> None:
         group = session.current_group()
         self._shuffle = shuffle
@@ -197,11 +193,11 @@ class SeedBatches:
         with group.guard():
             group.agree(
                 f"SeedBatches of {batch_size}, drop_last {drop_last}, shuffle {shuffle}, "
-                f"optimised {optimized is not None}, foreign seeds {foreign}"
+                f"optimised {optimized is not None}"
             )
             if not isinstance(batch_size, int) or batch_size < 1:
                 raise ConfigError(f"batch_size is {batch_size}; expected an integer of at least 1.")
-            self._seeds = check_seeds(seeds, node_ranges, foreign=foreign)
+            self._seeds = check_seeds(seeds, None)
             counts = group.gather_numbers(len(self._seeds), "SeedBatches")
             self._count = min(counts) // batch_size if drop_last else -(-max(counts) // batch_size)
             self._sizes = _sizes(len(self._seeds), self._count, batch_size, drop_last)

@@ -1,11 +1,6 @@
 """Compiled code is kept where every environment finds it, and made again if it cannot be read."""
 
-import contextlib
 import os
-import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,11 +26,12 @@ def file_of(folder):
     exec(compile("def loop(): pass", str(folder / "loops.py"), "exec"), namespace)
     compiled = compiler.compile_cached(namespace["loop"], nogil=True)
     assert Path(compiled._cache.cache_path) == compiler.code_folder()
-    return compiled._cache._impl.filename_base
+    return compiled._cache.name
 
 
 def test_a_change_in_any_source_gives_the_code_another_name(tmp_path, monkeypatch):
     """In a file beside the kernel, below it, or in one with helpers for all kernels."""
+    assert {Path(module.__file__) for module in (compiler, rows, vectors)} < set(compiler.SHARED_SOURCES)
     helper = tmp_path / "helper.txt"
     monkeypatch.setattr(compiler, "SHARED_SOURCES", (*compiler.SHARED_SOURCES, helper))
     folder = tmp_path / "kernels"
@@ -49,15 +45,9 @@ def test_a_change_in_any_source_gives_the_code_another_name(tmp_path, monkeypatc
     assert file_of(folder) == names[-1]
 
 
-@pytest.mark.parametrize("module", (compiler, rows, vectors))
-def test_files_with_helpers_for_all_kernels_are_sources(module):
-    assert Path(module.__file__) in compiler.SHARED_SOURCES
-
-
-def test_code_is_kept_for_each_processor(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+def test_code_is_kept_for_each_processor():
     cache = compiler.compile_cached(lambda: None)._cache
-    keys = [cache._index_key("()", SimpleNamespace(magic_tuple=lambda cpu=cpu: ("x86", cpu))) for cpu in ("old", "new")]
+    keys = [cache.key("()", SimpleNamespace(magic_tuple=lambda cpu=cpu: ("x86", cpu))) for cpu in ("old", "new")]
     assert keys[0] != keys[1]
 
 
@@ -112,53 +102,3 @@ def test_a_damaged_file_is_made_anew(tmp_path, monkeypatch, damage):
     assert results() == ([3, 4.0], 2)
     assert results() == ([3, 4.0], 0)
     assert sorted(tmp_path.rglob("*.nb*")) == files
-
-
-EPOCHS = """
-import sys, torch, sar
-from numba.core import event
-from sar.adapters.dgl.models import GAT, GraphSAGE
-
-class Compiled(event.Listener):
-    def on_start(self, one):
-        print("compiled", one.data["dispatcher"].py_func.__name__)
-    def on_end(self, one):
-        pass
-
-event.register("numba:compile", Compiled())
-sar.initialize_comms()
-sar.patch_dgl()
-nodes = torch.arange(8)
-edges = sar.ShardEdgesAndFeatures((nodes.repeat(8), nodes.repeat_interleave(8)), {})
-graph = sar.construct_full_graph(sar.PartitionData([edges], [(0, 8)], {}, ["_N"], [("_N", "_E", "_N")]))
-torch.manual_seed(0)
-for model in (GraphSAGE(8, 3), GAT(8, 3)):
-    x = torch.rand(8, 8, requires_grad=True)
-    model(graph, x).square().sum().backward()
-    print("sum", x.grad.abs().sum().item())
-"""
-"""Epochs of both models of the demo on one worker; prints what Numba compiles, and what depends on all of it."""
-
-
-def python(script, cache, root=REPOSITORY):
-    """A process with its code in `cache` and its sar from `root`."""
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment = alone | {"PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(cache), "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.Popen(
-        [sys.executable, "-c", script], cwd="/", env=os.environ | environment, stdout=subprocess.PIPE, text=True
-    )
-
-
-@pytest.mark.slow
-def test_processes_that_compile_together_and_another_environment_that_finds_the_code(tmp_path):
-    cache, environment = tmp_path / "cache", tmp_path / "environment"
-    printed = [process.communicate(timeout=120)[0].splitlines() for process in [python(EPOCHS, cache) for _ in "ab"]]
-    sums = [[line for line in lines if line.startswith("sum")] for lines in printed]
-    assert sums[0] == sums[1]
-    shutil.copytree(REPOSITORY / "sar", environment / "sar", ignore=shutil.ignore_patterns("__pycache__"))
-    found = python(EPOCHS, cache, environment).communicate(timeout=120)[0].splitlines()
-    assert found == sums[0]  # and nothing was compiled
-    assert len(found) == 2
-    assert all(file.suffix == ".nbc" for file in cache.rglob("*.nbc*"))

@@ -98,18 +98,6 @@ def test_ranges_cover_all_groups_and_are_balanced(monkeypatch: pytest.MonkeyPatc
     assert all(abs(indptr[end] - indptr[begin] - indptr[-1] / count) <= 40 for begin, end in ranges)
 
 
-@pytest.mark.parametrize("count, work, expected", [(3, 10**9, 12), (4, 66_000, 4), (4, 65_000, 1)])
-def test_threads_take_several_ranges_of_large_work_and_none_of_small(
-    monkeypatch: pytest.MonkeyPatch, count: int, work: int, expected: int
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
-    ranges: list[tuple[int, int]] = []
-    threads.run_balanced(lambda begin, end: ranges.append((begin, end)), np.arange(0, 1001), work // 1000)
-    assert len(ranges) == expected
-    begins, ends = zip(*sorted(ranges), strict=True)
-    assert (*begins, 1000) == (0, *ends)
-
-
 def test_errors_of_any_thread_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 

@@ -151,3 +151,16 @@ def test_seeds_of_other_partitions(pool, world_size):
         assert torch.equal(torch.cat(chosen).sort().values, shares[rank])
         for described, seeds in zip(batches, chosen, strict=True):
             check_blocks(parts, described, seeds, [3, 2], False)
+
+
+def load_shared(partition):
+    graph, sampler = sar.construct_full_graph(partition), sar.DistNeighborSampler([1])
+    return catch_and_recover(
+        lambda: sar.DataLoader(graph, torch.tensor([1, 2 + sar.rank()]), sampler, foreign_seeds=True)
+    )
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_seeds_of_several_workers_are_refused(pool, world_size):
+    for failure in pool.run(load_shared, per_rank=SCENARIOS["random"](world_size).partitions):
+        assert "such as 1 to workers [0, 1]" in failure.message

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import sar
 from tests.core.attempts import catch_and_recover, require
-from tests.matrix import THREAD, corner
+from tests.matrix import corner
 from tests.parity.harness import assert_close, parameter_gradients
 from tests.sampling.cases import same
 from tests.sampling.edge_cases import check_batch, describe_batch, plain_case, typed_case
@@ -63,13 +63,13 @@ def test_batches_are_dgl_s(pool, world_size, kind, exclude):
             assert len(batch["pairs"][1]["edges"][E][0]) == 2 * len(of_batch)
 
 
-def load_typed(mine, exclude, backs, negatives, fanouts, num_workers):
+def load_typed(mine, exclude, backs, negatives, fanouts):
     partition, chosen = mine
     graph = sar.construct_full_graph(partition)
     sampler = sar.EdgePredictionSampler(
         sar.DistNeighborSampler(fanouts), exclude, reverse_etypes=backs, negative_sampler=negatives
     )
-    loader = sar.DataLoader(graph, chosen, sampler, 6, shuffle=True, seed=1, num_workers=num_workers)
+    loader = sar.DataLoader(graph, chosen, sampler, 6, shuffle=True, seed=1)
     return [describe_batch(batch) for batch in loader]
 
 
@@ -90,7 +90,7 @@ def test_typed_batches_are_dgl_s(pool, world_size, negatives):
     backs = {"buys": "bought by", "bought by": "buys"}
     given = pool.run(rows_and_masks, per_rank=case.partitions)
     mine = [(partition, rows) for partition, (rows, _, _) in zip(case.partitions, given, strict=True)]
-    results = pool.run(load_typed, "reverse_types", backs, negatives, [-1, -1], 0, per_rank=mine)
+    results = pool.run(load_typed, "reverse_types", backs, negatives, [-1, -1], per_rank=mine)
     for batches, (_, _, ids) in zip(results, given, strict=True):
         taken = []
         for batch in batches:
@@ -118,16 +118,6 @@ def test_equal_shares_of_edges(pool, world_size):
     for _, (share, of_masks), own in results:
         assert torch.equal(share, of_masks)
         assert int(torch.isin(share, own).sum()) == min(len(share), len(own))
-
-
-@THREAD
-@pytest.mark.parametrize("world_size, number", [corner(1, 1), (2, 1), corner(2, 2)])
-def test_same_batches_with_a_thread(pool, world_size, number):
-    case = typed_case(world_size)
-    mine = [(partition, {t: torch.arange(3) for t in (BOUGHT, FOLLOWS)}) for partition in case.partitions]
-    options = "reverse_types", {BOUGHT: BUYS}, {BOUGHT: 2, FOLLOWS: 1}, [2, 1]
-    without = pool.run(load_typed, *options, 0, per_rank=mine)
-    assert same(pool.run(load_typed, *options, number, per_rank=mine, timeout=200), without)
 
 
 @pytest.mark.parametrize("replace", [False, True])

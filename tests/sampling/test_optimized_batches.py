@@ -35,7 +35,7 @@ def readers(count):
 def group(mine, size, **options):
     partition, seeds = mine
     graph = sar.construct_full_graph(partition)
-    made = SeedBatches(seeds, size, optimized=graph, node_ranges=graph.node_ranges, **options)
+    made = SeedBatches(seeds, size, optimized=graph, **options)
     return made.epoch(0)
 
 

@@ -1,15 +1,11 @@
 """Batches that a thread samples ahead: the same as without, and errors in bounded time if one fails or leaves."""
 
-import gc
 import itertools
-import multiprocessing
 import os
 import signal
 import threading
 import time
-from pathlib import Path
 
-import dgl
 import pytest
 import torch
 
@@ -18,7 +14,7 @@ from sar.comm import session
 from sar.sampling import loader as loader_module
 from sar.sampling.batch import draw_batch
 from tests.comm.launch import free_port, launch
-from tests.core.attempts import catch, catch_and_recover, require
+from tests.core.attempts import catch_and_recover, require
 from tests.matrix import THREAD, corner
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
@@ -84,37 +80,6 @@ def test_same_batches_with_a_thread(pool, given):
             assert torch.equal(torch.cat(chosen).sort().values, seeds.sort().values)
             for described, ids in zip(batches, chosen, strict=True):
                 check_blocks(parts, described, ids, FANOUTS, False)
-
-
-def keep_labels(mine):
-    """Keep the labels of batches with large features; bytes of the features, and how many are still mapped."""
-    partition, _ = mine
-    graph = sar.construct_full_graph(partition)
-    labels, features = node_features(partition), torch.ones(graph.num_nodes(), 2**18)
-    seeds = torch.arange(*graph.node_ranges[sar.rank()])
-    sampler = sar.DistNeighborSampler(FANOUTS, input_node_features={"x": features}, output_node_features={"y": labels})
-    loader = sar.DataLoader(graph, seeds, sampler, 2, precompute_optimized_batches=False, num_workers=1)
-    kept, nbytes = [blocks[-1].dstdata["y"] for blocks in loader], 0
-    before = mapped_bytes()
-    for _ in range(6):
-        for blocks in loader:
-            nbytes += blocks[0].srcdata["x"].nbytes
-            kept.append(blocks[-1].dstdata["y"])
-    del blocks
-    return nbytes, mapped_bytes() - before
-
-
-def mapped_bytes():
-    """Of this process, whether the memory is its own or shared."""
-    [rss] = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Rss")]
-    return int(rss.split()[1]) * 1024
-
-
-@pytest.mark.parametrize("world_size", [corner(2)])
-def test_kept_labels_do_not_keep_features(pool, given):
-    for nbytes, mapped in pool.run(keep_labels, per_rank=given[1]):
-        assert nbytes > 2**28
-        assert mapped < nbytes / 4
 
 
 def several_loops(mine):
@@ -246,32 +211,6 @@ def test_dead_worker_in_an_epoch(pool, given, num_workers):
     assert final
 
 
-def fork_in_an_epoch(mine):
-    """What a child raises that goes on with the loop, and the batches of its parent."""
-    loader, expected = make_loader(mine, 1, num_workers=1), len(make_loader(mine, 1))
-    found = []
-    for blocks in loader:
-        found.append(blocks)
-        if len(found) == 2:
-            reader, writer = multiprocessing.Pipe(duplex=False)
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)
-                writer.send(catch(list, loader))
-                del loader, blocks
-                gc.collect()
-                os._exit(0)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    return reader.recv(), len(found), expected
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_forked_process_has_no_thread(pool, given):
-    for failure, batches, expected in pool.run(fork_in_an_epoch, per_rank=given[1]):
-        assert "forked" in require(failure).message
-        assert batches == expected
-
-
 ENDS_IN_A_LOOP = """
 import torch
 import sar
@@ -290,37 +229,3 @@ def test_a_script_that_ends_in_a_loop_exits():
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     reports = launch(ENDS_IN_A_LOOP, [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)])
     assert [report["sum"] for report in reports] == [3, 3]
-
-
-def changed_between_epochs(mine, num_workers):
-    """Features, edge fields and weights of two epochs, changed in place by one worker between these."""
-    partition, seeds = mine
-    graph = sar.construct_full_graph(partition)
-    features = torch.ones(graph.num_nodes(), 3)
-    graph.edata["e"], graph.edata["w"] = torch.ones(graph.num_edges()), torch.ones(graph.num_edges())
-    sampler = sar.DistNeighborSampler(
-        [3], prob="w", input_node_features={"x": features}, output_node_features={"x": features}
-    )
-    loader = sar.DataLoader(graph, seeds, sampler, batch_size=4, seed=3, num_workers=num_workers)
-    epochs = [[describe(blocks) for blocks in loader]]
-    if sar.rank() == 0:
-        features.fill_(5)
-        graph.edata["e"].fill_(5)
-        graph.edata["w"].zero_()  # no edge into worker 0 is drawn any more
-    return [*epochs, [describe(blocks) for blocks in loader]]
-
-
-@pytest.mark.parametrize("world_size", [corner(1), 2])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_changes_between_epochs(pool, world_size, num_workers, given):
-    parts, mine = given
-    _, end = parts.partitions[0].node_ranges[0]
-    for epochs in pool.run(changed_between_epochs, num_workers, per_rank=mine):
-        for value, batches in zip((1.0, 5.0), epochs, strict=True):
-            for (block,) in batches:
-                into_worker_0 = block["dst"][dgl.NID][block["edges"][1]] < end
-                for side in ("src", "dst"):
-                    expected = torch.where(block[side][dgl.NID] < end, value, 1.0)
-                    assert torch.equal(block[side]["x"], expected.unsqueeze(1).expand(-1, 3))
-                assert torch.equal(block["edata"]["e"], torch.where(into_worker_0, value, 1.0))
-                assert value == 1 or not into_worker_0.any()

@@ -27,7 +27,6 @@ def batches(mine, batch_size, drop_last, shuffle, optimized):
             shuffle=shuffle,
             seed=seed,
             optimized=graph if optimized else None,
-            node_ranges=graph.node_ranges,
         )
 
     made = make(5)
@@ -108,70 +107,36 @@ def test_shuffling(pool, optimized):
         assert not torch.equal(first, second - 60)
 
 
-def drop_and_shuffle(mine, size):
-    partition, seeds = mine
-    ranges = sar.construct_full_graph(partition).node_ranges
-    made = SeedBatches(seeds, size, drop_last=True, shuffle=True, seed=1, node_ranges=ranges)
+def drop_and_shuffle(seeds, size):
+    made = SeedBatches(seeds, size, drop_last=True, shuffle=True, seed=1)
     return torch.cat([batch for number in range(20) for batch in made.epoch(number)]).unique()
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_dropped_seeds_take_turns(pool):
-    parts = parts_of([11, 9])
-    seeds = [torch.arange(*ends) for ends in parts.partitions[0].node_ranges]
-    found = pool.run(drop_and_shuffle, 4, per_rank=list(zip(parts.partitions, seeds, strict=True)))
+    seeds = [torch.arange(11), torch.arange(11, 20)]
+    found = pool.run(drop_and_shuffle, 4, per_rank=seeds)
     assert all(map(torch.equal, found, seeds))
 
 
-# -- seeds that cannot be
-
-
-def attempt(mine, settings, batch_sizes):
+def attempt(seeds, batch_size):
     """One call that fails somewhere and, after it, one that works."""
-    partition, seeds = mine
-    graph = sar.construct_full_graph(partition)
-    options = {"batch_size": batch_sizes[sar.rank()], "node_ranges": graph.node_ranges} | settings
-    failure = catch_and_recover(lambda: SeedBatches(seeds, **options))
-    return failure, len(SeedBatches(torch.arange(*graph.node_ranges[sar.rank()]), 2, node_ranges=graph.node_ranges))
+    return catch_and_recover(SeedBatches, seeds, batch_size[sar.rank()]), len(SeedBatches(torch.arange(3), 2))
 
 
 @pytest.mark.parametrize(
-    "settings, wrong, words",
+    "wrong, batch_size, words",
     [
-        ({}, [3, -1], ["-1", "worker 1"]),
-        ({"node_ranges": None}, [3, -1], ["-1", "worker 1"]),
-        ({"node_ranges": None}, [5, 3, 5], ["given twice", "worker 1"]),
-        ({}, [3, 1], ["such as 1", "worker 1"]),
-        ({"foreign": True}, [3, 6], ["such as 6", "worker 1"]),
-        ({"foreign": True}, [3, 1], ["such as 1 to workers [0, 1]"]),
-        ({"batch_size": 0}, [3], ["batch_size is 0"]),
-        ({}, [3], ["SeedBatches of 2", "SeedBatches of 3"]),  # if that is what the workers ask for
+        ([3, -1], (2, 2), ["-1", "worker 1"]),
+        ([5, 3, 5], (2, 2), ["given twice", "worker 1"]),
+        ([3], (0, 0), ["batch_size is 0"]),
+        ([3], (2, 3), ["SeedBatches of 2", "SeedBatches of 3"]),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("world_size", [2])
-def test_wrong_seeds_on_one_worker_are_an_error_on_all(pool, settings, wrong, words):
-    parts = parts_of([3, 3])
-    mine = [(parts.partitions[0], torch.arange(3)), (parts.partitions[1], torch.tensor(wrong))]
-    sizes = (2, 3) if "SeedBatches of 3" in words else (2, 2)
-    for failure, number in pool.run(attempt, settings, sizes, per_rank=mine):
+def test_wrong_seeds_on_one_worker_are_an_error_on_all(pool, wrong, batch_size, words):
+    for failure, number in pool.run(attempt, batch_size, per_rank=[torch.arange(3), torch.tensor(wrong)]):
         assert "SarError" in require(failure).bases
         assert all(word in failure.message for word in words), failure.message
         assert number == 2, "works on"
-
-
-def train_on_shares(partition, seeds):
-    graph = sar.construct_full_graph(partition)
-    share = sar.split_seeds(graph, torch.tensor(seeds) if sar.rank() == 0 else torch.arange(0))
-    options = {"node_ranges": graph.node_ranges, "optimized": graph}
-    failure = catch_and_recover(lambda: SeedBatches(share, 2, **options))
-    return share, failure, SeedBatches(share, 2, foreign=True, **options).epoch(0)
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_foreign_seeds_where_they_are_asked_for(pool):
-    parts = parts_of([9, 3])
-    results = pool.run(train_on_shares, list(range(9)), per_rank=parts.partitions)
-    assert [len(epoch) for _, _, epoch in results] == [3, 3]
-    assert torch.equal(torch.cat([batch for _, _, epoch in results for batch in epoch]).sort().values, torch.arange(9))
-    assert all("worker 1" in require(failure).message for _, failure, _ in results), "refused otherwise"

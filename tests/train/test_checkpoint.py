@@ -1,15 +1,14 @@
 """`save_checkpoint` and `load_checkpoint`: training that goes on bit for bit, on other workers too, and bad folders."""
 
-import contextlib
 import errno
 import itertools
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
+from functools import partial
 
 import hypothesis
 import numpy as np
@@ -206,6 +205,34 @@ def test_other_workers_and_another_partitioning(pool, in_files, tmp_path):
     assert [int(state["step"]) for *_, state in loaded] == [3] * 3
 
 
+def load_other_rows(partition, folder):
+    """Rows of embeddings that are wider, and of nodes by other IDs; the state of another optimizer."""
+    graph = sar.construct_full_graph(partition)
+
+    def made(width=DIM, kind=sar.nn.SparseAdam):
+        emb = sar.nn.DistEmbedding(graph, width)
+        return emb, {"embeddings": emb, "optimizer": kind([emb])}
+
+    sar.save_checkpoint(folder, **made()[1])
+    wider, other = made(width=DIM + 1), made(kind=sar.nn.SparseAdagrad)
+    unknown, unnamed = made(), made()
+    unknown[0].original_ids = unknown[0].original_ids + NODES
+    unnamed[0].original_ids = None
+    found = []
+    for emb, given in (wider, other, unknown, unnamed):
+        before = emb().detach().clone()
+        found.append(require(catch_and_recover(partial(sar.load_checkpoint, folder, **given))).message)
+        assert torch.equal(emb(), before)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_rows_of_other_embeddings(pool, tmp_path):
+    for failures in pool.run(load_other_rows, tmp_path, per_rank=cut(1, 2)):
+        words = ["expected", "one of the same kind", "are not in", "Global IDs serve for one partitioning only"]
+        assert all(word in message for word, message in zip(words, failures, strict=True)), failures
+
+
 def leave_loops(partitions, folder):
     """The batches that a loader gives which goes on where another stood, and those that this one has not given yet."""
 
@@ -301,12 +328,9 @@ def test_the_checkpoints_saved_last_are_kept(pool, tmp_path):
 
 LR = torch.optim.lr_scheduler
 SCHEDULERS = [
-    lambda optimizer: LR.StepLR(optimizer, 2, 0.5),
     lambda optimizer: LR.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
     lambda optimizer: LR.ReduceLROnPlateau(optimizer, patience=0),
-    lambda optimizer: LR.SequentialLR(
-        optimizer, [LR.LinearLR(optimizer, total_iters=3), LR.ExponentialLR(optimizer, 0.9)], [3]
-    ),
+    lambda optimizer: LR.SequentialLR(optimizer, [LR.LinearLR(optimizer), LR.ExponentialLR(optimizer, 0.9)], [3]),
 ]
 
 
@@ -332,22 +356,16 @@ def schedule(folder):
         found.append([list(rates(range(4, 8), **one)) for one in (state, other)])
     state = made(SCHEDULERS[-2])
     state["scheduler"].step(sar.rank())  # its own value
-    wrong = [
-        lambda: sar.load_checkpoint(folder / "0", optimizer=state["optimizer"]),
-        lambda: sar.save_checkpoint(folder / "x", scheduler=state["scheduler"]),
-    ]
-    return found, [require(catch_and_recover(attempt)).message for attempt in wrong]
+    return found, require(catch_and_recover(lambda: sar.save_checkpoint(folder / "x", scheduler=state["scheduler"])))
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_schedulers_go_on(pool, tmp_path):
-    for found, (missing, differs) in pool.run(schedule, tmp_path):
+    for found, differs in pool.run(schedule, tmp_path):
         for expected, rates in found:
             assert rates == expected
             assert len(set(rates)) > 1
-        assert "1 schedulers, but 0 are to be loaded" in missing
-        assert "schedulers.0.best differs" in differs
-        assert "sar.all_sum" in differs
+        assert "schedulers.0.best differs" in differs.message
 
 
 def load_some(folder):
@@ -479,8 +497,7 @@ def load_simple(folder):
     "world_size, victim, number, left",
     [
         (2, 1, 4, 1),
-        *(pytest.param(2, *case, marks=pytest.mark.slow) for case in [(0, 3, 1), (0, 12, 1), (0, 26, 1), (0, 30, 2)]),
-        *(pytest.param(2, *case, marks=pytest.mark.slow) for case in [(1, 1, 1), (1, 9, 1)]),
+        *(pytest.param(2, *case, marks=pytest.mark.slow) for case in [(0, 3, 1), (0, 30, 2), (1, 9, 1)]),
     ],
 )
 def test_a_worker_that_dies_while_saving(pool, world_size, victim, number, left, tmp_path):
@@ -494,93 +511,31 @@ def test_a_worker_that_dies_while_saving(pool, world_size, victim, number, left,
     assert victim == 0 or names_in(tmp_path) == ["step-000001"]
 
 
-def frozen(folder, victim, number, loading):
-    """Step 1 is there; a worker is stopped at the n-th operation of loading it, or of saving step 2."""
-    simple, process = Simple(), folder.with_name("process")
-    simple.save(folder, 1)
-
-    def stop():
-        process.write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    def program():
-        sar.Config.timeout = 4.0
-        if sar.rank() == victim:
-            Countdown(number, folder, stop).install()
-        if loading:
-            simple.load(folder)
-        else:
-            simple.save(folder, 2)
-
-    began = time.monotonic()
-    try:
-        return require(catch(program)), time.monotonic() - began
-    finally:
-        os.kill(int(process.read_text()), signal.SIGKILL)  # for the pool, which waits for all
-
-
-@pytest.mark.processes("of a frozen process")
-@pytest.mark.parametrize(
-    "world_size, victim, number, loading",
-    [(2, 1, 4, False), (2, 0, 3, False), (2, 0, 12, False), (2, 0, 26, False), (2, 0, 2, True), (2, 1, 2, True)],
-)
-@pytest.mark.slow
-def test_a_worker_that_freezes(pool, world_size, victim, number, loading, tmp_path):
-    outcomes = pool.outcomes(frozen, tmp_path / "x", victim, number, loading, timeout=100)
-    assert outcomes[victim].kind == "Died"
-    failure, seconds = outcomes[1 - victim].value
-    assert failure.kind == "CommunicationTimeout"
-    assert "frozen" in failure.message
-    assert f"for worker {victim} in:" in failure.message
-    assert seconds < 60
-    assert pool.run(load_simple, tmp_path / "x") == [1, 1]
-    assert victim == 0 or names_in(tmp_path / "x") == ["step-000001"]
-
-
-def full(folder, how, rank):
-    """Save more than there is room for on one worker."""
-    simple = Simple()
-    simple.save(folder, 1)
-    before = names_in(folder)
-    restore = None
-    if how == "every write" and sar.rank() == rank:
-        restore = Countdown(9, folder, no_room).install()
-    failure = catch(lambda: simple.save(folder, 2, extra=torch.zeros(10**5) if how == "tmpfs" else None))
-    if restore:
-        restore()
-    sar.recover()
-    return failure, before
-
-
 def no_room():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def full(folder, rank):
+    """Save where one worker has no room."""
+    simple = Simple()
+    simple.save(folder, 1)
+    restore = Countdown(9, folder, no_room).install() if sar.rank() == rank else lambda: None
+    failure = catch(lambda: simple.save(folder, 2))
+    restore()
+    sar.recover()
+    return require(failure), simple.load(folder)
+
+
 @pytest.mark.processes("counts the operations of a process")
-@pytest.mark.parametrize("how, rank", [("every write", 0), ("every write", 1), ("tmpfs", 0)])
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("world_size", [2])
-def test_a_full_disk_is_an_error_on_all_workers(pool, tmp_path, how, rank):
-    with tmpfs(tmp_path) if how == "tmpfs" else contextlib.nullcontext():
-        found = pool.run(full, tmp_path / "x", how, rank)
-        for other, (failure, before) in enumerate(found):
-            assert before == ["step-000001"]
-            assert "Nothing was saved" in require(failure).message, failure
-            assert "No space left on device" in failure.message
-            # A file system that is full is so for both.
-            assert failure.kind == ("CheckpointError" if other == rank else "PeerError") or how == "tmpfs"
-        assert names_in(tmp_path / "x") == ["step-000001"]
-        assert pool.run(load_simple, tmp_path / "x") == [1, 1]
-
-
-@contextlib.contextmanager
-def tmpfs(path):
-    """A file system of 256 KiB."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", path], capture_output=True).returncode:
-        pytest.skip("no right to mount a file system")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", path], check=True)
+def test_a_full_disk_is_an_error_on_all_workers(pool, tmp_path, rank):
+    for other, (failure, left) in enumerate(pool.run(full, tmp_path / "x", rank)):
+        assert failure.kind == ("CheckpointError" if other == rank else "PeerError")
+        assert "Nothing was saved" in failure.message
+        assert "No space left on device" in failure.message
+        assert left == 1
+    assert names_in(tmp_path / "x") == ["step-000001"]
 
 
 def load_damaged(folder, damages):
@@ -638,35 +593,25 @@ def refuse(folder):
     sar.save_checkpoint(folder, model=model, optimizer=optimizer)
     with torch.no_grad():
         model.bias += sar.rank()
-    attempts = [
-        lambda: sar.save_checkpoint(folder, model=model),
-        lambda: sar.save_checkpoint(folder, extra=Unsafe()),
-        lambda: sar.save_checkpoint(folder, extra=lambda: None),
-        lambda: sar.save_checkpoint(folder, keep=0),
-        lambda: sar.load_checkpoint(folder, model=nn.Linear(2, 3), optimizer=optimizer),
-        lambda: sar.load_checkpoint(folder, model=model, optimizer=torch.optim.Adam(model.parameters())),
-        lambda: sar.load_checkpoint(folder, model=model, loaders=[]),
-        lambda: sar.load_checkpoint(folder / "none", model=model),
-        lambda: sar.load_checkpoint(folder, model=model, step=7),
-    ]
-    return [require(catch_and_recover(attempt)) for attempt in attempts]
+    adam = torch.optim.Adam(model.parameters())
+    attempts = {
+        "model.bias differs": lambda: sar.save_checkpoint(folder, model=model),
+        "Unsafe": lambda: sar.save_checkpoint(folder, extra=Unsafe()),
+        "Expected tensors": lambda: sar.save_checkpoint(folder, extra=lambda: None),
+        "keep 0": lambda: sar.save_checkpoint(folder, keep=0),
+        "another model": lambda: sar.load_checkpoint(folder, model=nn.Linear(2, 3), optimizer=optimizer),
+        "the saved optimizer has": lambda: sar.load_checkpoint(folder, model=model, optimizer=adam),
+        "1 optimizers, but 0": lambda: sar.load_checkpoint(folder, model=model, loaders=[]),
+        "no checkpoint": lambda: sar.load_checkpoint(folder / "none", model=model),
+        "step 7": lambda: sar.load_checkpoint(folder, model=model, step=7),
+    }
+    return [(words, require(catch_and_recover(attempt))) for words, attempt in attempts.items()]
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_what_cannot_be_saved_or_loaded(pool, tmp_path):
-    words = [
-        "model.bias differs",
-        "Unsafe",
-        "Expected tensors",
-        "keep 0",
-        "another model",
-        "the saved optimizer has ['dampening', 'momentum', 'nesterov'], Adam ['amsgrad', 'betas',",
-        "1 optimizers, but 0",
-        "no checkpoint",
-        "step 7",
-    ]
     for failures in pool.run(refuse, tmp_path):
-        for failure, expected in zip(failures, words, strict=True):
+        for words, failure in failures:
             assert "SarError" in failure.bases
-            assert expected in failure.message
+            assert words in failure.message
     assert names_in(tmp_path) == ["step-000000"]

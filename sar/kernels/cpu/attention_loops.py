@@ -106,9 +106,9 @@ class SourceGradients(NamedTuple):
 
 
 @inline
-def lay_out(csr: CSRView, group: Index, first: Index, stop: Index, scratch: Scratch) -> Any:
-    """Note the rows that edges first to stop belong to; returns how many these are, and the group of edge `stop`."""
-    count, p = ZERO, first
+def next_chunk(csr: CSRView, group: Index, first: Index, last: Index, scratch: Scratch) -> Any:
+    """The chunk that begins with edge `first` of a group, of those before `last`; and the group in which it ends."""
+    stop, count, p = min(first + u64(CHUNK), last), ZERO, first
     scratch.bounds[ZERO] = first
     while p < stop:
         end = u64(csr.indptr[group + ONE])
@@ -123,27 +123,7 @@ def lay_out(csr: CSRView, group: Index, first: Index, stop: Index, scratch: Scra
             scratch.bounds[count] = p = until
         if p == end:
             group += ONE
-    return count, group
-
-
-def _over_chunks(step: Any) -> Any:
-    """A kernel that calls step(chunk, to, *operands) for the edges of groups begin to end, a chunk at a time.
-
-    It has the name of `step`, and takes the scratch memory of its thread last.
-    """
-    name, step = step.__name__, inline(step)
-
-    def run(begin: int, end: int, csr: CSRView, to: Heads, *rest: Any) -> None:
-        operands, scratch = rest[:-1], rest[-1]
-        first, last, group = u64(csr.indptr[begin]), u64(csr.indptr[end]), u64(begin)
-        while first < last:
-            stop = min(first + u64(CHUNK), last)
-            count, group = lay_out(csr, group, first, stop, scratch)
-            step(Chunk(csr, first, stop - first, count, scratch), to, *operands)
-            first = stop
-
-    run.__name__ = name
-    return kernel(run)
+    return Chunk(csr, first, stop - first, count, scratch), group
 
 
 _add_scaled_rows = row_sums(lambda p, factors, first, heads, h: factors[(p - first) * heads + h])
@@ -228,46 +208,52 @@ def write_scores(chunk: Chunk, to: Heads, scored: Scored, first: Index, step: In
                     scratch.scores[i + h] = dot(to.dim, mine, x, theirs, y) * factor
 
 
-@_over_chunks
-def attend(chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums) -> None:
-    """Add edges to the sums of their destinations. x: (N_src, width) features of the sources."""
+@kernel
+def attend(
+    begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums, scratch: Scratch
+) -> None:
+    """Add the edges of groups begin to end to the sums of their destinations. x: (N_src, width) source features."""
     lowest = x.dtype.type(LOWEST_32 if x.itemsize == 4 else LOWEST_64)
-    heads, scratch, out, peak, total = to.heads, chunk.scratch, sums.out, sums.peak, sums.total
+    heads, out, peak, total = to.heads, sums.out, sums.peak, sums.total
     scores, tops, shrinks = scratch.scores, scratch.tops, scratch.shares
-    write_scores(chunk, to, scored, ZERO, heads)
-    for k in range(chunk.count):
-        for h in range(heads):
-            tops[k * heads + h] = peak[scratch.owns[k] * heads + h]
-    for q in range(chunk.size):
-        i, t = q * heads, scratch.place_of[q] * heads
-        for h in range(heads):  # NaN is not greater than anything
-            tops[t + h] = scores[i + h] if scores[i + h] > tops[t + h] else tops[t + h]
-    for k in range(chunk.count):
-        own, t = scratch.owns[k] * heads, k * heads
-        for h in range(heads):  # not -inf, because -inf less -inf would be NaN
-            tops[t + h] = max(tops[t + h], lowest)
-            shrinks[t + h] = peak[own + h] - tops[t + h]
-    exponentials(shrinks, chunk.count * heads)
-    for k in range(chunk.count):
-        own, t = scratch.owns[k] * heads, k * heads
-        for h in range(heads):
-            total[own + h] *= shrinks[t + h]
-            # Not by the total: that has shrunk already, to 0 if the peak has risen by much.
-            if peak[own + h] >= lowest and shrinks[t + h] != 1:
-                scale(to.dim, out, (own + h) * to.dim, shrinks[t + h])
-            peak[own + h] = tops[t + h]
-    for q in range(chunk.size):
-        i, t = q * heads, scratch.place_of[q] * heads
-        for h in range(heads):
-            scores[i + h] -= tops[t + h]
-    exponentials(scores, chunk.size * heads)
-    for q in range(chunk.size):
-        i, own = q * heads, scratch.own_of[q] * heads
-        for h in range(heads):
-            total[own + h] += scores[i + h]
-    write_shares(chunk, to, weight)
-    multiply_by_shares(chunk, to, weight, scores)
-    add_rows(chunk, to, x, scores, out)
+    group, first, last = u64(begin), u64(csr.indptr[begin]), u64(csr.indptr[end])
+    while first < last:
+        chunk, group = next_chunk(csr, group, first, last, scratch)
+        first += chunk.size
+        write_scores(chunk, to, scored, ZERO, heads)
+        for k in range(chunk.count):
+            for h in range(heads):
+                tops[k * heads + h] = peak[scratch.owns[k] * heads + h]
+        for q in range(chunk.size):
+            i, t = q * heads, scratch.place_of[q] * heads
+            for h in range(heads):  # NaN is not greater than anything
+                tops[t + h] = scores[i + h] if scores[i + h] > tops[t + h] else tops[t + h]
+        for k in range(chunk.count):
+            own, t = scratch.owns[k] * heads, k * heads
+            for h in range(heads):  # not -inf, because -inf less -inf would be NaN
+                tops[t + h] = max(tops[t + h], lowest)
+                shrinks[t + h] = peak[own + h] - tops[t + h]
+        exponentials(shrinks, chunk.count * heads)
+        for k in range(chunk.count):
+            own, t = scratch.owns[k] * heads, k * heads
+            for h in range(heads):
+                total[own + h] *= shrinks[t + h]
+                # Not by the total: that has shrunk already, to 0 if the peak has risen by much.
+                if peak[own + h] >= lowest and shrinks[t + h] != 1:
+                    scale(to.dim, out, (own + h) * to.dim, shrinks[t + h])
+                peak[own + h] = tops[t + h]
+        for q in range(chunk.size):
+            i, t = q * heads, scratch.place_of[q] * heads
+            for h in range(heads):
+                scores[i + h] -= tops[t + h]
+        exponentials(scores, chunk.size * heads)
+        for q in range(chunk.size):
+            i, own = q * heads, scratch.own_of[q] * heads
+            for h in range(heads):
+                total[own + h] += scores[i + h]
+        write_shares(chunk, to, weight)
+        multiply_by_shares(chunk, to, weight, scores)
+        add_rows(chunk, to, x, scores, out)
 
 
 @inline
@@ -342,54 +328,62 @@ def _add_score_grads_of_pairs(chunk: Chunk, to: Heads, scored: Scored, out: Arra
             add_slopes(to.dim, out, i + c, scored.attn, c, scored.mine, i + c, scored.theirs, j + c, factor, score_grad)
 
 
-@_over_chunks
+@kernel
 def source_gradients(
-    chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming, out: SourceGradients,
-    theirs_grad: Array,
+    begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
+    out: SourceGradients, theirs_grad: Array, scratch: Scratch,
 ) -> None:  # fmt: skip
-    """Add the gradients of sources, and write those of edge weights. x: (N_src, width) features of the sources.
+    """Add the gradients of sources begin to end, and write those of edge weights. x: (N_src, width) source features.
 
     Of ADDITIVE scores, whose `theirs` are the statistics of destinations, also theirs_grad, (N_dst, heads), to which
     other sources may not be adding at the same time.
     """
-    heads, csr, scratch, stats = to.heads, chunk.csr, chunk.scratch, incoming.stats
-    write_weights(chunk, to, OTHER, scored, stats)
-    write_weight_grads(chunk, to, x, incoming.grad, weight, out.weight, True)
-    _to_score_grads(chunk, to, OTHER, stats)
-    if to.kind == ADDITIVE:
-        for q in range(chunk.size):
-            look_ahead(OTHER, csr, chunk.first + q, theirs_grad, heads)
-            own, other, i = scratch.own_of[q] * heads, u64(csr.other[chunk.first + q]) * heads, q * heads
-            for h in range(heads):
-                score_grad = scratch.grad_dot[i + h] * scratch.slopes[i + h]
-                out.mine[own + h] += score_grad
-                theirs_grad[other + h] += score_grad
-    multiply_by_shares(chunk, to, weight, scratch.scores)
-    add_rows(chunk, to, incoming.grad, scratch.scores, out.x)
-    if to.kind != ADDITIVE:
-        _add_score_grads_of_pairs(chunk, to, scored, out.x)
+    heads, stats = to.heads, incoming.stats
+    group, first, last = u64(begin), u64(csr.indptr[begin]), u64(csr.indptr[end])
+    while first < last:
+        chunk, group = next_chunk(csr, group, first, last, scratch)
+        first += chunk.size
+        write_weights(chunk, to, OTHER, scored, stats)
+        write_weight_grads(chunk, to, x, incoming.grad, weight, out.weight, True)
+        _to_score_grads(chunk, to, OTHER, stats)
+        if to.kind == ADDITIVE:
+            for q in range(chunk.size):
+                look_ahead(OTHER, csr, chunk.first + q, theirs_grad, heads)
+                own, other, i = scratch.own_of[q] * heads, u64(csr.other[chunk.first + q]) * heads, q * heads
+                for h in range(heads):
+                    score_grad = scratch.grad_dot[i + h] * scratch.slopes[i + h]
+                    out.mine[own + h] += score_grad
+                    theirs_grad[other + h] += score_grad
+        multiply_by_shares(chunk, to, weight, scratch.scores)
+        add_rows(chunk, to, incoming.grad, scratch.scores, out.x)
+        if to.kind != ADDITIVE:
+            _add_score_grads_of_pairs(chunk, to, scored, out.x)
 
 
-@_over_chunks
+@kernel
 def destination_gradients(
-    chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming, y_grad: Array,
-    attn_grad: Array,
+    begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
+    y_grad: Array, attn_grad: Array, scratch: Scratch,
 ) -> None:  # fmt: skip
-    """Add the gradients of destinations, of DYNAMIC and DOT scores.
+    """Add the gradients of destinations begin to end, of DYNAMIC and DOT scores.
 
     Also of `attn`, to which others may not be adding at the same time.
     """
-    heads, width, scratch, factor = to.heads, to.heads * to.dim, chunk.scratch, x.dtype.type(to.factor)
-    write_weights(chunk, to, OWN, scored, incoming.stats)
-    write_weight_grads(chunk, to, incoming.grad, x, weight, weight, False)
-    _to_score_grads(chunk, to, OWN, incoming.stats)
-    _add_score_grads_of_pairs(chunk, to, scored, y_grad)
-    if to.kind == DYNAMIC:
-        for q in range(chunk.size):
-            i, j = scratch.own_of[q] * width, u64(chunk.csr.other[chunk.first + q]) * width
-            for h in range(heads):
-                c, score_grad = h * to.dim, scratch.grad_dot[q * heads + h]
-                add_leaky(to.dim, attn_grad, c, scored.mine, i + c, x, j + c, factor, score_grad)
+    heads, width, factor = to.heads, to.heads * to.dim, x.dtype.type(to.factor)
+    group, first, last = u64(begin), u64(csr.indptr[begin]), u64(csr.indptr[end])
+    while first < last:
+        chunk, group = next_chunk(csr, group, first, last, scratch)
+        first += chunk.size
+        write_weights(chunk, to, OWN, scored, incoming.stats)
+        write_weight_grads(chunk, to, incoming.grad, x, weight, weight, False)
+        _to_score_grads(chunk, to, OWN, incoming.stats)
+        _add_score_grads_of_pairs(chunk, to, scored, y_grad)
+        if to.kind == DYNAMIC:
+            for q in range(chunk.size):
+                i, j = scratch.own_of[q] * width, u64(csr.other[chunk.first + q]) * width
+                for h in range(heads):
+                    c, score_grad = h * to.dim, scratch.grad_dot[q * heads + h]
+                    add_leaky(to.dim, attn_grad, c, scored.mine, i + c, x, j + c, factor, score_grad)
 
 
 @kernel
