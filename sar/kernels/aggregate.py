@@ -1,6 +1,7 @@
 """Aggregation over the edges of a block.
 
-Checks the operands, because compiled loops do not check bounds, and calls their backend.
+Checks the operands, because compiled loops do not check bounds, and calls their backend. Results, to which kernels
+write, are contiguous.
 """
 
 from __future__ import annotations
@@ -24,10 +25,7 @@ def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor, *, fresh:
     """
     _check(block, message, out, Target.V)
     if block.num_edges:
-        result = out.contiguous()
-        choose(out, *message.tensors).aggregate_sum(block, message, result, fresh)
-        if result is not out:
-            out.copy_(result)
+        choose(out, *message.tensors).aggregate_sum(block, message, out, fresh)
     elif fresh:
         out.zero_()
 
@@ -44,23 +42,17 @@ def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tens
     """
     _check(block, message, out, Target.V)
     _check_shape(arg, tuple(out.shape), "The tensor of edge IDs of extremes")
+    if not arg.is_contiguous():
+        raise _not_contiguous(arg)
     if block.num_edges:
-        result, edge_ids = out.contiguous(), arg.contiguous()
-        choose(out, *message.tensors).aggregate_cmp(block, message, result, edge_ids, largest)
-        if result is not out:
-            out.copy_(result)
-        if edge_ids is not arg:
-            arg.copy_(edge_ids)
+        choose(out, *message.tensors).aggregate_cmp(block, message, out, arg, largest)
 
 
 def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Write the message of every edge of the block to its row of `out`, (edges, *message shape)."""
     _check(block, message, out, Target.E)
     if block.num_edges:
-        result = out.contiguous()
-        choose(out, *message.tensors).edge_apply(block, message, result)
-        if result is not out:
-            out.copy_(result)
+        choose(out, *message.tensors).edge_apply(block, message, out)
 
 
 def aggregate_grad(
@@ -87,10 +79,7 @@ def aggregate_grad(
         _check_shape(arg, tuple(grad.values.shape), "The tensor of edge IDs of extremes")
     _check(block, message, out, operand.target, operand.shape, grad)
     if block.num_edges:
-        result = out.contiguous()
-        choose(out, grad.values, *message.tensors).aggregate_grad(block, message, wrt, grad, result, arg, fresh)
-        if result is not out:
-            out.copy_(result)
+        choose(out, grad.values, *message.tensors).aggregate_grad(block, message, wrt, grad, out, arg, fresh)
     elif fresh:
         out.zero_()
 
@@ -98,11 +87,10 @@ def aggregate_grad(
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     """Add (n, ...) values to `rows`, (n,) integer and all distinct, of `out`, in place."""
     _check_shape(values, (len(rows), *out.shape[1:]), "A tensor of rows to add")
+    if not out.is_contiguous():
+        raise _not_contiguous(out)
     if values.numel():
-        result = out.contiguous()
-        choose(out, values).add_rows(rows, values, result)
-        if result is not out:
-            out.copy_(result)
+        choose(out, values).add_rows(rows, values, out)
 
 
 def _check(
@@ -110,6 +98,8 @@ def _check(
     grad: EdgeOperand | None = None,
 ) -> None:  # fmt: skip
     """Raise if an operand has too few rows or another width, since compiled loops do not check bounds."""
+    if not out.is_contiguous():
+        raise _not_contiguous(out)
     result = out, out_target, message.shape if out_shape is None else out_shape
     for values, target, shape in (*message.operands, result) if grad is None else (*message.operands, result, grad):
         if values is None:
@@ -125,3 +115,7 @@ def _check(
 def _check_shape(values: Tensor, shape: Shape, what: str) -> None:
     if tuple(values.shape) != shape:
         raise GraphError(f"{what} has shape {tuple(values.shape)}; expected {shape}.")
+
+
+def _not_contiguous(result: Tensor) -> GraphError:
+    return GraphError(f"A result has the strides {result.stride()}; expected a contiguous tensor, as a new one is.")

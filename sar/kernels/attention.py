@@ -155,7 +155,7 @@ def edge_softmax_forward(blocks: Sequence[EdgeBlock], logits: Tensor) -> Tensor:
     (E, *). Results are NaN for destinations with a logit that is NaN or +inf or with all of them -inf.
     """
     num_dst = max((block.num_dst for block in blocks), default=0)
-    out = OnlineSoftmax(num_dst).rise(logits.to(accumulation_dtype(logits.dtype)), *blocks)
+    out = OnlineSoftmax(num_dst).rise(logits.to(accumulation_dtype(logits.dtype)).contiguous(), *blocks)
     total = out.new_zeros(num_dst, *out.shape[1:])
     for block in blocks:
         aggregate_sum(block, EdgeMessage(Op.COPY, _of_edges(out)), total)

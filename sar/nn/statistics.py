@@ -75,43 +75,31 @@ class DistributedBN1D(nn.BatchNorm1d):
 
 
 def convert_batchnorm(model: nn.Module) -> nn.Module:
-    """Replace every `torch.nn.BatchNorm1d` in a model by a `DistributedBN1D` with its parameters and statistics.
+    """Make every `torch.nn.BatchNorm1d` in a model a `DistributedBN1D`, in place.
 
-    The parameters remain the same objects, so existing optimizers stay valid. Hooks are kept, too.
+    Modules, parameters, statistics and hooks remain the same objects, so existing optimizers stay valid.
 
     Args:
-        model: a model, which is changed in place, or a `BatchNorm1d`.
+        model: a model, or a `BatchNorm1d`.
 
     Returns:
-        The model, or its replacement.
+        The model.
 
     Raises:
         ConfigError: for batch normalisation of other dimensions, or for a lazy one. Then nothing is changed.
     """
-    replacements: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
-        if type(module) is nn.BatchNorm1d:
-            momentum, tracks = module.momentum, module.track_running_stats
-            norm = DistributedBN1D(
-                module.num_features, module.eps, module.affine, momentum=momentum, track_running_stats=tracks
-            )
-            norm.weight, norm.bias = module.weight, module.bias
-            norm.running_mean, norm.running_var = module.running_mean, module.running_var
-            norm.num_batches_tracked = module.num_batches_tracked
-            for key, hooks in vars(module).items():
-                if "_hook" in key:  # torch names all of them so; sharing the dictionaries keeps their handles valid
-                    setattr(norm, key, hooks)
-            replacements[module] = norm.train(module.training)
-        elif isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm | DistributedBN1D):
+        known = type(module) is nn.BatchNorm1d or isinstance(module, nn.SyncBatchNorm | DistributedBN1D)
+        if isinstance(module, _BatchNorm) and not known:
             raise ConfigError(
                 f"convert_batchnorm found {name or 'a'} {type(module).__name__}; expected BatchNorm1d, as features of "
                 "nodes are (nodes, features). Run a lazy module once before, and replace others by hand."
             )
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # named_children() leaves out repeated ones
-            if child in replacements:
-                setattr(parent, name, replacements[child])
-    return replacements.get(model, model)
+    for module in model.modules():
+        if type(module) is nn.BatchNorm1d:
+            module.__class__ = DistributedBN1D  # as torch does it with lazy modules
+            module.n_feats, module.distributed = module.num_features, None
+    return model
 
 
 @uncompiled

@@ -10,7 +10,7 @@ lengths.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,9 +32,7 @@ PAIRS = 2**32  # the number of the pairs' key among those of a batch; layers hav
 class PairSettings(NamedTuple):
     """How seed edges become pairs of nodes."""
 
-    negatives: (
-        Sequence[float] | None
-    )  # for every edge type, negative pairs to draw for a seed; None for no second graph
+    negatives: Sequence[float] | None  # of each edge type, pairs to draw for a seed; None for no second graph
     both_ends: bool  # whether negative pairs have any two nodes; else (u, v') for a seed (u, v)
     excludes: bool  # whether the seeds and their reverse edges are left out of the blocks
 
@@ -197,45 +195,63 @@ def sample_layer(
 def fetch_features(
     group: Group, graph: WorkerGraph, input_nodes: Mapping[str, Tensor], output_nodes: Mapping[str, Tensor]
 ) -> tuple[Features, Features]:
-    """Features of nodes, global IDs of every type, (n,) int64 each: the last two fields of `Batch`.
+    """Features of nodes, global IDs of every type, (n,) int64 each: the last two fields of `Batch`."""
+    kinds = [*((ntype, input_nodes) for ntype in graph.inputs), *((ntype, output_nodes) for ntype in graph.outputs)]
+    asked = [NodesByOwner.sort(nodes[ntype], graph.node_ranges) for ntype, nodes in kinds]
+    tables = [*graph.inputs.values(), *graph.outputs.values()]
+    wanted = [WantedRows(*of_kind) for of_kind in zip(tables, asked, (each.nodes for each in asked), strict=True)]
+    found = fetch_rows(
+        group, f"{graph.signature}: features", wanted, lambda kind, nodes: graph.rows(kinds[kind][0], nodes)
+    )
+    count = len(graph.inputs)
+    inputs, outputs = zip(graph.inputs, found[:count], strict=True), zip(graph.outputs, found[count:], strict=True)
+    return dict(inputs), dict(outputs)
 
-    Own rows are copied; remote ones come from their owners, with one message to each owner and one back.
+
+class WantedRows(NamedTuple):
+    """Rows of one kind, which the owners of nodes have."""
+
+    tables: dict[str, Tensor]  # this worker's, (rows, ...) each
+    asked: NodesByOwner
+    numbers: Sequence[Tensor]  # by owner, what it is told of each of these nodes, int64
+
+
+def fetch_rows(
+    group: Group, call: str, wanted: Sequence[WantedRows], rows_of: Callable[[int, Tensor], Tensor]
+) -> list[dict[str, Tensor]]:
+    """Fetch rows of tables, in the order of the nodes asked for: one message to each owner, and one back.
+
+    `rows_of(kind, numbers)` returns the rows of the tables of `wanted[kind]`, at their owner. Own rows are copied.
     """
-    wanted = [  # the features of this worker's nodes of a type, and the nodes whose features are wanted
-        (ntype, tables, NodesByOwner.sort(nodes[ntype], graph.node_ranges))
-        for features, nodes in ((graph.inputs, input_nodes), (graph.outputs, output_nodes))
-        for ntype, tables in features.items()
-    ]
-    if not wanted:
-        return {}, {}
+    formats = [FieldFormat.of(table) for kind in wanted for table in kind.tables.values()]
+    if not formats:
+        return [{} for _ in wanted]
 
-    def respond(nodes: list[Tensor]) -> list[Rows]:
+    def respond(numbers: list[Tensor]) -> list[Rows]:
         columns = []
-        for (ntype, tables, _), ids in zip(wanted, nodes, strict=True):
-            rows = graph.rows(ntype, ids)
-            columns += [Rows(table, rows) for table in tables.values()]
+        for number, (kind, of_kind) in enumerate(zip(wanted, numbers, strict=True)):
+            rows = rows_of(number, of_kind) if kind.tables else of_kind
+            columns += [Rows(table, rows) for table in kind.tables.values()]
         return columns
 
-    own_rank, none = group.rank, torch.empty(0, dtype=torch.int64, device="cpu")
+    none, own = torch.empty(0, dtype=torch.int64, device="cpu"), group.rank
     workers = range(group.world_size)
-    requests = [[none if p == own_rank else asked.nodes[p] for _, _, asked in wanted] for p in workers]
-    formats = [FieldFormat.of(table) for _, tables, _ in wanted for table in tables.values()]
-    lengths = [[len(asked.nodes[p]) for _, tables, asked in wanted for _ in tables] for p in workers]
-    responses = send_requests(group, f"{graph.signature}: features", requests, respond, formats, lengths)
-    batch: list[tuple[str, dict[str, Tensor]]] = []
-    for ntype, tables, asked in wanted:
-        own, features = graph.rows(ntype, asked.nodes[own_rank]), {}
-        for name, table in tables.items():
-            out = features[name] = table.new_empty((sum(map(len, asked.nodes)), *table.shape[1:]))
-            copy_rows(table, own, out, asked.positions[own_rank])
-        batch.append((ntype, features))
-    for p, response in enumerate(responses):
-        if p != own_rank:
-            columns = iter(response)
-            for (_, _, asked), (_, features) in zip(wanted, batch, strict=True):
-                for out in features.values():
-                    copy_rows(next(columns), None, out, asked.positions[p])
-    return dict(batch[: len(graph.inputs)]), dict(batch[len(graph.inputs) :])
+    requests = [[none if p == own else kind.numbers[p] for kind in wanted] for p in workers]
+    lengths = [[len(kind.numbers[p]) for kind in wanted for _ in kind.tables] for p in workers]
+    responses = send_requests(group, call, requests, respond, formats, lengths)
+    own_columns = iter(respond([kind.numbers[own] for kind in wanted]))
+    columns = [iter(response) for response in responses]
+    found = []
+    for kind in wanted:
+        made = {}
+        for name, table in kind.tables.items():
+            out = made[name] = table.new_empty((sum(map(len, kind.asked.nodes)), *table.shape[1:]))
+            copy_rows(*next(own_columns), out, kind.asked.positions[own])
+            for p in workers:
+                if p != own:
+                    copy_rows(next(columns[p]), None, out, kind.asked.positions[p])
+        found.append(made)
+    return found
 
 
 # -- seeds that are edges
@@ -291,26 +307,12 @@ def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Gene
 
 def _features_of_seeds(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:
     """The seeds' IDs and features, which their owners have; for every edge type (S, ...) each."""
-    features = [{EID: of_type[:, SeedColumn.ID].contiguous()} for of_type in by_type]
-    formats = [FieldFormat.of(feature) for relation in graph.relations for feature in relation.features.values()]
-    if not formats:
-        return features
-    asked = [NodesByOwner.sort(of_type[:, SeedColumn.DST].contiguous(), graph.node_ranges) for of_type in by_type]
-    requests = [
-        [of_type[nodes.positions[p], SeedColumn.PLACE] for of_type, nodes in zip(by_type, asked, strict=True)]
-        for p in range(group.world_size)
-    ]
-
-    def respond(places: list[Tensor]) -> list[Rows]:
-        columns = []
-        for relation, of_type in zip(graph.relations, places, strict=True):
-            if relation.features:
-                rows = relation.rows[of_type]
-                columns += [Rows(feature, rows) for feature in relation.features.values()]
-        return columns
-
-    by_owner = send_requests(group, f"{graph.signature}: seed edges", requests, respond, formats)
-    columns = map(torch.cat, zip(*by_owner, strict=True))
-    for relation, nodes, of_type in zip(graph.relations, asked, features, strict=True):
-        of_type |= {name: nodes.restore(next(columns)) for name in relation.features}
-    return features
+    wanted = []
+    for relation, of_type in zip(graph.relations, by_type, strict=True):
+        asked = NodesByOwner.sort(of_type[:, SeedColumn.DST].contiguous(), graph.node_ranges)
+        places = [of_type[positions, SeedColumn.PLACE] for positions in asked.positions]
+        wanted.append(WantedRows(relation.features, asked, places))
+    call = f"{graph.signature}: seed edges"
+    found = fetch_rows(group, call, wanted, lambda kind, places: graph.relations[kind].rows[places])
+    ids = ({EID: of_type[:, SeedColumn.ID].contiguous()} for of_type in by_type)
+    return [of_type | columns for of_type, columns in zip(ids, found, strict=True)]

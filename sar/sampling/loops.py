@@ -160,16 +160,6 @@ def draw_edges(
             _shuffle(state, first, degree, picked, to, count, order)
 
 
-@inline
-def _number(node: Index, slots: Array, factor: Index, shift: Index, nodes: Array) -> Index:
-    """The slot of the node's number in a table of 2**k slots with linear probing; -1 in it if it has none."""
-    mask = u64(slots.size) - ONE
-    slot = ((node * factor) >> shift) & mask
-    while slots[slot] >= 0 and u64(nodes[u64(slots[slot])]) != node:
-        slot = (slot + ONE) & mask
-    return slot
-
-
 @kernel
 def number_nodes(
     given: Array, slots: Array, factor: Index, shift: Index, nodes: Array, counts: Array, numbers: Array
@@ -179,10 +169,12 @@ def number_nodes(
     slots: hash table of 2**k numbers, -1 if free, by a hash function with this factor and shift.
     nodes, counts: the node of every number so far, and, (1,), how many there are.
     """
-    count = u64(counts[0])
+    count, mask = u64(counts[0]), u64(slots.size) - ONE
     for i in range(u64(given.size)):
         node = u64(given[i])
-        slot = _number(node, slots, factor, shift, nodes)
+        slot = ((node * factor) >> shift) & mask
+        while slots[slot] >= 0 and u64(nodes[u64(slots[slot])]) != node:  # linear probing
+            slot = (slot + ONE) & mask
         if slots[slot] < 0:
             slots[slot] = count
             nodes[count] = node

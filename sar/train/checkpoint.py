@@ -9,7 +9,7 @@ How versions come to be, and outlast a kill, is in [Note: versions].
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_flatten_with_path
 
 from sar.comm import session
 from sar.comm.gradients import refuse_sharded
@@ -79,11 +80,9 @@ def _plain_state(model: nn.Module) -> dict[str, Any]:
         if isinstance(module, nn.parallel.DistributedDataParallel) or "_orig_mod" in module._modules  # torch.compile
     }
     state = {}
-    for name, value in model.state_dict().items():
+    for name, value in copied_state(model).items():
         parts = name.split(".")
-        plain = ".".join(part for i, part in enumerate(parts) if ".".join(parts[:i]) not in wrappers)
-        # A copy, as a tensor that is a piece of a larger one is saved with all of it.
-        state[plain] = value.cpu().clone() if isinstance(value, Tensor) else value
+        state[".".join(part for i, part in enumerate(parts) if ".".join(parts[:i]) not in wrappers)] = value
     return state
 
 
@@ -309,17 +308,10 @@ def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, A
     return [buffers[name] for name in differing]
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(nested: Any) -> list[tuple[str, Any]]:
     """The values in nested dictionaries and lists, each with its path."""
-    if isinstance(value, Mapping):
-        pairs = list(value.items())
-    elif isinstance(value, (list, tuple)):
-        pairs = list(enumerate(value))
-    else:
-        yield name, value
-        return
-    for key, inner in pairs:
-        yield from _leaves(inner, f"{name}.{key}" if name else str(key))
+    paths, _ = tree_flatten_with_path(nested)
+    return [(".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path), x) for path, x in paths]
 
 
 def _digest(value: Any) -> int:

@@ -168,13 +168,6 @@ def test_last_edge_wins_whatever_the_order_of_blocks(order: tuple[int, int]) -> 
     assert arg.item() == 9
 
 
-def test_non_contiguous_results() -> None:
-    graph = oracle.make_graph([(0, 0), (1, 1), (1, 0)], 2, 2)
-    whole = torch.zeros(2, 6)
-    aggregate_sum(graph.block, oracle.message("copy_lhs", torch.tensor([[1.0, 2.0], [3.0, 4.0]]), U), whole[:, 2:4])
-    assert whole.tolist() == [[0, 0, 4, 6, 0, 0], [0, 0, 3, 4, 0, 0]]
-
-
 def test_wide_indices() -> None:
     block = oracle.make_graph([(0, 0), (1, 1), (1, 0)], 2, 2, ids=[2, 0, 1]).block
     wide = EdgeBlock(block.rows, block.indptr.long(), block.cols, 2, 2, block.edge_ids.long())
@@ -190,8 +183,9 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         aggregate_sum(block, oracle.message("copy_lhs", torch.ones(1, 1), U), torch.zeros(2, 1))
     with pytest.raises(GraphError, match="expected"):
         aggregate_sum(block, oracle.message("copy_lhs", torch.ones(1, 1), E), torch.zeros(2, 1))
-    with pytest.raises(GraphError, match="expected"):
-        aggregate_sum(block, oracle.message("copy_lhs", torch.ones(2, 1), U), torch.zeros(2, 2))
+    for out in (torch.zeros(2, 2), torch.zeros(2, 2)[:, :1]):
+        with pytest.raises(GraphError, match="expected"):
+            aggregate_sum(block, oracle.message("copy_lhs", torch.ones(2, 1), U), out)
     message = oracle.message("copy_lhs", torch.ones(2, 3), U)
     with pytest.raises(GraphError, match="edge IDs"):
         aggregate_cmp(block, message, torch.zeros(2, 3), torch.zeros(1, 3, dtype=torch.int32), True)
@@ -214,10 +208,10 @@ def test_operands_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 45), (0,)])
 def test_rows_are_added_where_they_belong(dtype, shape):
-    """Also to a result that is not contiguous, and no rows at all."""
+    """Also no rows at all."""
     for index_type in (torch.int32, torch.int64):
         for rows in (torch.tensor([4, 0, 2], dtype=index_type), torch.tensor([], dtype=index_type)):
-            out = torch.randn(5, *shape, 2).to(dtype)[..., 0]
+            out = torch.randn(5, *shape).to(dtype)
             values = torch.randn(len(rows), *shape).to(dtype)
             expected = out.clone()
             for row, value in zip(rows.tolist(), values, strict=True):

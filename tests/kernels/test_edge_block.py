@@ -29,23 +29,6 @@ def test_bytes_beside_those_of_another_block() -> None:
     assert block.nbytes == sum(each.nbytes for each in (block.rows, block.indptr, block.cols))
 
 
-@given(oracle.graphs())
-def test_from_coo(graph: oracle.Graph) -> None:
-    block = graph.block
-    assert edges_of(block) == graph.ends()
-    assert block.rows.tolist() == sorted(set(graph.dst))
-    assert block.num_edges == len(graph.src)
-    assert block.edge_bound == max(graph.ids, default=-1) + 1
-    assert {block.rows.dtype, block.indptr.dtype, block.cols.dtype} == {torch.int32}
-
-
-@given(oracle.graphs(), st.data())
-def test_destinations_and_ids(graph: oracle.Graph, data: st.DataObject) -> None:
-    begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(graph.src))] * 2)))
-    assert graph.block.destinations(begin, end).tolist() == graph.dst[begin:end]
-    assert graph.block.ids(begin, end).tolist() == graph.ids[begin:end]
-
-
 @given(oracle.graphs(), st.data())
 def test_select_sources(graph: oracle.Graph, data: st.DataObject) -> None:
     begin, end = sorted(data.draw(st.tuples(*[st.integers(0, graph.num_src)] * 2)))
@@ -86,11 +69,3 @@ def test_transposed(graph: oracle.Graph, wide: bool) -> None:
     assert indptr.tolist() == [sum(s < source for s in graph.src) for source in range(block.num_src + 1)]
     assert (indptr.dtype, dst.dtype, positions.dtype) == (torch.int32,) * 3
     assert block.transposed(transpose) is block.transposed(transpose)
-
-
-def test_to_another_device() -> None:
-    block = oracle.make_graph([(0, 0), (1, 1)], 2, 2, ids=[4, 2]).block
-    assert block.to("cpu") is block
-    moved = block.to("meta")
-    assert {part.device.type for part in (moved.rows, moved.indptr, moved.cols, moved.edge_ids)} == {"meta"}
-    assert (moved.num_src, moved.num_dst, moved.num_edges) == (2, 2, 2)

@@ -294,9 +294,6 @@ def wrong_arguments(partition):
     scaler.scale(emb().sum()).backward()
     return [
         catch(sar.nn.DistEmbedding, block, 3),
-        catch(sar.nn.SparseAdam, [nn.Embedding(2, 3)]),
-        catch(lambda: sar.nn.SparseAdam([emb], betas=(0.9, 1.0))),
-        catch(lambda: sar.nn.SparseAdagrad([emb], lr=-1.0)),
         catch(lambda: sar.nn.DistEmbedding(graph, 3, init_func=lambda shape, dtype: torch.zeros(2, 2))),
         catch(scaler.step, sar.nn.SparseAdam([emb])),
     ]
@@ -305,7 +302,7 @@ def wrong_arguments(partition):
 @pytest.mark.parametrize("world_size", [1])
 def test_wrong_arguments(pool):
     [failures] = pool.run(wrong_arguments, per_rank=parts_of([7]).partitions)
-    words = ["flow graph", "DistEmbedding", "betas", "lr", "init_func", "GradScaler"]
+    words = ["flow graph", "init_func", "GradScaler"]
     for failure, word in zip(failures, words, strict=True):
         assert "SarError" in require(failure).bases
         assert word in failure.message

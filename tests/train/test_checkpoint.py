@@ -402,7 +402,7 @@ def test_all_is_loaded_or_nothing(pool, tmp_path):
 
 
 class Countdown:
-    """Calls `act` at the n-th operation on files in a folder: those that the interpreter tells of, writes and syncs."""
+    """Calls `act` at the n-th operation on files in a folder: those that the interpreter tells of, and syncs."""
 
     def __init__(self, number, folder, act):
         self.left, self.folder, self.act = number, str(folder), act
@@ -416,31 +416,13 @@ class Countdown:
         if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and self.folder in str(args[0]):
             self.count()
 
-    def write(self, file):
-        countdown = self
-
-        class Writer:
-            calls = 0
-
-            def write(self, data):
-                self.calls += 1
-                if self.calls % 16 == 0:
-                    countdown.count()
-                return file.write(data)
-
-            def flush(self):
-                file.flush()
-
-        return Writer()
-
     def install(self):
-        save, fsync = torch.save, os.fsync
-        torch.save = lambda contents, file: save(contents, self.write(file))
+        fsync = os.fsync
         os.fsync = lambda descriptor: (self.count(), fsync(descriptor))
         sys.addaudithook(self.hear)
 
         def restore():
-            torch.save, os.fsync, self.left = save, fsync, 0
+            os.fsync, self.left = fsync, 0
 
         return restore
 
@@ -473,7 +455,7 @@ def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(pool, tmp_path):
     assert found == sorted(found)
     assert found[0] == 1
     assert found[-1] == 2
-    assert found.count(1) > 20
+    assert found.count(1) > 10
     assert found.count(2) > 4  # while the old one is being removed
 
 
@@ -493,21 +475,15 @@ def load_simple(folder):
 
 
 @pytest.mark.processes("of a killed process")
-@pytest.mark.parametrize(
-    "world_size, victim, number, left",
-    [
-        (2, 1, 4, 1),
-        *(pytest.param(2, *case, marks=pytest.mark.slow) for case in [(0, 3, 1), (0, 30, 2), (1, 9, 1)]),
-    ],
-)
-def test_a_worker_that_dies_while_saving(pool, world_size, victim, number, left, tmp_path):
-    """Worker 0 gives the version its name in the 26th operation, worker 1 has 9."""
+@pytest.mark.parametrize("world_size", [2])
+@pytest.mark.parametrize("victim, number", [(1, 3), pytest.param(0, 3, marks=pytest.mark.slow)])
+def test_a_worker_that_dies_while_saving(pool, world_size, victim, number, tmp_path):
     outcomes = pool.outcomes(killed, tmp_path, victim, number)
     assert outcomes[victim].kind == "Died"
     failure, seconds = outcomes[1 - victim].value
     assert failure.kind == "PeerError"
     assert seconds < 60
-    assert pool.run(load_simple, tmp_path) == [left, left]
+    assert pool.run(load_simple, tmp_path) == [1, 1]
     assert victim == 0 or names_in(tmp_path) == ["step-000001"]
 
 
@@ -519,7 +495,7 @@ def full(folder, rank):
     """Save where one worker has no room."""
     simple = Simple()
     simple.save(folder, 1)
-    restore = Countdown(9, folder, no_room).install() if sar.rank() == rank else lambda: None
+    restore = Countdown(3, folder, no_room).install() if sar.rank() == rank else lambda: None
     failure = catch(lambda: simple.save(folder, 2))
     restore()
     sar.recover()

@@ -5,7 +5,6 @@ import logging
 import time
 
 import dgl.function as fn
-import dgl.nn
 import pytest
 import torch
 from torch import nn
@@ -201,32 +200,6 @@ def test_traces_of_torch_name_tiles_waits_and_kernels(pool, given, world_size, t
         assert "own edges" in names
         assert {f"wait for worker {1 - rank}", "wait for another worker", "kernel aggregate_sum", "aten::mm"} <= names
         assert any(name.startswith("tile 0-") and name.endswith(f"of worker {1 - rank}") for name in names)
-
-
-def attending(mine):
-    """Bytes that a layer sends without a profile and inside one."""
-    partition, data = mine
-    sar.patch_dgl()
-    graph, conv, x = build(partition, 1), dgl.nn.GATConv(6, 4, 2, allow_zero_in_degree=True), data.nodes["x"]
-    sar.sync_params(conv)
-
-    def sent():
-        before = comm.statistics()
-        conv(graph, x).sum().backward()
-        return (comm.statistics() - before).bytes_sent
-
-    alone = sent()
-    with sar.profile():
-        inside = sent()
-    sar.unpatch_dgl()
-    return alone, inside
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_attention_runs_as_without_a_profile(pool, given):
-    """In one pass, which layers with hooks of the user's cannot."""
-    for alone, inside in pool.run(attending, per_rank=given):
-        assert alone == inside > 0
 
 
 def outside_modules(mine):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sar.kernels.compiler import inline, inline_distinct, kernel, narrow, wide
 from sar.kernels.cpu.csr_view import ONE, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
-from sar.kernels.cpu.rows import clear, row_sums
+from sar.kernels.cpu.rows import add_scaled, clear, row_sums
 from sar.kernels.ops import Shape
 
 # Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
@@ -89,20 +89,15 @@ class Row(NamedTuple):
 
 
 @inline
-def _row(table: Table, width: Index, csr: CSRView, own: Index, p: Index) -> Any:
-    """The row of edge p in a table."""
-    return Row(table.values, row_of(table.whose, csr, own, p) * width)
-
-
-@inline
 def _rows(csr: CSRView, formula: Formula, own: Index, p: Index, a: Table, b: Table, out: Table) -> Any:
     """The rows of edge p in a, b and out. Those of later edges are asked for."""
     layout = formula.layout
     look_ahead(a.whose, csr, p, a.values, layout.a_width)
     if formula.op != COPY:
         look_ahead(b.whose, csr, p, b.values, layout.b_width)
-    row_a, row_b = _row(a, layout.a_width, csr, own, p), _row(b, layout.b_width, csr, own, p)
-    return row_a, row_b, _row(out, layout.out_width, csr, own, p)
+    row_a = Row(a.values, row_of(a.whose, csr, own, p) * layout.a_width)
+    row_b = Row(b.values, row_of(b.whose, csr, own, p) * layout.b_width)
+    return row_a, row_b, Row(out.values, row_of(out.whose, csr, own, p) * layout.out_width)
 
 
 @inline
@@ -341,10 +336,4 @@ def accumulate_rows(
 def add_rows(rows: Any, values: Array, out: Array, width: Index) -> None:
     """Add row i of values to row rows[i] of out."""
     for i in range(u64(rows.size)):
-        _add_row(width, out, u64(rows[i]) * width, values, i * width)
-
-
-@inline_distinct
-def _add_row(width: Index, out: Array, to: Index, values: Array, at: Index) -> None:
-    for k in range(width):
-        _add(out, to + k, wide(values[at + k]))
+        add_scaled(width, out, u64(rows[i]) * width, values, i * width, np.float32(1))

@@ -77,8 +77,8 @@ class Chunk(NamedTuple):
 class Scored(NamedTuple):
     """The operands of scores, of own and other rows: a number a head for ADDITIVE scores, features for the others."""
 
-    mine: Array
-    theirs: Array
+    own: Array
+    other: Array
     attn: Array
 
 
@@ -94,14 +94,14 @@ class Incoming(NamedTuple):
     """The operands of a backward that belong to destinations."""
 
     grad: Array  # (N_dst, width) gradient of the result
-    stats: Array  # (N_dst, STATISTICS, heads), in which `theirs` of ADDITIVE scores are
+    stats: Array  # (N_dst, STATISTICS, heads), in which `Scored.other` of ADDITIVE scores is
 
 
 class SourceGradients(NamedTuple):
     """The results to which gradients of sources are added, and those of edge weights written."""
 
     x: Array
-    mine: Array
+    x_score: Array
     weight: Array
 
 
@@ -187,25 +187,25 @@ def _add_and_slope(
 def write_scores(chunk: Chunk, to: Heads, scored: Scored, first: Index, step: Index) -> None:
     """Write the scores of a chunk's edges and, if they are ADDITIVE, `slopes`.
 
-    first, step: the place of ADDITIVE scores' numbers in the rows of `theirs`, and the length of these.
+    first, step: the place of ADDITIVE scores' numbers in the rows of `scored.other`, and the length of these.
     """
-    csr, scratch, mine, theirs = chunk.csr, chunk.scratch, scored.mine, scored.theirs
-    heads, width, factor = to.heads, to.heads * to.dim, mine.dtype.type(to.factor)
+    csr, scratch, own_values, other_values = chunk.csr, chunk.scratch, scored.own, scored.other
+    heads, width, factor = to.heads, to.heads * to.dim, own_values.dtype.type(to.factor)
     for q in range(chunk.size):
         own, other, i = scratch.own_of[q], u64(csr.other[chunk.first + q]), q * heads
         if to.kind == ADDITIVE:
-            look_ahead(OTHER, csr, chunk.first + q, theirs, step)
+            look_ahead(OTHER, csr, chunk.first + q, other_values, step)
             x, y = own * heads, other * step + first
-            _add_and_slope(heads, scratch.scores, scratch.slopes, i, mine, x, theirs, y, factor)
+            _add_and_slope(heads, scratch.scores, scratch.slopes, i, own_values, x, other_values, y, factor)
         else:
-            look_ahead(OTHER, csr, chunk.first + q, theirs, width)
+            look_ahead(OTHER, csr, chunk.first + q, other_values, width)
             for h in range(heads):
                 c = h * to.dim
                 x, y = own * width + c, other * width + c
                 if to.kind == DYNAMIC:
-                    scratch.scores[i + h] = dot_leaky(to.dim, scored.attn, c, mine, x, theirs, y, factor)
+                    scratch.scores[i + h] = dot_leaky(to.dim, scored.attn, c, own_values, x, other_values, y, factor)
                 else:
-                    scratch.scores[i + h] = dot(to.dim, mine, x, theirs, y) * factor
+                    scratch.scores[i + h] = dot(to.dim, own_values, x, other_values, y) * factor
 
 
 @kernel
@@ -318,24 +318,24 @@ def _add_score_grads_of_pairs(chunk: Chunk, to: Heads, scored: Scored, out: Arra
     scratch, factor = chunk.scratch, out.dtype.type(to.factor)
     if to.kind == DOT:
         scale(chunk.size * to.heads, scratch.grad_dot, ZERO, factor)
-        add_rows(chunk, to, scored.theirs, scratch.grad_dot, out)
+        add_rows(chunk, to, scored.other, scratch.grad_dot, out)
         return
     width = to.heads * to.dim
     for q in range(chunk.size):
         i, j = scratch.own_of[q] * width, u64(chunk.csr.other[chunk.first + q]) * width
         for h in range(to.heads):
             c, score_grad = h * to.dim, scratch.grad_dot[q * to.heads + h]
-            add_slopes(to.dim, out, i + c, scored.attn, c, scored.mine, i + c, scored.theirs, j + c, factor, score_grad)
+            add_slopes(to.dim, out, i + c, scored.attn, c, scored.own, i + c, scored.other, j + c, factor, score_grad)
 
 
 @kernel
 def source_gradients(
     begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
-    out: SourceGradients, theirs_grad: Array, scratch: Scratch,
+    out: SourceGradients, y_grad: Array, scratch: Scratch,
 ) -> None:  # fmt: skip
     """Add the gradients of sources begin to end, and write those of edge weights. x: (N_src, width) source features.
 
-    Of ADDITIVE scores, whose `theirs` are the statistics of destinations, also theirs_grad, (N_dst, heads), to which
+    Of ADDITIVE scores, whose `scored.other` has the statistics of destinations, also y_grad, (N_dst, heads), to which
     other sources may not be adding at the same time.
     """
     heads, stats = to.heads, incoming.stats
@@ -348,12 +348,12 @@ def source_gradients(
         _to_score_grads(chunk, to, OTHER, stats)
         if to.kind == ADDITIVE:
             for q in range(chunk.size):
-                look_ahead(OTHER, csr, chunk.first + q, theirs_grad, heads)
+                look_ahead(OTHER, csr, chunk.first + q, y_grad, heads)
                 own, other, i = scratch.own_of[q] * heads, u64(csr.other[chunk.first + q]) * heads, q * heads
                 for h in range(heads):
                     score_grad = scratch.grad_dot[i + h] * scratch.slopes[i + h]
-                    out.mine[own + h] += score_grad
-                    theirs_grad[other + h] += score_grad
+                    out.x_score[own + h] += score_grad
+                    y_grad[other + h] += score_grad
         multiply_by_shares(chunk, to, weight, scratch.scores)
         add_rows(chunk, to, incoming.grad, scratch.scores, out.x)
         if to.kind != ADDITIVE:
@@ -383,7 +383,7 @@ def destination_gradients(
                 i, j = scratch.own_of[q] * width, u64(csr.other[chunk.first + q]) * width
                 for h in range(heads):
                     c, score_grad = h * to.dim, scratch.grad_dot[q * heads + h]
-                    add_leaky(to.dim, attn_grad, c, scored.mine, i + c, x, j + c, factor, score_grad)
+                    add_leaky(to.dim, attn_grad, c, scored.own, i + c, x, j + c, factor, score_grad)
 
 
 @kernel
