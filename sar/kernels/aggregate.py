@@ -67,7 +67,7 @@ def aggregate_grad(
         grad: gradient of the messages, with rows of edges, or of their aggregation, with rows of destinations.
         out: (rows of the operand's target, *trailing shape of the operand), float32 if that has a half precision.
         arg: edge IDs of a maximum or minimum, like `grad`; only their elements contribute. None: all do.
-        fresh: as of `aggregate_sum`.
+        fresh: as in `aggregate_sum`.
     """
     operand = message.operand(wrt)
     if grad.shape != message.shape or grad.target is Target.U or (arg is not None and grad.target is Target.E):

@@ -89,7 +89,7 @@ class EdgeBlock:
     def edge_bound(self) -> int:
         """One more than the greatest edge ID: the rows that an edge operand must have at least.
 
-        If IDs have no values (torch's device "meta"), as many as there are edges.
+        Without values (torch's device "meta") it is the number of edges.
         """
         if self.num_edges == 0:
             return 0
@@ -134,7 +134,7 @@ class EdgeBlock:
 
     @lasting
     def within(self, sources: Tensor) -> EdgeBlock:
-        """The same edges for operands of more source rows, of which `sources`, (num_src,) ascending, are those here."""
+        """Reindex the sources: source i of this block is row `sources[i]` of the operands. (num_src,), ascending."""
         return _Within(self, sources)
 
     def pieces(self, size: int) -> list[EdgeBlock]:
@@ -155,7 +155,7 @@ class EdgeBlock:
 
     @lasting
     def _run(self, begin: int, end: int) -> EdgeBlock:
-        if self.cols.is_meta:  # no values: as many as there would be on average
+        if self.cols.is_meta:  # no values: the average number
             first, last = len(self.rows) * begin // self.num_edges, -(-len(self.rows) * end // self.num_edges)
         else:
             first = int(torch.searchsorted(self.indptr, begin, right=True)) - 1

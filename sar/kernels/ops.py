@@ -50,9 +50,11 @@ class EdgeMessage:
     """op(lhs, rhs) of every edge, trailing shapes broadcast as in NumPy; rhs is None for a copy.
 
     Attributes:
-        operands: lhs and rhs, or lhs alone.
+        operands: lhs and rhs, or only lhs.
         tensors: the values of the operands.
         shape: trailing shape of the messages; `dot` reduces the last dimension to 1.
+        aligned: trailing shapes of lhs, rhs and their product space, padded with leading ones to equal length. The
+            product space of `dot` still has the last dimension, which the message then sums.
         reads_edges: whether an operand has rows of edges.
         kept: a backend's cache for this operation and these shapes; shared by all `with_values`.
 
@@ -60,7 +62,7 @@ class EdgeMessage:
         GraphError: for operands that do not broadcast.
     """
 
-    __slots__ = ("_aligned", "kept", "lhs", "op", "operands", "reads_edges", "rhs", "shape", "tensors")
+    __slots__ = ("aligned", "kept", "lhs", "op", "operands", "reads_edges", "rhs", "shape", "tensors")
 
     def __init__(self, op: Op, lhs: EdgeOperand, rhs: EdgeOperand | None = None) -> None:
         self.op = op
@@ -70,7 +72,7 @@ class EdgeMessage:
         self.tensors: Sequence[Tensor | None] = [operand.values for operand in self.operands]
         self.reads_edges = any(operand.target is Target.E for operand in self.operands)
         self.kept: dict[str, Any] = {}
-        self._aligned: tuple[Shape, Shape, Shape] = lhs.shape, (), lhs.shape
+        self.aligned: tuple[Shape, Shape, Shape] = lhs.shape, (), lhs.shape
         if rhs is not None:
             length = max(len(lhs.shape), len(rhs.shape), op is Op.DOT)
             left, right = ((1,) * (length - len(side.shape)) + side.shape for side in (lhs, rhs))
@@ -84,14 +86,14 @@ class EdgeMessage:
                     f"The operands of {op.value} have trailing shapes {lhs.shape} and {rhs.shape}, which do not "
                     "broadcast: aligned at the right, sizes must be equal or 1. Reshape one of them."
                 )
-            self._aligned = left, right, tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
+            self.aligned = left, right, tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
         scalars = not any(operand.shape for operand in self.operands)
-        self.shape: Shape = () if scalars else aligned_message_shape(op, self._aligned[2])
+        self.shape: Shape = () if scalars else aligned_message_shape(op, self.aligned[2])
 
     def with_values(self, values: Sequence[Tensor | None]) -> EdgeMessage:
         """The same message of operands with these values, whose shapes are not checked again."""
         made = object.__new__(EdgeMessage)
-        made.op, made._aligned, made.shape = self.op, self._aligned, self.shape
+        made.op, made.aligned, made.shape = self.op, self.aligned, self.shape
         made.tensors, made.reads_edges, made.kept = values, self.reads_edges, self.kept
         made.lhs = EdgeOperand(values[0], self.lhs.target, self.lhs.shape)
         if self.rhs is None:
@@ -100,13 +102,6 @@ class EdgeMessage:
             made.rhs = EdgeOperand(values[1], self.rhs.target, self.rhs.shape)
             made.operands = (made.lhs, made.rhs)
         return made
-
-    def aligned_shapes(self) -> tuple[Shape, Shape, Shape]:
-        """The trailing shapes of lhs, rhs and their product space, padded with leading ones to equal length.
-
-        The product space of `dot` still has the last dimension, which the message then sums.
-        """
-        return self._aligned
 
     def operand(self, wrt: str) -> EdgeOperand:
         """The operand "lhs" or "rhs"."""

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 SERIAL_WORK = 1 << 16  # elements below which handing work to another thread costs more than it saves
-WORK_AT_ONCE = 1 << 20  # elements of a range of which a thread may take several
+WORK_AT_ONCE = 1 << 20  # elements of a range, if threads take several ranges each
 
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _is_forked = False

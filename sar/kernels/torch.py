@@ -1,7 +1,7 @@
 """The kernels in plain torch, a backend of `sar.kernels.backend`: they run on GPUs and check the compiled ones.
 
 Sums of source rows, copied or weighted, are products with a sparse matrix, which torch gives to cuSPARSE or MKL.
-Everything else gathers and scatters rows of a chunk of edges at a time, so that these stay small beside the graph.
+Everything else gathers and scatters rows of a chunk of edges at a time, which are small compared to the graph.
 Only the scores of attention are kept for a whole block, (E_block, H). Arithmetic is done in the dtype of the output,
 and in float32 if that is a half precision.
 """
@@ -61,7 +61,7 @@ class EdgeChunk:
 
 
 def edge_chunks(block: EdgeBlock, shape: Shape) -> Iterator[EdgeChunk]:
-    """All edges of a block, in chunks of as many as `CHUNK_ELEMENTS` allows for `shape` elements an edge."""
+    """Split a block into chunks of edges, each with at most `CHUNK_ELEMENTS` elements at `shape` elements an edge."""
     step = max(1, CHUNK_ELEMENTS // max(1, prod(shape)))
     for begin in range(0, block.num_edges, step):
         end = min(begin + step, block.num_edges)
@@ -126,7 +126,7 @@ def aggregate_grad(
         _add_product(sources, indptr, dst, weights[positions], grad.values, out)
         return
     dtype = accumulation_dtype(out.dtype)
-    lhs_aligned, rhs_aligned, full = message.aligned_shapes()
+    lhs_aligned, rhs_aligned, full = message.aligned
     grad_aligned = aligned_message_shape(message.op, full)
     operand, aligned = message.operand(wrt), rhs_aligned if wrt == "rhs" else lhs_aligned
     for edges in edge_chunks(block, full):
@@ -213,7 +213,7 @@ def _gather(operand: EdgeOperand | None, edges: EdgeChunk, aligned: Shape, dtype
 def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[tuple[EdgeChunk, Tensor]]:
     """The messages of the block, (chunk, *trailing shape of out), a chunk of edges at a time."""
     dtype = accumulation_dtype(out.dtype)
-    lhs_aligned, rhs_aligned, full = message.aligned_shapes()
+    lhs_aligned, rhs_aligned, full = message.aligned
     for edges in edge_chunks(block, full):
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
         y = _gather(message.rhs, edges, rhs_aligned, dtype)

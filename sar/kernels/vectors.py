@@ -125,7 +125,7 @@ def functions(lanes: int, *, whole: bool) -> Functions:
         return builder.icmp_unsigned("<", numbers, _spread(builder, builder.trunc(count, _WORD)))
 
     def _call_masked(builder: Any, name: str, result: Any, kind: Any, *arguments: Any) -> Any:
-        """LLVM's masked load or store; the alignment stands behind the pointer."""
+        """LLVM's masked load or store; the alignment is the argument after the pointer."""
         place = 1 + next(i for i, argument in enumerate(arguments) if isinstance(argument.type, ir.PointerType))
         given = [*arguments[:place], _WORD(kind.elements_size), *arguments[place:]]
         function = ir.FunctionType(result, [argument.type for argument in given])

@@ -88,7 +88,7 @@ def edge_softmax(
 
 
 class _EdgeSoftmax(Collective):
-    """An operation of this worker alone."""
+    """The softmax over in-edges, which needs no communication."""
 
     def __init__(self, blocks: list[EdgeBlock]) -> None:
         super().__init__(None, "edge_softmax")

@@ -156,7 +156,7 @@ def global_ids(graph: GraphShardManager, original_ids: Tensor, ntype: str | None
         if own is None:
             raise GraphError("The partitions do not have the nodes' IDs in the input graph (orig_id).")
         group.agree(call)
-        # The worker with the o-th node, counted from worker 0 on, is told the global ID of the node with original ID o.
+        # The worker of the o-th node, counted from worker 0 on, receives the global ID of the node with original ID o.
         counts = torch.tensor(group.gather_numbers(len(own), call), device="cpu")
         ends = counts.cumsum(0)
         first, total = int(ends[group.rank] - counts[group.rank]), int(ends[-1])

@@ -98,7 +98,7 @@ def convert_batchnorm(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if type(module) is nn.BatchNorm1d:
             module.__class__ = DistributedBN1D  # as torch does it with lazy modules
-            module.n_feats, module.distributed = module.num_features, None
+            vars(module).update(n_feats=module.num_features, distributed=None)
     return model
 
 
@@ -124,7 +124,7 @@ class _OverAllWorkers(Collective):
     """A collective computation in which workers exchange one small tensor each."""
 
     def from_all(self, own: Tensor) -> Tensor:
-        """The tensors of all workers, (W, ...), of which `own` is this one's."""
+        """Gather the workers' tensors, (W, ...); `own` is this worker's."""
         if self.group is None or not self.distributed:
             return own.unsqueeze(0)
         everywhere = self.group.all_gather(own.detach().to(self.group.device).contiguous(), self.signature)
@@ -132,7 +132,7 @@ class _OverAllWorkers(Collective):
 
 
 class _Normalise(_OverAllWorkers):
-    """Normalises by the statistics of all workers, and returns these as constants, too."""
+    """Normalises by the statistics of all workers, and also returns these, as constants."""
 
     def __init__(self, x: Tensor, eps: float, group: Group | None, training: bool) -> None:
         mode, gradients = "training" if training else "evaluation", "on" if torch.is_grad_enabled() else "off"
@@ -178,7 +178,7 @@ class _Normalise(_OverAllWorkers):
 def global_sum(values: Tensor) -> Tensor:
     """Sum the workers' tensors, which have equal shapes and dtypes; a collective call.
 
-    The losses of all workers may depend on the sum. Its gradients are summed, too, so each worker's values get the
+    The losses of all workers may depend on the sum. Its gradients are summed as well, so each worker's values get the
     gradient of the sum of all losses.
     """
     return _GlobalSum(values).apply(values)[0]
@@ -188,7 +188,7 @@ def global_mean(x: Tensor) -> Tensor:
     """The mean over the rows of all workers, from (N_i, ...) to (...); otherwise like `global_sum`.
 
     Raises:
-        GraphError: for integers, of which torch takes no mean, either.
+        GraphError: for integers, as in torch.
     """
     if not (x.is_floating_point() or x.is_complex()):
         raise GraphError(f"global_mean got {x.dtype}; expected floating point: x.double().")

@@ -213,7 +213,7 @@ class WantedRows(NamedTuple):
 
     tables: dict[str, Tensor]  # this worker's, (rows, ...) each
     asked: NodesByOwner
-    numbers: Sequence[Tensor]  # by owner, what it is told of each of these nodes, int64
+    numbers: Sequence[Tensor]  # by owner, the numbers that are sent to it, one for each of these nodes, int64
 
 
 def fetch_rows(

@@ -49,7 +49,7 @@ class EdgePredictionSampler:
         reverse_etypes: from edge type to the type of its reverse edges.
         negative_sampler: pairs to draw for each seed, or a dictionary with the number for edge types; or
             `dgl.dataloading.negative_sampler.Uniform`; or `torch_geometric.sampler.NegativeSampling` without weights,
-            of which "binary" draws both ends of `amount` pairs for each seed on average. Default: no negative pairs.
+            whose mode "binary" draws both ends of `amount` pairs for each seed on average. Default: no negative pairs.
 
     Raises:
         ConfigError: for arguments of another form.
@@ -128,10 +128,10 @@ class EdgePredictionSampler:
     def find_seeds(
         self, graph: GraphShardManager, local: WorkerGraph, seeds: SeedEdges, *, foreign: bool
     ) -> tuple[Tensor, LabelShifts]:
-        """The edges as rows, see [Note: seed edges], and the shifts of their labels; else as of `DistNeighborSampler`.
+        """The edges as rows, see [Note: seed edges], and shifts of their labels; see `DistNeighborSampler.find_seeds`.
 
         A shift is added to labels of a type in batches of PyTorch Geometric, so that 0 is left for negative
-        pairs. The types are those of which any worker has seeds.
+        pairs. The types are those that seeds of any worker have.
         """
         with session.current_group().guard() as group:
             backs = {graph.to_canonical_etype(t): graph.to_canonical_etype(b) for t, b in self.reverse_etypes.items()}

@@ -57,9 +57,9 @@ class DataLoader:
         drop_last: only whole batches; see `SeedBatches` for what workers with fewer seeds do.
         shuffle: another order in every epoch.
         precompute_optimized_batches: let METIS put seed nodes that lie close together into one batch, once; `shuffle`
-            then changes the order of the batches alone, and `drop_last` leaves out the same seeds in every epoch. Seed
+            then only changes the order of the batches, and `drop_last` leaves out the same seeds in every epoch. Seed
             edges are taken as they come.
-        optimized_batches_cache: a path asks for such batches, too. No file is written: they are made in every run.
+        optimized_batches_cache: a path also asks for such batches. No file is written: they are made in every run.
         num_workers: number of batches that a thread prepares ahead; 0 samples in the loop itself. Fields must not
             change during an epoch that a thread prepares.
         seed: of shuffling and sampling; default: drawn from torch's random state.
@@ -113,7 +113,7 @@ class DataLoader:
             self._make: Callable[[Batch], Any] = graph_sampler.to_graphs
             if format == "pyg":
                 self._make = partial(graph_sampler.to_data, shifts=shifts)
-            # Seed edges are rows, of which batches have the numbers.
+            # Seed edges are rows of a table; their batches have the row numbers.
             self._edges = seeds if isinstance(graph_sampler, EdgePredictionSampler) else None
             optimized = precompute_optimized_batches or optimized_batches_cache is not None
             self._batches = SeedBatches(

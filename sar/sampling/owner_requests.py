@@ -115,7 +115,7 @@ def unpack(message: Tensor, formats: Sequence[FieldFormat]) -> list[Tensor]:
 
 
 def message_bytes(formats: Sequence[FieldFormat], lengths: Sequence[int]) -> int:
-    """The size of a message of columns that are so many rows long."""
+    """The size of a message of columns with these numbers of rows."""
     return sum(field.aligned_bytes(rows) for field, rows in zip(formats, lengths, strict=True))
 
 

@@ -25,14 +25,14 @@ LabelShifts = Mapping[CanonicalEtype, int]  # numbers added to labels of seed ed
 class DistNeighborSampler:
     """Samples, for each node of a batch, some of its in-neighbours, and of these again: layers of blocks to train on.
 
-    Each layer draws `fanout` in-edges of a node of each edge type, or all if there are no more, as
+    Each layer draws `fanout` in-edges of a node of each edge type, or all if it has fewer, as
     `dgl.dataloading.NeighborSampler` does on one machine (Hamilton et al. 2017, "Inductive Representation Learning on
     Large Graphs"). Nodes may be on any worker.
 
     Arguments are attributes, which all workers may set between batches. In a loader with `num_workers` they take effect
     with the next epoch.
 
-    The blocks are ordinary `DGLBlock`s of this worker alone. `dgl.NID` are global node IDs, as in `node_ranges`;
+    The blocks are ordinary local `DGLBlock`s. `dgl.NID` are global node IDs, as in `node_ranges`;
     `dgl.EID` the graph's edge IDs, as in its `edata`. Destinations come first among the sources, seeds as given.
 
     Args:
@@ -46,7 +46,7 @@ class DistNeighborSampler:
             sources. With several node types by `type/name`, (N_type, ...), as in `PartitionData.node_features`.
         output_node_features: likewise for the destinations of the last block, such as labels.
         output_device: device of the blocks; default the CPU. On GPUs they are graphs of sar's, for the same layers, and
-            not DGL's, of which most builds are for the CPU only.
+            not DGL's, because most builds of DGL are for the CPU only.
 
     Raises:
         ConfigError: for arguments of another form.

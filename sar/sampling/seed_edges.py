@@ -81,7 +81,7 @@ def look_up_edges(
     """Rows of this worker's seed edges: see [Note: seed edges]; by all workers together, inside `group.guard()`.
 
     `reverse` has, for every edge type, `SeedColumn.REVERSE` of this worker's edges by position, (E_type,) int64.
-    `foreign` is as of `check_seeds`, and so are errors; edges without IDs of their own are one, too.
+    `foreign` and errors are as in `check_seeds`; edges without IDs of their own are also an error.
     """
     group = session.current_group()
     ids = check_seeds(ids, None, foreign=foreign)

@@ -129,7 +129,7 @@ def plan_moves(counts: Sequence[int]) -> list[list[int]]:
     shares = [share] * len(counts)
     for worker in sorted(workers, key=lambda p: -counts[p])[:rest]:
         shares[worker] += 1
-    # All surplus in one line, and all that is missing beside it: what lies next to each other moves.
+    # All surplus in one line, and all that is missing in a second one: seeds move where both overlap.
     surplus = [max(count - wanted, 0) for count, wanted in zip(counts, shares, strict=True)]
     missing = [max(wanted - count, 0) for count, wanted in zip(counts, shares, strict=True)]
     given = [0, *accumulate(surplus)]
@@ -147,7 +147,7 @@ def _rows_of_mask(what: str, mask: Tensor, count: int) -> Tensor:
 
 
 class SeedBatches:
-    """This worker's seeds in batches, as many as every other worker has.
+    """This worker's seeds in batches; all workers have the same number of batches.
 
     Without `drop_last` there are as many batches as the worker with most seeds needs, and each seed is in one batch of
     every epoch. That worker, and those that need as many, cut their seeds as `torch.utils.data.DataLoader` does: whole

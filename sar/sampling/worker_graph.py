@@ -123,7 +123,7 @@ def make_worker_graph(
 ) -> WorkerGraph:
     """The data with which this worker samples, agreed on with all workers; inside `group.guard()`.
 
-    `edges` are the graph's in-edges, `settings` the sampler in words; the rest is as of `DistNeighborSampler`. Raises
+    `edges` are the graph's in-edges, `settings` the sampler in words; the rest is as in `DistNeighborSampler`. Raises
     `FieldError` for fields that are not there or not fit.
     """
     logger.info("preparing %s", settings)

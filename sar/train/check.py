@@ -1,8 +1,8 @@
 """`sar.check_model`: compares several workers with one process, and names the first module that differs.
 
 [Note: two runs]
-Each worker reads the same sample and runs the model on it alone; then all run it together, each with its share. Both
-runs are in float64 if the model allows it, so that differences are no rounding errors, and without dropout, because
+Each worker reads the same sample and runs the model on it; then all run it together, each with its share. Both runs
+are in float64 if the model allows it, so that differences are no rounding errors, and without dropout, because
 workers draw other numbers than one process. Modules are compared by sums of powers over all rows, which depend neither
 on the order of rows nor on the number of calls (one for each tile of messages). Inner modules have hooks only in a
 second pair of runs, if the first differ, because layers may take a slower path around modules with hooks.
@@ -146,7 +146,7 @@ class _Check:
         elif what == "gradient":
             cause = "something is detached, or loss_of does not call the model that it is given"
         elif event in _differing(alone, again, 1, self.tolerance):
-            cause = "it depends on random numbers, of which only dropout is off in a check"
+            cause = "it depends on random numbers other than dropout, which is off in a check"
         elif what == "output" and "Norm" in module:
             cause = "it normalises by the rows of one worker; call sar.convert_batchnorm or sar.pyg.convert_norms"
         else:
@@ -184,7 +184,7 @@ def _power_sums(x: Tensor) -> Tensor:
 
 
 def _read_sample(directory: StrPath, nodes: int, workers: int) -> tuple[Parts, list[tuple[int, int]]]:
-    """Read about so many nodes of a directory, by partition, and divide their new IDs among the workers."""
+    """Read about `nodes` nodes of a directory, by partition, and divide their new IDs among the workers."""
     spec = read_partition_json(directory)
     step = max(1, -(-int(spec.node_ranges.max()) // max(nodes, 1)))
     pieces = 1 if spec.num_parts >= workers else workers  # of a partition, with equal shares of each type

@@ -100,7 +100,7 @@ def save_checkpoint(
 ) -> None:
     """Save all that training has to go on from; called by all workers together.
 
-    The random states of torch, numpy and Python are saved, too. With the same workers and partitioning training goes on
+    The random states of torch, numpy and Python are also saved. With the same workers and partitioning training goes on
     bit for bit as it would have. The new version is on the disk, under its name `step-NUMBER`, before an old one goes.
     The file `latest` in the folder has that name, for people and scripts.
 
@@ -170,7 +170,7 @@ def load_checkpoint(
 
     Args:
         folder: as given to `save_checkpoint`; so are `model`, `optimizer`, `scheduler`, `embeddings` and `loaders`.
-            Without `optimizer`, `scheduler` and `loaders` the model alone is loaded, as to evaluate it; what was saved
+            Without `optimizer`, `scheduler` and `loaders` only the model is loaded, as to evaluate it; what was saved
             of them, and random states, are left.
         step: the checkpoint of this step; None for the newest.
         missing_ok: go on without one if the folder has none, as when training starts.
@@ -247,7 +247,7 @@ def load_checkpoint(
 
 
 def _check_whole(call: str, model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
-    """Raise `ConfigError` for a model or an optimizer of which each worker has a shard."""
+    """Raise `ConfigError` for a sharded model or optimizer."""
     if model is not None:
         refuse_sharded(model, call)
     if any(hasattr(optimizer, "consolidate_state_dict") for optimizer in optimizers):

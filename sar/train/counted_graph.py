@@ -191,7 +191,7 @@ def _relation(counts: GraphCounts, relation: RelationCounts, worker: int) -> Rel
 
 
 class CountedBlock(EdgeBlock):
-    """Edges of which only the number is known; their ends are taken to be drawn at random."""
+    """A number of edges; their ends are taken to be drawn at random."""
 
     def __init__(
         self, num_edges: int, num_src: int, num_dst: int, edge_offset: int = 0, edge_ids: bool = False
@@ -210,7 +210,7 @@ class CountedBlock(EdgeBlock):
         )
 
     def select_sources(self, begin: int, end: int) -> EdgeBlock:
-        """The block of edges whose source is in begin to end: as many as these are of all sources."""
+        """The block of edges whose source is in begin to end: their share of all sources."""
         if begin == 0 and end == self.num_src:
             return self
         edges = self.num_edges * end // self.num_src - self.num_edges * begin // self.num_src

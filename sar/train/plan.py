@@ -41,7 +41,7 @@ from sar.train.counted_graph import META, CountingGroup, GraphCounts, GraphInfo,
 
 MakeModel = Callable[[GraphInfo], nn.Module]
 
-FIRST_EPOCH = 12 * 10**6  # bytes that the first epoch brings beside tensors: code above all, and holes in the heap
+FIRST_EPOCH = 12 * 10**6  # bytes of the first epoch that are no tensors: mostly code, and holes in the heap
 
 _aten = torch.ops.aten
 
@@ -104,7 +104,7 @@ def plan_training(counts: GraphCounts, make_model: MakeModel, code: int) -> list
 
 
 def fewest_workers(workers: Sequence[WorkerPlan], memory: int) -> int | None:
-    """The least number of workers of which each needs at most `memory` bytes; None if there is no such number.
+    """The least number of workers if each may use `memory` bytes; None if there is no such number.
 
     By proportion: balance stays, and each worker reads as large a share of the others' nodes.
     """
@@ -221,7 +221,7 @@ class MetaMemory(TorchDispatchMode):
     yes if it asks whether all have it. Values copied to the CPU are 1.
 
     live: bytes now.
-    buffers: of which in message buffers.
+    buffers: bytes of them in message buffers.
     peak, peak_buffers: the most of `live`, and `buffers` at that moment.
     in_buffers: whether new tensors are message buffers.
     """

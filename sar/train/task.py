@@ -29,7 +29,7 @@ class Task:
 
     Attributes:
         labels: (N_i,) int64, -1 if unknown; or (N_i, C) as given.
-        masks: (N_i,) bool each, without nodes of which no label is known.
+        masks: (N_i,) bool each, without nodes that have no known label.
         sizes: the number of nodes in each mask, over all workers.
         num_classes: C, or one more than the highest class on any worker.
         multi_label: whether labels are (N_i, C).
@@ -145,7 +145,7 @@ class Task:
             logits: as for `loss`. The predicted class is the one with the highest logit; multi-label, all above 0.
 
         Returns:
-            By name of the mask: `accuracy`, the share of nodes of which all known labels are predicted, `f1_micro` and
+            By name of the mask: `accuracy`, the share of nodes with all known labels predicted, `f1_micro` and
             `f1_macro`, as by default in scikit-learn; NaN if no worker has such a node.
 
         Raises:

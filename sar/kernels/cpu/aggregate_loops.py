@@ -312,7 +312,7 @@ def accumulate_rows(
 ) -> None:
     """As `accumulate`, if each run of an OTHER row of a is multiplied with one number and added to an OWN row.
 
-    If `fresh`, out has no values yet, and rows without edges become 0, too.
+    If `fresh`, out has no values yet, and rows without edges become 0.
     """
     layout, groups = formula.layout, u64(csr.indptr.size) - ONE
     cleared = own_row(csr, u64(begin) - ONE) + ONE if begin else ZERO  # rows before this one are not ours

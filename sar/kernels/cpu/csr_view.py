@@ -32,7 +32,7 @@ NEARER, TEN = u64(5), u64(10)
 LEAD = u64(16)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 NO_INDICES = np.empty(0, np.int32)
-DIGIT_BITS = 22  # of numbers to sort: their counts take 16 MB, of which caches hold the frequent ones
+DIGIT_BITS = 22  # of numbers to sort: their counts take 16 MB, and the frequent ones stay in caches
 
 
 class CSRView(NamedTuple):
@@ -170,7 +170,7 @@ def sorted_places(numbers: Tensor, bound: int) -> Tensor:
 
 @kernel
 def _places_by_digit(numbers: Any, shift: Index, mask: Index, ends: Any, places: Any) -> None:
-    """Counting sort by the bits of `mask` behind the last `shift`; `ends`: zeros, one more than there are digits."""
+    """Counting sort by the bits of `mask`, after a shift. `ends` has zeros, one more than there are digits."""
     for i in range(u64(numbers.size)):
         ends[((u64(numbers[i]) >> shift) & mask) + ONE] += 1
     for digit in range(ONE, u64(ends.size)):

@@ -69,7 +69,7 @@ def aggregate_grad(
     A derivative is again an operation on two operands, the gradient of the messages and the other operand of the
     forward, whose result is summed over dimensions that broadcast the operand in question.
     """
-    lhs_aligned, rhs_aligned, full = message.aligned_shapes()
+    lhs_aligned, rhs_aligned, full = message.aligned
     grad_aligned = aligned_message_shape(message.op, full)
     code, sign = _OPERATIONS[message.op]
     operand = message.operand(wrt)
@@ -126,7 +126,7 @@ def _operands(message: EdgeMessage) -> tuple[Formula, Table, Table]:
     """The operation of a kernel over destinations, and its operands."""
     formula = message.kept.get("formula")
     if formula is None:
-        lhs_aligned, rhs_aligned, full = message.aligned_shapes()
+        lhs_aligned, rhs_aligned, full = message.aligned
         layout = make_layout(full, lhs_aligned, rhs_aligned or lhs_aligned, aligned_message_shape(message.op, full))
         formula = message.kept["formula"] = Formula(*_OPERATIONS[message.op], layout)
     a = Table(as_numpy(message.lhs.values), _BY_DESTINATION[message.lhs.target])

@@ -77,7 +77,7 @@ def add_scaled(length: Index, out: Array, o: Index, a: Array, i: Index, factor: 
 
 
 def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
-    """A function that adds some columns of `row_sums`: as many as there are lanes, or at most that if not `whole`."""
+    """A function that adds some columns of `row_sums`: one for each lane, or fewer if not `whole`."""
     zeros, load, store, add = vectors.functions(lanes, whole=whole)
     # Edges between asking for their columns and adding them: this hides the latency of rows in memory, but narrow ones.
     lead, lines = u64(512 // lanes), u64(max(4 * lanes // compiler.CACHE_LINE, 1))
@@ -109,7 +109,7 @@ def row_sums(factor: Function) -> Function:
 
 
 def _row_sums(factor: Function, lanes: int) -> Function:
-    """As `row_sums`, with a compiled factor and at most so many columns at a time."""
+    """As `row_sums`, with a compiled factor and at most `lanes` columns at a time."""
     add_columns = _column_sums(lanes, factor, whole=True)
     add_rest = _row_sums(factor, lanes // 2) if lanes > 8 else _column_sums(lanes, factor, whole=False)
 
