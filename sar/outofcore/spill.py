@@ -24,6 +24,7 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -54,11 +55,30 @@ _libc.mmap.restype = ctypes.c_void_p
 _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
 
 
+class Disk:
+    """What the spill files of a process share: threads that read and write, and how much the page cache can hold.
+
+    Args:
+        room: bytes of the files above which they are read and written past the page cache, or dropped from it.
+    """
+
+    def __init__(self, room: float) -> None:
+        self.threads = ThreadPoolExecutor(2, "sar-disk")  # one for tensors that leave, one for letters
+        self.size = 0  # bytes of all files
+        self.latest: tuple[int, list[int]] = 0, []  # the latest turn, and the storages that it has read back
+        self._room = room
+
+    @property
+    def exceeds_cache(self) -> bool:
+        """Whether the page cache cannot hold the files."""
+        return self.size > self._room
+
+
 class SpillFile:
     """An unnamed file in a folder, divided into slots: see [Note: spill file]."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self.folder, self.disk = folder, disk
         self.written = self.read = 0  # bytes so far; `read` includes those that the page cache still had
         self.quiet = 0  # turns since the process last read from a disk
         self.size = self._kept = 0  # bytes of the file, and of its first part that is never used again
@@ -79,6 +99,10 @@ class SpillFile:
         except OSError as error:
             raise ConfigError(f"Cannot write to {folder}, the folder for spilled tensors: {error.strerror}.") from error
         os.unlink(name)
+        try:  # without the page cache, if the file system can
+            self.direct: int | None = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_DIRECT)
+        except OSError:
+            self.direct = None
 
     def slot(self, nbytes: int) -> "Slot":
         """A slot of at least `nbytes` bytes, contents undefined. Raises a SpillError if the disk is full."""
@@ -98,6 +122,7 @@ class SpillFile:
                 f"{self.size} are there. Name a folder on a larger disk, or take more workers."
             ) from error
         self.size += room
+        self.disk.size += room
         return Slot(self, self.size - room, nbytes, room)
 
     def free(self, begin: int, room: int) -> None:
@@ -116,8 +141,10 @@ class SpillFile:
         return self.quiet < QUIET_TURNS
 
     def close(self) -> None:
-        os.close(self.fd)
-        self.fd = -1
+        for fd in (self.fd, self.direct):
+            if fd is not None:
+                os.close(fd)
+        self.fd, self.direct = -1, None
 
 
 @dataclass(eq=False)
@@ -143,8 +170,10 @@ class Slot:
         self.shift = address % PAGE
         before, nbytes = (self.shift, self.paged) if pages else (0, self.nbytes)
         memory, done = memoryview((ctypes.c_char * nbytes).from_address(address - before)), 0
+        direct = self.file.direct if pages and self.file.disk.exceeds_cache else None
         while done < nbytes:
-            done += os.pwrite(self.file.fd, memory[done:], self.begin + self.shift - before + done)
+            fd = self.file.fd if direct is None else direct
+            done += os.pwrite(fd, memory[done:], self.begin + self.shift - before + done)
         self.file.written += self.nbytes
 
     def will_need(self, begin: int, nbytes: int) -> None:
@@ -212,6 +241,13 @@ class Pages:
             # Linux before 5.14 refuses, and reads page by page as they are used.
             _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_POPULATE_READ)
             self._fresh = False
+
+    def drop(self) -> None:
+        """Take the pages out of memory and of the page cache. They are read again when they are used."""
+        if not self._fresh:
+            self.slot.map(mmap.MAP_PRIVATE if self.frozen else mmap.MAP_SHARED, self._begin)
+            self._fresh = True
+        os.posix_fadvise(self.slot.file.fd, self.slot.begin, self.slot.paged, os.POSIX_FADV_DONTNEED)
 
     @property
     def _begin(self) -> int:

@@ -160,6 +160,10 @@ class Turns:
             self._check(who)
         return meeting.result
 
+    def turn(self, who: int) -> int:
+        """Number of a worker's latest meeting."""
+        return self._number[who]
+
     def _check(self, who: int) -> None:
         if self._error is not None and who not in self._rejoined:
             raise type(self._error)(str(self._error))
