@@ -111,7 +111,7 @@ class InProcessTransport(Transport):
             if self._residency is not None:
                 self._residency.arrive()
                 following = self._others[(self._place + 1) % len(self._others)]
-                following.prefetch(self._turns.turn(self._place))
+                following.prefetch(self._turns.turn(self._place) + 1)
         return result
 
     @property
