@@ -79,8 +79,7 @@ class RowsInPlace(OwnRows):
     [Note: reading ahead]
     Shared rows may be mapped from a file, and the first use of a page that the system has dropped waits for the disk.
     So before a tile is computed, we prefetch the next one and its gradients. We do not prefetch neighbouring rows: if
-    memory is short, these would displace the rows of the next tiles. Prefetching stops after some turns without reads
-    from a disk, and starts again with the next read.
+    memory is short, these would displace the rows of the next tiles.
 
     Args:
         local: further rows and totals that only workers of this process read and add to.

@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from math import prod
-from resource import RUSAGE_SELF, getrusage
 from typing import Any, Final
 
 import torch
@@ -55,8 +54,6 @@ ALIGNED: Final = 64
 """Alignment in bytes of the tensors in a shared slot."""
 READ_TOGETHER: Final = 2**20
 """Bytes of a tensor from which it is read ahead."""
-QUIET_BLOCKS: Final = 64
-"""Least number of 512-byte blocks read from disks between two turns for which reading ahead pays."""
 
 _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_free_buffers", None)
 """Frees the half megabyte per thread that MKL keeps for the next matrix product. None if torch has no MKL."""
@@ -105,7 +102,6 @@ class Residency(TorchDispatchMode):
         self._tracked = 0  # storages so far
         self._used: list[int] = []  # numbers of those that were read back in this turn
         self._leaving: Future[None] | None = None  # writes what has left memory
-        self._reads = 0  # reads of this process from disks up to this worker's last turn
         self._storages: dict[int, _Known] = {}  # by `_cdata`, which identifies a storage
         self._purge_at = FIRST_PURGE
         self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address
@@ -207,9 +203,6 @@ class Residency(TorchDispatchMode):
         if _free_mkl is not None:
             _free_mkl()
         self.file.disk.latest, self._used = (turn, self._used), []
-        usage, before_turn = getrusage(RUSAGE_SELF), self._reads
-        self._reads = usage.ru_inblock + usage.ru_majflt  # page faults, because some file systems do not count blocks
-        self.file.quiet = self.file.quiet + 1 if self._reads - before_turn < QUIET_BLOCKS else 0
 
     def arrive(self) -> None:
         """Begin a turn: all that has left memory is written."""

@@ -42,8 +42,6 @@ AT_ONCE: Final = 2**22
 """Size in bytes up to which a mapping is read whole on first use. The system pages larger ones in on demand."""
 READ_AHEAD: Final = 2**17
 """Bytes that Linux reads at least for one request. With some disks' settings it ignores the rest of a longer one."""
-QUIET_TURNS: Final = 8
-"""Turns without reads from a disk after which reading ahead stops. It starts again with the next read."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """File systems that keep their files in memory, by type; from linux/magic.h."""
 _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
@@ -80,7 +78,6 @@ class SpillFile:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder, self.disk = folder, disk
         self.written = self.read = 0  # bytes so far; `read` includes those that the page cache still had
-        self.quiet = 0  # turns since the process last read from a disk
         self.size = self._kept = 0  # bytes of the file, and of its first part that is never used again
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         status = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
@@ -135,11 +132,6 @@ class SpillFile:
         self._kept = self.size
         self._free.clear()
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the process has read from a disk in the last turns."""
-        return self.quiet < QUIET_TURNS
-
     def close(self) -> None:
         for fd in (self.fd, self.direct):
             if fd is not None:
@@ -177,8 +169,8 @@ class Slot:
         self.file.written += self.nbytes
 
     def will_need(self, begin: int, nbytes: int) -> None:
-        """Ask the system to read a part of the slot in the background."""
-        if not self.file.is_read:
+        """Ask the system to read a part of the slot in the background, unless its cache should have it."""
+        if not self.file.disk.exceeds_cache:
             return
         begin += self.begin + self.shift
         end = begin + nbytes
@@ -237,7 +229,7 @@ class Pages:
     def populate(self) -> None:
         """Read all pages into memory, as far as there is room."""
         self.slot.will_need(0, self.slot.nbytes)
-        if self._fresh or self.slot.file.is_read:
+        if self._fresh or self.slot.file.disk.exceeds_cache:
             # Linux before 5.14 refuses, and reads page by page as they are used.
             _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_POPULATE_READ)
             self._fresh = False
@@ -300,7 +292,7 @@ class Published(SharedTensor):
 
     def will_need(self, rows: Tensor | None = None) -> None:
         """Prefetch rows, or all of them if None: see [Note: reading ahead]."""
-        if self.slot.file.is_read and len(self.rows) and (rows is None or len(rows)):
+        if self.slot.file.disk.exceeds_cache and len(self.rows) and (rows is None or len(rows)):
             row = self.rows.nbytes // len(self.rows)
             first, end = (0, len(self.rows)) if rows is None else (int(i) for i in as_numpy(rows)[[0, -1]] + (0, 1))
             self.slot.will_need(self.begin + first * row, (end - first) * row)

@@ -1,8 +1,7 @@
 """What stays in memory of a virtual worker whose turn has passed, what lies in files, and what is read from them ahead.
 
 What a worker loads of features is published unwritten, and changed without others' notice. Of published rows that the
-system has dropped, those asked for come back, and no others. The system is not asked if the process has not read from a
-disk for some turns.
+system has dropped, those asked for come back, and no others.
 """
 
 import ctypes
@@ -17,7 +16,7 @@ from torch import nn
 import sar
 from sar.comm import session
 from sar.outofcore.residency import Residency
-from sar.outofcore.spill import PAGE, QUIET_TURNS, Disk, Published, SpillFile
+from sar.outofcore.spill import PAGE, Disk, Published, SpillFile
 from sar.tensors.spillable import empty_spillable, tensor_file
 from sar.tensors.views import as_numpy
 from sar.train.profile import total
@@ -212,7 +211,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture
 def published(tmp_path):
-    file = SpillFile(tmp_path, Disk(1e9))
+    file = SpillFile(tmp_path, Disk(0))
     slot, values = file.slot(ROWS * PAGE), torch.arange(ROWS).repeat_interleave(PAGE // 8)
     slot.write(values.data_ptr())
     os.fdatasync(file.fd)
@@ -252,26 +251,6 @@ def test_rows_asked_for(dropped):
     assert len(there) > 1000
     assert set(there) <= set(range(50, 3002))
     assert dropped.rows[[50, 3000], 0].tolist() == [50, 3000]
-
-
-def test_nothing_is_asked_for_while_no_disk_is_read(dropped):
-    dropped.slot.file.quiet = QUIET_TURNS
-    dropped.will_need(torch.tensor([50, 700, 3000]))
-    time.sleep(0.3)
-    assert not resident(dropped)
-
-
-def test_turns_are_counted_in_which_no_disk_is_read(dropped):
-    file = dropped.slot.file
-    residency = Residency(file, 1.0)
-    residency.leave()
-    assert file.quiet == 0  # what this process has read so far is new
-    for _ in range(20):  # another test's thread may read
-        residency.leave()
-    assert file.quiet > 0
-    assert dropped.rows[1000:1100, 5].tolist() == list(range(1000, 1100))
-    residency.leave()
-    assert file.quiet == 0
 
 
 def test_compiled_code_has_its_operands_at_hand(published):
