@@ -40,9 +40,9 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.same_process import OwnRows, RowsInLetters, RowsInPlace
+from sar.comm.same_process import RowsInLetters, RowsInPlace
 from sar.comm.statistics import counters
-from sar.comm.tiles import OWN_ROWS, GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, Settings, Tile
+from sar.comm.tiles import OWN_ROWS, GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, OwnRows, Settings, Tile
 from sar.comm.transport import Message
 from sar.tensors.spillable import at_hand
 from sar.tensors.views import to_device

@@ -26,51 +26,11 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.tiles import GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, Tile
+from sar.comm.tiles import GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, OwnRows, Tile
 from sar.comm.transport import Letters
-from sar.tensors.views import to_device
 
 BLOCK: Final = 4096
 """Bytes of which buffers of letters are multiples, as transfers without the page cache require."""
-
-
-class OwnRows:
-    """The rows of a worker that is the only one of its process, and the totals of their gradients.
-
-    Args:
-        fields: rows that travel, (N_src, ...) each.
-        returns: accumulates the returned gradients; None to return none.
-    """
-
-    def __init__(self, group: Group, plan: HaloPlan, fields: Sequence[Tensor], returns: GradientReturn | None) -> None:
-        self._group, self._plan, self._returns = group, plan, returns
-        # By owner: this worker, or all workers of its process.
-        self._columns: Mapping[int, Sequence[Tensor]] = {group.rank: fields}
-        self._totals: Mapping[int, Sequence[Tensor]] = {group.rank: () if returns is None else returns.totals}
-
-    def gather(self, halo: HaloSlice, message: Tensor, places: Sequence[Tensor]) -> None:
-        """Write rows of a worker of this process to a message; `places` are its fields, (rows, ...) each."""
-        index = self._plan.rows_of(halo)
-        for column, place in zip(self._columns[halo.owner], places, strict=False):
-            index = index.to(column.device)
-            if place.device == column.device and place.dtype == column.dtype:
-                torch.index_select(column, 0, index, out=place)
-            else:
-                place.copy_(column.index_select(0, index), non_blocking=True)
-
-    def add(self, halo: HaloSlice, message: Tensor, places: Sequence[Tensor]) -> None:
-        """Add the gradients that a reader in another process has returned to their owner's totals."""
-        index = self._plan.rows_of(halo)
-        for total, place in zip(self._totals[halo.owner], places, strict=False):
-            assert self._returns is not None
-            self._returns.add(index.to(total.device), to_device(place, total.device).to(total.dtype), total)
-
-    def tiles(self) -> Iterator[Tile]:
-        """Iterate over the rows that this worker reads of others in its process."""
-        return iter(())
-
-    def close(self) -> None:
-        """Release the rows. If gradients return, the totals are complete afterwards."""
 
 
 class RowsInPlace(OwnRows):
