@@ -1,4 +1,4 @@
-"""The tiles of an exchange: a relation's halo lists, the settings of a call, the tiles that both result in, and rows."""
+"""The tiles of an exchange: halo lists of a relation, settings of a call, tiles of both, and the rows that fill them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
