@@ -40,11 +40,9 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.same_process import RowsInLetters, RowsInPlace
-from sar.comm.statistics import counters
+from sar.comm.same_process import rows_of_process
 from sar.comm.tiles import OWN_ROWS, GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, OwnRows, Settings, Tile
 from sar.comm.transport import Message
-from sar.tensors.spillable import at_hand
 from sar.tensors.views import to_device
 
 OUT, BACK = 0, 1
@@ -122,27 +120,10 @@ class Exchange:
         if alone:
             self._rows = OwnRows(group, plan, fields or (), returns)
         else:
-            bytes_out, bytes_back = (0 if form is None else form.row_bytes for form in (self._out, self._back))
-            # Count the bytes that would travel between processes: of rows that this worker reads, and others read.
-            counts, me = plan.halo_counts, group.rank
-            received = sum(of_owner[me] for of_owner in counts) - counts[me][me]
-            sent = sum(counts[me]) - counts[me][me]
-            counters.bytes_sent += bytes_out * sent + bytes_back * received
-            counters.bytes_received += bytes_out * received + bytes_back * sent
-            unrounded = [None if x is None else RowFormat.of(x) for x in (fields, returns and returns.totals)]
-            wires = settings.wire_features, settings.wire_gradients
-            rounds = [form and form.fields for form in unrounded] != [
-                form and form.fields for form in (self._out, self._back)
-            ] or (keep and wires != (None, None))
-            fits = plan.rows_of_process * (bytes_out + bytes_back) <= at_hand(device)
-            if local is not None and fits and not rounds:
-                self._rows = RowsInPlace(
-                    *(group, plan, fields or (), returns, local, signature), fetches=fields is not None
-                )
-            else:
-                self._rows = RowsInLetters(
-                    *(group, plan, fields or (), returns, layout, pool, self._out, self._back, signature), keep=keep
-                )
+            self._rows = rows_of_process(
+                *(group, plan, settings, layout, pool, signature, fields, local, returns, self._out, self._back),
+                keep=keep,
+            )
         # Workers that share a process would each keep buffers while they wait for their turns.
         self._bytes_to_keep = settings.buffer_bytes // KEPT_SHARE if alone else 0
         # The step before which own edges are computed. Without rows, gradients of the first tiles travel meanwhile.

@@ -26,11 +26,50 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.tiles import GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, OwnRows, Tile
+from sar.comm.statistics import counters
+from sar.comm.tiles import GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, OwnRows, Settings, Tile
 from sar.comm.transport import Letters
+from sar.tensors.spillable import at_hand
 
 BLOCK: Final = 4096
 """Bytes of which buffers of letters are multiples, as transfers without the page cache require."""
+
+
+def rows_of_process(
+    group: Group,
+    plan: HaloPlan,
+    settings: Settings,
+    layout: Layout,
+    pool: BufferPool,
+    signature: str,
+    fields: Sequence[Tensor] | None,
+    local: LocalFields | None,
+    returns: GradientReturn | None,
+    out: RowFormat | None,
+    back: RowFormat | None,
+    *,
+    keep: bool,
+) -> OwnRows:
+    """Rows of the workers of a process, in place or in letters; the same on all of them. See `Exchange`.
+
+    Args:
+        out, back: formats in which rows and their gradients travel; None if none do.
+    """
+    bytes_out, bytes_back = (0 if form is None else form.row_bytes for form in (out, back))
+    # Count the bytes that would travel between processes: of rows that this worker reads, and that others read.
+    counts, me = plan.halo_counts, group.rank
+    received, sent = sum(of_owner[me] for of_owner in counts) - counts[me][me], sum(counts[me]) - counts[me][me]
+    counters.bytes_sent += bytes_out * sent + bytes_back * received
+    counters.bytes_received += bytes_out * received + bytes_back * sent
+    rows = () if fields is None else fields
+    wires = settings.wire_features, settings.wire_gradients
+    rounds = keep and wires != (None, None)
+    for form, tensors in ((out, rows), (back, () if returns is None else returns.totals)):
+        rounds = rounds or (form is not None and form.fields != RowFormat.of(tensors).fields)
+    fits = plan.rows_of_process * (bytes_out + bytes_back) <= at_hand("cpu")
+    if local is not None and fits and not rounds:
+        return RowsInPlace(group, plan, rows, returns, local, signature, fetches=fields is not None)
+    return RowsInLetters(group, plan, rows, returns, layout, pool, out, back, signature, keep=keep)
 
 
 class RowsInPlace(OwnRows):

@@ -1,4 +1,4 @@
-"""The tiles of an exchange: halo lists of a relation, settings of a call, tiles of both, and the rows that fill them."""
+"""Tiles of an exchange: a relation's halo lists, a call's settings, the tiles of both, and the rows that fill them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
