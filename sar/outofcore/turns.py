@@ -203,7 +203,7 @@ class Turns:
         self._in_first_epoch = self._in_first_epoch and not call.startswith("gather_grads")
         if self._in_first_epoch and self.first == 0 and now >= self._told_at + TELL_SECONDS:
             self._told_at = now
-            print(f"sar: {who + 1} of {self.size} partitions: {call}", file=sys.stderr, flush=True)
+            print(f"sar: {who + 1} of {self.size} partitions: {call[:80]}", file=sys.stderr, flush=True)
 
     @property
     def _gone(self) -> str:
