@@ -29,7 +29,7 @@ meet the receive it was meant for, in whatever order the two ends post.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -40,8 +40,8 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.same_process import SharedRows
-from sar.comm.tiles import OWN_ROWS, GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, Settings, Tile
+from sar.comm.same_process import rows_of_process
+from sar.comm.tiles import OWN_ROWS, GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, OwnRows, Settings, Tile
 from sar.comm.transport import Message
 from sar.tensors.views import to_device
 
@@ -115,19 +115,19 @@ class Exchange:
         self._pool, self._fields, self._keep, self._returns = pool, fields, keep, returns
         self._out = None if fields is None else RowFormat.of(fields, settings.wire_features)
         self._back = None if returns is None else RowFormat.of(returns.totals, settings.wire_gradients)
-        # Columns to send and totals to add to, by owner: this worker's, or those of all workers of its process.
-        self._columns: Mapping[int, Sequence[Tensor]] = {group.rank: fields or ()}
-        self._totals: Mapping[int, Sequence[Tensor]] = {group.rank: () if returns is None else returns.totals}
-        self._shared: SharedRows | None = None
-        if len(group.local_peers) > 1:
-            self._shared = shared = SharedRows(
-                *(group, plan, settings, signature, fields, local, returns), keep=keep, tile_rows=layout.local_rows
+        self._rows: OwnRows  # of this worker, or of all workers of its process
+        alone = len(group.local_peers) == 1
+        if alone:
+            self._rows = OwnRows(group, plan, fields or (), returns)
+        else:
+            self._rows = rows_of_process(
+                *(group, plan, settings, layout, pool, signature, fields, local, returns, self._out, self._back),
+                keep=keep,
             )
-            self._columns, self._totals = shared.columns, shared.totals
         # Workers that share a process would each keep buffers while they wait for their turns.
-        self._bytes_to_keep = settings.buffer_bytes // KEPT_SHARE if self._shared is None else 0
+        self._bytes_to_keep = settings.buffer_bytes // KEPT_SHARE if alone else 0
         # The step before which own edges are computed. Without rows, gradients of the first tiles travel meanwhile.
-        first = own_first or fields is not None or self._shared is not None
+        first = own_first or fields is not None or not alone
         self._own_before = 0 if first else min(layout.depth + 1, len(layout.steps))
         self._tag = (group.calls % 2**12) << 19  # the number of the agreed call, of [Note: address]
         self._streams: Any = None  # torch's module for [Note: rows of a device]
@@ -152,8 +152,7 @@ class Exchange:
         """
         if self._own_before == 0:
             yield OWN_ROWS
-        if self._shared is not None:
-            yield from self._shared.tiles()
+        yield from self._rows.tiles()
         for i in range(len(self.layout.steps)):
             if i == self._own_before > 0:
                 yield OWN_ROWS
@@ -166,8 +165,7 @@ class Exchange:
         if self._returns is not None:
             self._add_returned(0)
         self._pool.shrink(self._bytes_to_keep)
-        if self._shared is not None:
-            self._shared.close()
+        self._rows.close()
 
     def receive(self, i: int) -> Tile | None:
         """The tile that this worker receives in step i, once it has arrived. Posts the rows of the next steps."""
@@ -222,13 +220,7 @@ class Exchange:
                     inbound = self._buffer(step.receive, self._out, from_pool=not self._keep)
                 if step.send is not None:
                     outbound = self._buffer(step.send, self._out)
-                    index = self.plan.rows_of(step.send)
-                    for column, place in zip(self._columns[step.send.owner], outbound.fields, strict=False):
-                        index = index.to(column.device)
-                        if place.device == column.device and place.dtype == column.dtype:
-                            torch.index_select(column, 0, index, out=place)
-                        else:
-                            place.copy_(column.index_select(0, index), non_blocking=True)
+                    self._rows.gather(step.send, outbound.buffer, outbound.fields)
                 self._rows_in_flight.append(self._post(step.place, OUT, inbound, outbound))
         self._posted = steps
 
@@ -241,9 +233,7 @@ class Exchange:
             if inbound is not None and self._returns is not None:
                 if inbound.work is not None:
                     self.group.wait(inbound.work, inbound.peer, self.signature)
-                index = self.plan.rows_of(inbound.halo)
-                for total, place in zip(self._totals[inbound.halo.owner], inbound.fields, strict=False):
-                    self._returns.add(index.to(total.device), to_device(place, total.device).to(total.dtype), total)
+                self._rows.add(inbound.halo, inbound.buffer, inbound.fields)
             self._free(outbound, inbound)
 
     # -- messages

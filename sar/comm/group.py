@@ -77,6 +77,7 @@ class Group:
         self.world_size = transport.world_size
         self.device = transport.device
         self.local_peers, self.clock, self.spilled = transport.local_peers, transport.clock, transport.spilled
+        self.letters, self.contents = transport.letters, transport.contents
         self.generation = 0  # counts recoveries; equal on all workers
         self.calls = 0  # agreed on in this generation; equal on all workers
         self.waiting: str | None = None  # the call in which this worker waits for others
@@ -313,6 +314,10 @@ class Group:
             return {self.rank: self._transport.share(read, added_to, in_order=in_order)[0]}
         shared = self.wait_for(partial(self.transport.share, read, added_to, in_order=in_order), call)
         return dict(zip(self.local_peers, shared, strict=True))
+
+    def swap(self, brought: T, call: str) -> dict[int, T]:
+        """What each worker of this process has brought, by rank; in an agreed call."""
+        return dict(zip(self.local_peers, self.wait_for(partial(self.transport.swap, brought), call), strict=True))
 
     def new_name(self, call: str) -> str:
         """A random name, drawn by worker 0 for all workers and unique to this job; only inside an agreed call.

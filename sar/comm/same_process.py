@@ -1,109 +1,278 @@
-"""The exchange of rows between workers that share a process: read in place or copied, without messages.
+"""The rows of the workers of one process in an exchange: how they are read, sent, and get their gradients.
 
 [Note: rows of the same process]
-The workers of one process (`Transport.local_peers`) have their turns one after the other. All let the others read their
-rows at one meeting (`Group.share`) and, if gradients return, add to their totals. Then each, in its turn, goes through
-the rows of its process's other workers, and after that through those of other processes as they arrive. In that turn
-the process sends rows of all its workers, to the workers of other processes that have their turn, too. Gradients are
-added by the worker that has the turn, beginning with the first one: in the same order in each epoch, to the last bit. A
-second meeting ends an exchange that returns gradients, because only then a total is complete.
+The workers of one process (`Transport.local_peers`) have their turns one after the other. In its turn, a worker goes
+through the rows of its process's other workers, and after that through those of other processes as they arrive. In that
+turn the process sends rows of all its workers, to the workers of other processes that have their turn, too. Gradients
+are added in the same order in each epoch, to the last bit. Rows are at hand in one of two ways:
 
-A caller that can (`LocalFields`) reads the rows in place and adds to totals itself: with copies, training GAT in 8
-partitions took 1.3 times the processor time. Otherwise rows are copied tile by tile, and rounded as those that leave
-the process are, so that results equal those of as many processes.
+`RowsInPlace`: all workers let the others read their rows, and add to the totals of gradients, at one meeting. A second
+meeting ends an exchange that returns gradients, because only then a total is complete. With copies, training GAT in 8
+partitions took 1.3 times the processor time. So this is the way if the rows of all workers fit into memory, and if the
+caller can read them by index (`LocalFields`).
 
-[Note: reading ahead]
-Out of core, shared rows are mapped from a file, and the first use of a page that the system has dropped waits for the
-disk. So before a tile is computed, we prefetch the next one and its gradients. We do not prefetch neighbouring rows: if
-memory is short, these would displace the rows of the next tiles. Prefetching stops after some turns without reads from
-a disk, and starts again with the next read.
+`RowsInLetters`: otherwise, each worker writes for each reader the rows that this one needs, in order, before the first
+meeting, and reads what it needs itself, tile by tile. Gradients return likewise, and each worker adds up its own after
+the second meeting. A fifth of the rows, read in place, lies on two thirds of a file's pages, and each reader would read
+these again. Letters are messages as between processes, so results equal those of as many processes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.rows import RowFormat
+from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.statistics import counters
-from sar.comm.tiles import UNLIMITED_ROWS, GradientReturn, HaloPlan, LocalFields, Settings, Tile
+from sar.comm.tiles import GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, OwnRows, Settings, Tile
+from sar.comm.transport import Letters
+from sar.tensors.spillable import at_hand
+
+BLOCK: Final = 4096
+"""Bytes of which buffers of letters are multiples, as transfers without the page cache require."""
 
 
-class SharedRows:
-    """The rows that the workers of this process share in one exchange, and the totals of their gradients.
+def rows_of_process(
+    group: Group,
+    plan: HaloPlan,
+    settings: Settings,
+    layout: Layout,
+    pool: BufferPool,
+    signature: str,
+    fields: Sequence[Tensor] | None,
+    local: LocalFields | None,
+    returns: GradientReturn | None,
+    out: RowFormat | None,
+    back: RowFormat | None,
+    *,
+    keep: bool,
+) -> OwnRows:
+    """Rows of the workers of a process, in place or in letters; the same on all of them. See `Exchange`.
 
     Args:
-        fields: rows that travel; None to fetch nothing.
-        local: further rows that only workers of this process read; None if the caller cannot read rows in place.
-        returns: accumulates the returned gradients; None to return none.
-        keep: whether the caller keeps the rows it fetches, or has kept them in the forward.
-        tile_rows: rows of a tile that is copied.
+        out, back: formats in which rows and their gradients travel; None if none do.
+    """
+    bytes_out, bytes_back = (0 if form is None else form.row_bytes for form in (out, back))
+    # Count the bytes that would travel between processes: of rows that this worker reads, and that others read.
+    counts, me = plan.halo_counts, group.rank
+    received, sent = sum(of_owner[me] for of_owner in counts) - counts[me][me], sum(counts[me]) - counts[me][me]
+    counters.bytes_sent += bytes_out * sent + bytes_back * received
+    counters.bytes_received += bytes_out * received + bytes_back * sent
+    rows = () if fields is None else fields
+    wires = settings.wire_features, settings.wire_gradients
+    rounds = keep and wires != (None, None)
+    for form, tensors in ((out, rows), (back, () if returns is None else returns.totals)):
+        rounds = rounds or (form is not None and form.fields != RowFormat.of(tensors).fields)
+    fits = plan.rows_of_process * (bytes_out + bytes_back) <= at_hand("cpu")
+    if local is not None and fits and not rounds:
+        return RowsInPlace(group, plan, rows, returns, local, signature, fetches=fields is not None)
+    return RowsInLetters(group, plan, rows, returns, layout, pool, out, back, signature, keep=keep)
+
+
+class RowsInPlace(OwnRows):
+    """Rows and totals of all workers of the process, in place: see [Note: rows of the same process].
+
+    [Note: reading ahead]
+    Shared rows may be mapped from a file, and the first use of a page that the system has dropped waits for the disk.
+    So before a tile is computed, we prefetch the next one and its gradients. We do not prefetch neighbouring rows: if
+    memory is short, these would displace the rows of the next tiles.
+
+    Args:
+        local: further rows and totals that only workers of this process read and add to.
+        fetches: whether rows are fetched, not only gradients returned.
     """
 
     def __init__(
         self,
         group: Group,
         plan: HaloPlan,
-        settings: Settings,
-        signature: str,
-        fields: Sequence[Tensor] | None,
-        local: LocalFields | None,
+        fields: Sequence[Tensor],
         returns: GradientReturn | None,
+        local: LocalFields,
+        signature: str,
         *,
-        keep: bool,
-        tile_rows: int,
+        fetches: bool,
     ) -> None:
-        self._group, self._plan, self._signature, self._returns = group, plan, signature, returns
-        self._fetches, self._tile_rows = fields is not None, tile_rows
-        rows, totals = list(fields or ()), [total.detach() for total in returns.totals] if returns is not None else []
-        formats = RowFormat.of(rows), RowFormat.of(totals)
-        wires = settings.wire_features, settings.wire_gradients
-        self._out, self._back = (form.narrowed(wire) for form, wire in zip(formats, wires, strict=True))
-        # Count the bytes that would travel between processes: of rows that this worker reads, and that others read.
-        counts, me = plan.halo_counts, group.rank
-        received, sent = sum(of_owner[me] for of_owner in counts) - counts[me][me], sum(counts[me]) - counts[me][me]
-        counters.bytes_sent += self._out.row_bytes * sent + self._back.row_bytes * received
-        counters.bytes_received += self._out.row_bytes * received + self._back.row_bytes * sent
-        narrowed = [form.fields for form in formats] != [self._out.fields, self._back.fields]
-        rounded = narrowed or (keep and wires != (None, None))
-        self._in_place = local is not None and not rounded
-        if local is not None and self._in_place:
-            rows += local.fields if self._fetches else ()
-            totals += (total.detach() for total in local.totals)
+        super().__init__(group, plan, fields, returns)
+        self._signature, self._fetches = signature, fetches
+        rows = [*fields, *(local.fields if fetches else ())]
+        totals = [total.detach() for total in (*self._totals[group.rank], *local.totals)]
         self._shared = group.share(rows, totals, signature, in_order=returns is not None)
-        self.columns = {owner: [tensor.rows for tensor in shared.read] for owner, shared in self._shared.items()}
-        self.totals = {owner: [tensor.rows for tensor in shared.added_to] for owner, shared in self._shared.items()}
+        self._columns = {owner: [tensor.rows for tensor in shared.read] for owner, shared in self._shared.items()}
+        self._totals = {owner: [tensor.rows for tensor in shared.added_to] for owner, shared in self._shared.items()}
 
     def tiles(self) -> Iterator[Tile]:
-        """Iterate over the rows that this worker reads of others in its process: see [Note: reading ahead]."""
-        slices = self._plan.local_slices(UNLIMITED_ROWS if self._in_place else self._tile_rows)
-        tiles = [(halo, self._plan.rows_of(halo), self._shared[halo.owner]) for halo in slices]
+        plan, me = self._plan, self._group.rank
+        halos = [plan.slices(owner, me)[0] for owner in self._shared if owner != me and plan.halo_counts[owner][me]]
+        tiles = [(halo, plan.rows_of(halo), self._shared[halo.owner]) for halo in halos]
         for i, (halo, index, owner) in enumerate(tiles):
             for _, next_index, next_owner in tiles[0:2] if i == 0 else tiles[i + 1 : i + 2]:
                 for tensor in (*next_owner.read, *next_owner.added_to):
                     tensor.will_need(next_index)
-            if self._in_place:
-                rows, totals = ([tensor.rows for tensor in shared] for shared in owner)
-                yield Tile(halo, rows if self._fetches else None, totals or None, index)
-                continue
-            rows = [column.read(index) for column in owner.read]
-            self._out.round(rows)
-            if self._returns is None:
-                yield Tile(halo, rows if self._fetches else None, None)
-                continue
-            totals = [column.rows for column in owner.added_to]
-            grads = [total.new_full((len(index), *total.shape[1:]), self._returns.start) for total in totals]
-            yield Tile(halo, rows if self._fetches else None, grads)
-            self._back.round(grads)
-            for total, grad in zip(totals, grads, strict=True):
-                self._returns.add(index, grad, total)
+            rows, totals = ([tensor.rows for tensor in shared] for shared in owner)
+            yield Tile(halo, rows if self._fetches else None, totals or None, index)
 
     def close(self) -> None:
-        """Release the shared rows. If gradients return, meet again, after which all totals are complete."""
         totals = self._shared[self._group.rank].added_to
-        for shared in (self._shared, self.columns, self.totals):  # the exchange has these, too
-            shared.clear()
+        self._shared = {}
+        self._columns, self._totals = {}, {}
         if self._returns is not None:
             self._group.share([], [], f"end of {self._signature}")
             for total in totals:
                 total.will_need()
+
+
+class RowsInLetters(OwnRows):
+    """Rows that each worker of the process writes for each reader: see [Note: rows of the same process].
+
+    Args:
+        layout: sizes of the tiles.
+        pool: buffers of messages.
+        out, back: formats of rows and of returned gradients; None if none travel.
+        keep: leave the memory of fetched rows to the caller.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        plan: HaloPlan,
+        fields: Sequence[Tensor],
+        returns: GradientReturn | None,
+        layout: Layout,
+        pool: BufferPool,
+        out: RowFormat | None,
+        back: RowFormat | None,
+        signature: str,
+        *,
+        keep: bool,
+    ) -> None:
+        super().__init__(group, plan, fields, returns)
+        self._layout, self._pool, self._out, self._back, self._keep = layout, pool, out, back, keep
+        self._fields, self._signature = fields, signature
+        self._peers = [rank for rank in group.local_peers if rank != group.rank]
+        self._letters: Mapping[int, Letters] = {}  # rows, by owner
+        self._returned: Letters | None = None  # gradients of rows that this worker has read or received
+        self._writing: deque[tuple[Any, Tensor]] = deque()  # buffers that are written
+        if out is not None:
+            self._letters = group.swap(self._write_rows(out), signature)
+        if back is not None:
+            number, place = len(group.local_peers), group.rank % len(group.local_peers)
+            pairs = [(owner, group.rank) for owner in self._peers]
+            for reader in range(place, group.world_size, number):
+                if reader != group.rank:
+                    pairs += [(owner, reader) for owner in group.local_peers]
+            self._returned = group.letters(self._sizes(pairs, back))
+
+    # -- rows
+
+    def gather(self, halo: HaloSlice, message: Tensor, places: Sequence[Tensor]) -> None:
+        self._letters[halo.owner].read(halo, message).wait()
+
+    def tiles(self) -> Iterator[Tile]:
+        halos = [halo for owner in self._peers for halo in self._slices(owner, self._group.rank)]
+        following = self._start_reading(halos[0]) if halos else None
+        for i, halo in enumerate(halos):
+            reading, following = following, self._start_reading(halos[i + 1]) if i + 1 < len(halos) else None
+            rows = grads = None
+            if reading is not None:
+                work, buffer, fields = reading
+                work.wait()
+                rows = [field.to(own.dtype) for field, own in zip(fields, self._fields, strict=True)]
+            if self._returns is None or self._back is None or self._returned is None:
+                yield Tile(halo, rows, None)
+            else:
+                message, places = self._buffer(halo, self._back)
+                grads = [
+                    (place if place.dtype == total.dtype else torch.empty(place.shape, dtype=total.dtype)).fill_(
+                        self._returns.start
+                    )
+                    for place, total in zip(places, self._returns.totals, strict=True)
+                ]
+                yield Tile(halo, rows, grads)
+                for place, grad in zip(places, grads, strict=True):
+                    if place is not grad:
+                        place.copy_(grad)
+                self._start_writing(self._returned, halo, message)
+            if reading is not None and not self._keep:
+                self._pool.give(buffer)
+
+    def _write_rows(self, out: RowFormat) -> Letters:
+        """The rows that each other worker reads. They are written anew only if they have changed."""
+        me, others = self._group.rank, range(self._group.world_size)
+        pairs = [(me, reader) for reader in others if reader != me]
+        key = tuple(out.fields), self._layout.local_rows, self._layout.tile_rows
+        version = self._group.contents(self._fields)
+        if version is not None and (written := self._plan.letters.get(key)) is not None and written[0] == version:
+            return written[1]
+        letters = self._group.letters(self._sizes(pairs, out))
+        for pair in pairs:
+            for halo in self._slices(*pair):
+                message, places = self._buffer(halo, out)
+                super().gather(halo, message, places)
+                self._start_writing(letters, halo, message)
+        self._finish_writing(0)
+        self._plan.letters.clear()
+        if version is not None:
+            self._plan.letters[key] = version, letters
+        return letters
+
+    # -- gradients
+
+    def add(self, halo: HaloSlice, message: Tensor, places: Sequence[Tensor]) -> None:
+        assert self._returned is not None
+        self._returned.write(halo, message).wait()
+
+    def close(self) -> None:
+        """Add up the gradients that other workers have returned, in the order of their ranks."""
+        self._letters = {}
+        self._finish_writing(0)
+        if self._back is None:
+            return
+        group, me = self._group, self._group.rank
+        returned = group.swap(self._returned, f"end of {self._signature}")
+        number = len(group.local_peers)
+        for reader in range(group.world_size):
+            for halo in self._slices(me, reader) if reader != me else ():
+                message, places = self._buffer(halo, self._back)
+                letters = returned[group.local_peers[reader % number]]
+                assert letters is not None
+                letters.read(halo, message).wait()
+                super().add(halo, message, places)
+                self._pool.give(message)
+        self._pool.shrink(0)
+
+    # -- letters
+
+    def _slices(self, owner: int, reader: int) -> list[HaloSlice]:
+        here = owner in self._group.local_peers and reader in self._group.local_peers
+        return self._plan.slices(owner, reader, self._layout.local_rows if here else self._layout.tile_rows)
+
+    def _sizes(self, pairs: Sequence[tuple[int, int]], form: RowFormat) -> dict[HaloSlice, int]:
+        """Bytes of the messages from owners to readers, or back."""
+        return {halo: form.layout(halo.end - halo.begin).nbytes for pair in pairs for halo in self._slices(*pair)}
+
+    def _buffer(self, halo: HaloSlice, form: RowFormat, *, from_pool: bool = True) -> tuple[Tensor, list[Tensor]]:
+        """A buffer for a message, and its fields, (rows, ...) each."""
+        layout = form.layout(halo.end - halo.begin)
+        nbytes = -(-layout.nbytes // BLOCK) * BLOCK
+        buffer = self._pool.take(nbytes) if from_pool else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        return buffer, layout.views(buffer)
+
+    def _start_reading(self, halo: HaloSlice) -> tuple[Any, Tensor, list[Tensor]] | None:
+        if self._out is None:
+            return None
+        buffer, fields = self._buffer(halo, self._out, from_pool=not self._keep)
+        return self._letters[halo.owner].read(halo, buffer), buffer, fields
+
+    def _start_writing(self, letters: Letters, halo: HaloSlice, message: Tensor) -> None:
+        self._writing.append((letters.write(halo, message), message))
+        self._finish_writing(1)
+
+    def _finish_writing(self, left: int) -> None:
+        while len(self._writing) > left:
+            work, message = self._writing.popleft()
+            work.wait()
+            self._pool.give(message)

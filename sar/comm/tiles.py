@@ -1,17 +1,19 @@
-"""The tiles of an exchange: a relation's halo lists, the settings of a call, and the tiles that both result in."""
+"""Tiles of an exchange: a relation's halo lists, a call's settings, the tiles of both, and the rows that fill them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import RowFormat
+from sar.comm.transport import Letters
 from sar.config import Config, GlobalConfig
 from sar.tensors.ids import pieces
 from sar.tensors.spillable import moved_to_file
+from sar.tensors.views import to_device
 
 SCHEDULES = 8
 """Number of schedules, one per tile size, that a plan caches."""
@@ -57,7 +59,8 @@ class HaloPlan:
         # Offset of each reader's rows in an owner's `local_rows`.
         self._begins = [list(accumulate(counts, initial=0)) for counts in self.halo_counts if local_rows]
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile; the latest used is last
-        self._times_read: dict[int, float] = {}  # by step; there are as many as widths of rows
+        # Rows that are written for their readers and have not changed, as features, with their contents' version.
+        self.letters: dict[Any, tuple[Any, Letters]] = {}
 
     def to(self, device: torch.device) -> "HaloPlan":
         """The plan on a device. If workers share a process it stays on the CPU, like the rows of waiting workers."""
@@ -85,18 +88,6 @@ class HaloPlan:
             local_rows = [peer.read[0].rows for peer in shared.values()]
         return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size, local_rows)
 
-    def times_read(self, step: int) -> float:
-        """Average number of times that other workers of a process read a row, if each read loads `step` rows."""
-        if step not in self._times_read:
-            pairs = [
-                min(count * step, self.mean_rows)
-                for owner, counts in enumerate(self.halo_counts)
-                for reader, count in enumerate(counts)
-                if owner != reader and owner // self._per_process == reader // self._per_process
-            ]
-            self._times_read[step] = sum(pairs) / max(self.mean_rows * self.world_size, 1)
-        return self._times_read[step]
-
     def rows_of(self, halo: HaloSlice) -> Tensor:
         """Indices of a slice in the owner's rows. The owner is this worker or another one of its process."""
         if halo.owner == self.rank:
@@ -104,14 +95,10 @@ class HaloPlan:
         before = self._begins[halo.owner][halo.reader]
         return self.local_rows[halo.owner % self._per_process][before + halo.begin : before + halo.end]
 
-    def local_slices(self, tile_rows: int) -> list[HaloSlice]:
-        """Slices of at most `tile_rows` rows that this worker reads of others in its process."""
-        first = self.rank // self._per_process * self._per_process
-        return [
-            HaloSlice(owner, self.rank, cut.start, cut.stop, tile_rows)
-            for owner in range(first, first + self._per_process)
-            for cut in pieces(self.halo_counts[owner][self.rank] if owner != self.rank else 0, tile_rows)
-        ]
+    def slices(self, owner: int, reader: int, tile_rows: int = UNLIMITED_ROWS) -> list[HaloSlice]:
+        """Slices of at most `tile_rows` rows of the halo list of `owner`'s rows that `reader` reads."""
+        cuts = pieces(self.halo_counts[owner][reader], tile_rows)
+        return [HaloSlice(owner, reader, cut.start, cut.stop, tile_rows) for cut in cuts]
 
     def _slice(self, owner: int, reader: int, index: int, tile_rows: int) -> HaloSlice | None:
         """The slice at `index` among slices of at most `tile_rows` rows of a halo list; None if it has fewer."""
@@ -214,16 +201,18 @@ class Layout(NamedTuple):
     steps: list[Step]
     depth: int  # steps in flight while one is computed
     first: int  # steps whose rows are posted at the start, before any buffer holds gradients
-    local_rows: int  # rows of a tile that is copied within the process; larger, because only one exists at a time
+    tile_rows: int  # most rows of a tile
+    local_rows: int  # of a tile within the process; larger, because few exist at a time
 
     @classmethod
     def of(cls, plan: HaloPlan, settings: Settings, widest: RowFormat, *, both_ways: bool = True) -> "Layout":
         """The layout for rows of at most `widest`; `both_ways` if one exchange may fetch rows and return gradients."""
-        steps = plan.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
+        tile_rows = settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways)
+        steps = plan.schedule(tile_rows)
         depth = len(steps) if settings.one_shot else settings.depth
         row_bytes = max(widest.row_bytes, 1)
         rows = min(settings.buffer_bytes // 4 // row_bytes, max(plan.mean_rows // 2, SMALL_TILE // row_bytes))
-        return cls(steps, depth, (2 if both_ways else 1) * depth + 1, power_of_two(rows))
+        return cls(steps, depth, (2 if both_ways else 1) * depth + 1, tile_rows, power_of_two(rows))
 
 
 class Tile(NamedTuple):
@@ -255,3 +244,42 @@ class GradientReturn(NamedTuple):
     # Called with indices of this worker's rows, (n,), one reader's gradients for them, (n, ...), and the total.
     add: Callable[[Tensor, Tensor, Tensor], object]
     start: float = 0.0  # the neutral element of `add`
+
+
+class OwnRows:
+    """The rows of a worker that is the only one of its process, and the totals of their gradients.
+
+    Args:
+        fields: rows that travel, (N_src, ...) each.
+        returns: accumulates the returned gradients; None to return none.
+    """
+
+    def __init__(self, group: Group, plan: HaloPlan, fields: Sequence[Tensor], returns: GradientReturn | None) -> None:
+        self._group, self._plan, self._returns = group, plan, returns
+        # By owner: this worker, or all workers of its process.
+        self._columns: Mapping[int, Sequence[Tensor]] = {group.rank: fields}
+        self._totals: Mapping[int, Sequence[Tensor]] = {group.rank: () if returns is None else returns.totals}
+
+    def gather(self, halo: HaloSlice, message: Tensor, places: Sequence[Tensor]) -> None:
+        """Write rows of a worker of this process to a message; `places` are its fields, (rows, ...) each."""
+        index = self._plan.rows_of(halo)
+        for column, place in zip(self._columns[halo.owner], places, strict=False):
+            index = index.to(column.device)
+            if place.device == column.device and place.dtype == column.dtype:
+                torch.index_select(column, 0, index, out=place)
+            else:
+                place.copy_(column.index_select(0, index), non_blocking=True)
+
+    def add(self, halo: HaloSlice, message: Tensor, places: Sequence[Tensor]) -> None:
+        """Add the gradients that a reader in another process has returned to their owner's totals."""
+        index = self._plan.rows_of(halo)
+        for total, place in zip(self._totals[halo.owner], places, strict=False):
+            assert self._returns is not None
+            self._returns.add(index.to(total.device), to_device(place, total.device).to(total.dtype), total)
+
+    def tiles(self) -> Iterator[Tile]:
+        """Iterate over the rows that this worker reads of others in its process."""
+        return iter(())
+
+    def close(self) -> None:
+        """Release the rows. If gradients return, the totals are complete afterwards."""

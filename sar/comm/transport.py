@@ -7,7 +7,7 @@ the latest. `process_transport.py` has the transports between processes.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -67,6 +67,30 @@ class SharedTensor:
     def read(self, rows: Tensor, place: Tensor | None = None) -> Tensor:
         """A copy of these rows; in `place`, a tensor on the CPU, if it is passed."""
         return torch.index_select(self.rows, 0, rows.to(self.rows.device), out=place)
+
+
+class Done:
+    """Work that is done."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class Letters:
+    """Messages that a worker leaves for others of its process, by any key; here in memory, else in a file."""
+
+    def __init__(self) -> None:
+        self._messages: dict[Any, Tensor] = {}
+
+    def write(self, key: Any, message: Tensor) -> Any:
+        """Start to write a message, (bytes,) uint8. It must not change before the returned work is waited for."""
+        self._messages[key] = message.clone()
+        return Done()
+
+    def read(self, key: Any, message: Tensor) -> Any:
+        """Start to read a message; it is there when the returned work has been waited for."""
+        message.copy_(self._messages[key])
+        return Done()
 
 
 class Spilled(NamedTuple):
@@ -224,3 +248,15 @@ class Transport(ABC):
         Nobody changes the tensors to `read`. If `in_order`, the workers go on in the order of their ranks.
         """
         return [Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))]
+
+    def swap(self, brought: Any) -> list[Any]:
+        """What each worker of this process has brought, by rank."""
+        return [brought]
+
+    def letters(self, sizes: Mapping[Any, int]) -> Letters:
+        """Room for messages of these sizes in bytes, by key."""
+        return Letters()
+
+    def contents(self, tensors: Sequence[Tensor]) -> Any:
+        """A value that equals the one of before if the tensors have not changed; None if that is not known."""
+        return None

@@ -40,7 +40,6 @@ from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.host.ranges import named, traced
 from sar.kernels import EdgeBlock, accumulation_dtype
-from sar.tensors.spillable import empty_spillable
 
 AnOperation = TypeVar("AnOperation", bound="Operation")
 
@@ -104,7 +103,7 @@ def widest_rows(fields: Iterable[Tensor]) -> RowFormat:
 
 def zero_total(field: Tensor) -> Tensor:
     """Zeros for the sum of a field's gradients, in float32 at least. Other workers may add to it."""
-    return empty_spillable(field.shape, accumulation_dtype(field.dtype), field.device, zeros=True)
+    return torch.zeros_like(field, dtype=accumulation_dtype(field.dtype), memory_format=torch.contiguous_format)
 
 
 class Collective(ABC):

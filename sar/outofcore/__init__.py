@@ -11,6 +11,7 @@ v-th workers of all of them run at the same time, so that their messages are an 
 
 The rest of sar sees an ordinary `Group` over another transport (`transport.py`). An agreement is one meeting of the V
 workers; the last to arrive runs one all-gather of the W processes for all of them. Rows of the same process are read
-in place ([Note: rows of the same process]). A worker that gives the turn away leaves memory ([Note: leaving memory]).
+in place or from letters ([Note: rows of the same process]). A worker that gives the turn away leaves memory ([Note:
+leaving memory]).
 State of the process that each worker needs for itself, such as `Config`, is swapped (`state.py`).
 """

@@ -8,6 +8,10 @@ extensions, numpy, `torch.save`. Storages that the mode does not see, or that ha
 memory; this costs memory and nothing else. The first operation of a turn that uses a storage has the system read all of
 it at once.
 
+A thread writes what leaves, while the next worker has its turn. Once the files exceed the page cache, they are written
+past it, pages that were read are dropped from it, and the next worker's tensors are read ahead: those with the numbers
+that the worker before has used in the same turn, as all run the same script.
+
 Hooks on the tensors that autograd saves would not be enough: while a call's backward waits, autograd holds the gradient
 of another branch, such as `fc_self` of SAGEConv, and only a mode sees it. With hooks, SAGE in 8 partitions took 1/4.6
 of the memory of all partitions at once; with the mode it takes 1/13.
@@ -16,7 +20,7 @@ of the memory of all partitions at once; with the mode it takes 1/13.
 A worker copies features and other data of its partition slice by slice to a slot of its spill file, and maps the slot:
 the system keeps as much of it in memory as there is room for. The partition's own files could not be mapped: an array
 of DGL's begins right after its name, and numerical code needs aligned addresses. The structure of graphs goes there,
-too, and so do totals of gradients, to which other workers add. Small pieces, such as the edges between each two of p
+too. Small pieces, such as the edges between each two of p
 partitions, share a slot. Such a tensor is published without a copy: it is frozen, so that later writes go to another
 slot and other workers still read the published contents.
 """
@@ -25,9 +29,9 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from math import prod
-from resource import RUSAGE_SELF, getrusage
 from typing import Any, Final
 
 import torch
@@ -37,8 +41,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sar.comm.transport import SharedTensor
+from sar.config import Config
 from sar.errors import ConfigError
-from sar.outofcore.spill import Mapping, Pages, Published, SpillFile, has_its_own_pages
+from sar.outofcore.spill import AT_ONCE, Mapping, Pages, Published, SpillFile, has_its_own_pages
 from sar.tensors import spillable
 
 FIRST_PURGE: Final = 4096
@@ -47,8 +52,8 @@ SHARED_SLOT: Final = 2**18
 """Bytes of a slot that several small, constant tensors share."""
 ALIGNED: Final = 64
 """Alignment in bytes of the tensors in a shared slot."""
-QUIET_BLOCKS: Final = 64
-"""Least number of 512-byte blocks read from disks between two turns for which reading ahead pays."""
+READ_TOGETHER: Final = 2**20
+"""Bytes of a tensor from which it is read ahead."""
 
 _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_free_buffers", None)
 """Frees the half megabyte per thread that MKL keeps for the next matrix product. None if torch has no MKL."""
@@ -60,7 +65,8 @@ _all: Final[set["Residency"]] = set()
 class _Known:
     """A tracked storage, held by weak reference, and its pages in the file."""
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
+    def __init__(self, storage: torch.UntypedStorage, number: int) -> None:
+        self.number = number  # counts the worker's storages; workers that do the same give the same numbers
         self.nbytes = storage.nbytes()
         self.pages: Pages | None = None  # its pages in the file; None until it first leaves memory
         self.away = False  # True from leaving memory until the next use
@@ -93,7 +99,9 @@ class Residency(TorchDispatchMode):
         self.file = file
         self.at_hand = at_hand
         self.left = 0
-        self._reads = 0  # reads of this process from disks up to this worker's last turn
+        self._tracked = 0  # storages so far
+        self._used: list[int] = []  # numbers of those that were read back in this turn
+        self._leaving: Future[None] | None = None  # writes what has left memory
         self._storages: dict[int, _Known] = {}  # by `_cdata`, which identifies a storage
         self._purge_at = FIRST_PURGE
         self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address
@@ -142,7 +150,8 @@ class Residency(TorchDispatchMode):
                         "Partitions that take turns stay on the CPU; start a process for each of them to use GPUs."
                     )
                 if key not in self._storages:
-                    self._storages[key] = _Known(storage)
+                    self._tracked += 1
+                    self._storages[key] = _Known(storage, self._tracked)
                     if len(self._storages) > self._purge_at:
                         alive = {key: each for key, each in self._storages.items() if each.storage() is not None}
                         self._storages, self._purge_at = alive, max(2 * len(alive), FIRST_PURGE)
@@ -160,32 +169,76 @@ class Residency(TorchDispatchMode):
             tracked = self._in_file.get(storage.data_ptr())
         if tracked is not None and tracked.away:
             tracked.come_back()
+            if isinstance(tracked, _Known):
+                self._used.append(tracked.number)
         return key
 
     # -- leaving
 
-    def leave(self) -> None:
-        """Take all tensors out of memory."""
+    def leave(self, turn: int = 0) -> None:
+        """Take all tensors out of memory. A thread writes them, while the next worker has its turn."""
         self.left = 0
+        exceeds = self.file.disk.exceeds_cache
+        new: list[tuple[Pages, torch.UntypedStorage]] = []
         for key, tracked in list(self._storages.items()):
             storage = tracked.storage()
             if storage is None:
                 del self._storages[key]
-            elif tracked.away or self._put_away(tracked, storage) is not None:
-                tracked.away = True
-                self.left += tracked.nbytes
+                continue
+            if not tracked.away:
+                before = tracked.pages
+                pages = self._put_away(tracked, storage, new)
+                tracked.away = pages is not None
+                if exceeds and pages is not None and pages is before:
+                    pages.drop()
+            self.left += tracked.nbytes * tracked.away
         for mapping in list(self._in_file.values()):
             if not mapping.away:
                 mapping.renew()
                 mapping.away = True
+            if exceeds and mapping.slot.nbytes > AT_ONCE:
+                mapping.drop()
+        if new:
+            self._leaving = self.file.disk.threads.submit(_write_out, new)
         if _free_mkl is not None:
             _free_mkl()
-        usage, before = getrusage(RUSAGE_SELF), self._reads
-        self._reads = usage.ru_inblock + usage.ru_majflt  # page faults, because some file systems do not count blocks
-        self.file.quiet = self.file.quiet + 1 if self._reads - before < QUIET_BLOCKS else 0
+        self.file.disk.latest, self._used = (turn, self._used), []
 
-    def _put_away(self, tracked: _Known, storage: torch.UntypedStorage) -> Pages | None:
-        """Replace a storage's pages by pages of the file with the same contents; None if that is not possible."""
+    def arrive(self) -> None:
+        """Begin a turn: all that has left memory is written."""
+        if self._leaving is not None:
+            self._leaving.result(Config.timeout)
+            self._leaving = None
+
+    def prefetch(self, turn: int) -> None:
+        """Read in the background what the worker before has used in the same turn."""
+        of, numbers = self.file.disk.latest
+        if of != turn or not self.file.disk.exceeds_cache or (self._leaving is not None and not self._leaving.done()):
+            return
+        wanted = set(numbers)
+        slots = [
+            each.pages.slot
+            for each in self._storages.values()
+            if each.number in wanted and each.away and each.pages is not None and each.nbytes >= READ_TOGETHER
+        ]
+
+        def read() -> None:
+            for slot in slots:
+                slot.will_need(0, slot.nbytes)
+
+        if slots:
+            self.file.disk.threads.submit(read)
+
+    def _put_away(
+        self,
+        tracked: _Known,
+        storage: torch.UntypedStorage,
+        later: list[tuple[Pages, torch.UntypedStorage]] | None = None,
+    ) -> Pages | None:
+        """Replace a storage's pages by pages of the file with the same contents, or list them in `later`.
+
+        Returns None if that is not possible.
+        """
         address, nbytes = storage.data_ptr(), storage.nbytes()
         if tracked.pages is not None and (tracked.pages.address, tracked.nbytes) == (address, nbytes):
             tracked.pages.renew()
@@ -193,8 +246,11 @@ class Residency(TorchDispatchMode):
             tracked.nbytes, tracked.pages = nbytes, None
             elsewhere = storage.is_shared() or (torch.cuda.is_initialized() and storage.is_pinned())
             if nbytes and not elsewhere and has_its_own_pages(address):
-                slot = self.file.slot(nbytes)
-                tracked.pages = Pages(slot, address).fill(slot)
+                tracked.pages = Pages(self.file.slot(nbytes), address)
+                if later is None:
+                    tracked.pages.fill(tracked.pages.slot)
+                else:
+                    later.append((tracked.pages, storage))
         return tracked.pages
 
     # -- tensors that other workers read
@@ -207,7 +263,7 @@ class Residency(TorchDispatchMode):
         mapping = self._in_file.get(_address(tensor)) if tensor.is_contiguous() else None
         if mapping is not None:
             mapping.freeze()
-            return Published.of(mapping.slot, tensor.shape, tensor.dtype, _begin(tensor, mapping))
+            return Published.of(mapping.slot, tensor.shape, tensor.dtype, _begin(tensor, mapping.begin))
         storage = tensor.untyped_storage()
         tracked, pages = self._storages.get(storage._cdata), None
         if tracked is not None and storage.nbytes() == tensor.nbytes and tensor.is_contiguous():
@@ -221,13 +277,27 @@ class Residency(TorchDispatchMode):
             slot.write(tensor.data_ptr())
         return Published.of(slot, tensor.shape, tensor.dtype)
 
+    def contents(self, tensors: Sequence[Tensor]) -> Any:
+        """See `Transport.contents`. It is known of tensors in the file, whose slots are written once."""
+        found = []
+        for tensor in tensors:
+            mapping = self._in_file.get(_address(tensor)) if tensor.is_contiguous() else None
+            if mapping is None or tensor.requires_grad:
+                return None
+            mapping.freeze()
+            found.append((mapping.slot, _begin(tensor, mapping.begin), tensor.shape, tensor.dtype))
+        return found
+
     def open_to_others(self, total: Tensor) -> SharedTensor:
         """Handle through which other workers add to a tensor. The tensor must not move, so it has to be in the file."""
-        assert total.untyped_storage()._cdata not in self._storages, "a total that `empty_spillable` has not made"
+        storage = total.untyped_storage()
+        if (tracked := self._storages.get(storage._cdata)) is not None:
+            pages = self._put_away(tracked, storage)  # its address stays
+            return SharedTensor(total) if pages is None else Published(total, pages.slot, _begin(total, 0))
         if (mapping := self._in_file.get(_address(total))) is None:
             return SharedTensor(total)
         mapping.visit_rows()
-        return Published(total, mapping.slot, _begin(total, mapping))
+        return Published(total, mapping.slot, _begin(total, mapping.begin))
 
     # -- tensors in the file
 
@@ -254,9 +324,16 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _begin(tensor: Tensor, mapping: Mapping) -> int:
-    """Offset of a tensor in its slot, in bytes."""
-    return mapping.begin + int(tensor.storage_offset()) * tensor.itemsize
+def _begin(tensor: Tensor, begin: int) -> int:
+    """Offset of a tensor in its slot, in bytes, if its storage begins there."""
+    return begin + int(tensor.storage_offset()) * tensor.itemsize
+
+
+def _write_out(leaving: list[tuple[Pages, torch.UntypedStorage]]) -> None:
+    """Write storages to their slots, which take their place; they are alive meanwhile."""
+    while leaving:
+        pages, _storage = leaving.pop(0)
+        pages.fill(pages.slot)
 
 
 def _tensors(values: Sequence[Any], tensors: list[Tensor] | None = None) -> list[Tensor]:
@@ -279,6 +356,7 @@ def _tensors(values: Sequence[Any], tensors: list[Tensor] | None = None) -> list
 def _before_fork() -> None:
     """Freeze all pages, so that after the fork neither process sees the other's writes."""
     for residency in _all:
+        residency.arrive()
         residency.file.keep()
         storages = residency._storages.values()
         own_pages = [tracked.pages for tracked in storages if tracked.pages and tracked.storage() is not None]

@@ -24,6 +24,7 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -41,8 +42,6 @@ AT_ONCE: Final = 2**22
 """Size in bytes up to which a mapping is read whole on first use. The system pages larger ones in on demand."""
 READ_AHEAD: Final = 2**17
 """Bytes that Linux reads at least for one request. With some disks' settings it ignores the rest of a longer one."""
-QUIET_TURNS: Final = 8
-"""Turns without reads from a disk after which reading ahead stops. It starts again with the next read."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """File systems that keep their files in memory, by type; from linux/magic.h."""
 _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
@@ -54,13 +53,31 @@ _libc.mmap.restype = ctypes.c_void_p
 _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
 
 
+class Disk:
+    """What the spill files of a process share: threads that read and write, and how much the page cache can hold.
+
+    Args:
+        room: bytes of the files above which they are read and written past the page cache, or dropped from it.
+    """
+
+    def __init__(self, room: float) -> None:
+        self.threads = ThreadPoolExecutor(2, "sar-disk")  # one for tensors that leave, one for letters
+        self.size = 0  # bytes of all files
+        self.latest: tuple[int, list[int]] = 0, []  # the latest turn, and the storages that it has read back
+        self._room = room
+
+    @property
+    def exceeds_cache(self) -> bool:
+        """Whether the page cache cannot hold the files."""
+        return self.size > self._room
+
+
 class SpillFile:
     """An unnamed file in a folder, divided into slots: see [Note: spill file]."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self.folder, self.disk = folder, disk
         self.written = self.read = 0  # bytes so far; `read` includes those that the page cache still had
-        self.quiet = 0  # turns since the process last read from a disk
         self.size = self._kept = 0  # bytes of the file, and of its first part that is never used again
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         status = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
@@ -79,6 +96,10 @@ class SpillFile:
         except OSError as error:
             raise ConfigError(f"Cannot write to {folder}, the folder for spilled tensors: {error.strerror}.") from error
         os.unlink(name)
+        try:  # without the page cache, if the file system can
+            self.direct: int | None = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_DIRECT)
+        except OSError:
+            self.direct = None
 
     def slot(self, nbytes: int) -> "Slot":
         """A slot of at least `nbytes` bytes, contents undefined. Raises a SpillError if the disk is full."""
@@ -98,6 +119,7 @@ class SpillFile:
                 f"{self.size} are there. Name a folder on a larger disk, or take more workers."
             ) from error
         self.size += room
+        self.disk.size += room
         return Slot(self, self.size - room, nbytes, room)
 
     def free(self, begin: int, room: int) -> None:
@@ -110,14 +132,11 @@ class SpillFile:
         self._kept = self.size
         self._free.clear()
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the process has read from a disk in the last turns."""
-        return self.quiet < QUIET_TURNS
-
     def close(self) -> None:
-        os.close(self.fd)
-        self.fd = -1
+        for fd in (self.fd, self.direct):
+            if fd is not None:
+                os.close(fd)
+        self.fd, self.direct = -1, None
 
 
 @dataclass(eq=False)
@@ -143,13 +162,15 @@ class Slot:
         self.shift = address % PAGE
         before, nbytes = (self.shift, self.paged) if pages else (0, self.nbytes)
         memory, done = memoryview((ctypes.c_char * nbytes).from_address(address - before)), 0
+        direct = self.file.direct if pages and self.file.disk.exceeds_cache else None
         while done < nbytes:
-            done += os.pwrite(self.file.fd, memory[done:], self.begin + self.shift - before + done)
+            fd = self.file.fd if direct is None else direct
+            done += os.pwrite(fd, memory[done:], self.begin + self.shift - before + done)
         self.file.written += self.nbytes
 
     def will_need(self, begin: int, nbytes: int) -> None:
-        """Ask the system to read a part of the slot in the background."""
-        if not self.file.is_read:
+        """Ask the system to read a part of the slot in the background, unless its cache should have it."""
+        if not self.file.disk.exceeds_cache:
             return
         begin += self.begin + self.shift
         end = begin + nbytes
@@ -208,10 +229,17 @@ class Pages:
     def populate(self) -> None:
         """Read all pages into memory, as far as there is room."""
         self.slot.will_need(0, self.slot.nbytes)
-        if self._fresh or self.slot.file.is_read:
+        if self._fresh or self.slot.file.disk.exceeds_cache:
             # Linux before 5.14 refuses, and reads page by page as they are used.
             _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_POPULATE_READ)
             self._fresh = False
+
+    def drop(self) -> None:
+        """Take the pages out of memory and of the page cache. They are read again when they are used."""
+        if not self._fresh:
+            self.slot.map(mmap.MAP_PRIVATE if self.frozen else mmap.MAP_SHARED, self._begin)
+            self._fresh = True
+        os.posix_fadvise(self.slot.file.fd, self.slot.begin, self.slot.paged, os.POSIX_FADV_DONTNEED)
 
     @property
     def _begin(self) -> int:
@@ -264,7 +292,7 @@ class Published(SharedTensor):
 
     def will_need(self, rows: Tensor | None = None) -> None:
         """Prefetch rows, or all of them if None: see [Note: reading ahead]."""
-        if self.slot.file.is_read and len(self.rows) and (rows is None or len(rows)):
+        if self.slot.file.disk.exceeds_cache and len(self.rows) and (rows is None or len(rows)):
             row = self.rows.nbytes // len(self.rows)
             first, end = (0, len(self.rows)) if rows is None else (int(i) for i in as_numpy(rows)[[0, -1]] + (0, 1))
             self.slot.will_need(self.begin + first * row, (end - first) * row)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sar.comm.collectives import all_gather_json
 from sar.comm.group import Group
 from sar.comm.statistics import counters
-from sar.comm.transport import Failure, Member, Message, Shared, SharedTensor, Spilled, Transport
+from sar.comm.transport import Failure, Letters, Member, Message, Shared, SharedTensor, Spilled, Transport
 from sar.errors import ConfigError, PeerError
+from sar.outofcore.letters import LettersInFile
 from sar.outofcore.residency import Residency
 from sar.outofcore.turns import Turns
 from sar.tensors.views import bytes_of, described, materialize
@@ -34,14 +35,15 @@ _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 class InProcessTransport(Transport):
     """Transport of one of a process's V workers, in its thread: see [Note: workers of one process]."""
 
-    def __init__(self, outer: Group, turns: Turns, place: int, residency: Residency | None = None) -> None:
+    def __init__(self, outer: Group, turns: Turns, place: int, others: Sequence[Residency] = ()) -> None:
         size = turns.size
         super().__init__(outer.rank * size + place, outer.world_size * size, outer.device)
         self.local_peers = range(outer.rank * size, (outer.rank + 1) * size)
         self._outer = outer  # group of the W processes
         self._turns = turns
         self._place = place  # index among its process's V workers
-        self._residency = residency  # moves its tensors to a disk; None if they stay in memory
+        self._residency = others[place] if others else None  # moves its tensors to a disk; None if they stay in memory
+        self._others = others  # those of all workers of the process
         self._group: Member | None = None
         self._away = 0.0  # seconds in which others had the turn
         self._thread = threading.get_ident()
@@ -96,7 +98,7 @@ class InProcessTransport(Transport):
         def leave() -> None:
             nonlocal left
             if self._residency is not None:
-                self._residency.leave()
+                self._residency.leave(self._turns.turn(self._place))
             left = time.perf_counter()
 
         def finish_for_all(brought: list[Any]) -> Any:
@@ -106,12 +108,26 @@ class InProcessTransport(Transport):
         result = self._turns.meet(self._place, kind, brought, finish_for_all, leave, afresh=in_order)
         if left is not None:
             self._away += time.perf_counter() - left
+            if self._residency is not None:
+                self._residency.arrive()
+                following = self._others[(self._place + 1) % len(self._others)]
+                following.prefetch(self._turns.turn(self._place) + 1)
         return result
 
     @property
     def _call(self) -> str:
         """Description of the distributed call that this worker is in."""
         return "" if self._group is None else self._group.waiting or ""
+
+    def swap(self, brought: Any) -> list[Any]:
+        all_brought: list[Any] = self._meet("a swap", brought, lambda brought: brought)
+        return all_brought
+
+    def letters(self, sizes: Mapping[Any, int]) -> Letters:
+        return Letters() if self._residency is None else LettersInFile(self._residency.file, sizes)
+
+    def contents(self, tensors: Sequence[Tensor]) -> Any:
+        return None if self._residency is None else self._residency.contents(tensors)
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
         open_to_others = SharedTensor if self._residency is None else self._residency.open_to_others

@@ -39,7 +39,7 @@ from sar.errors import CommunicationTimeout, ConfigError, PeerError
 from sar.host.memory import available_memory
 from sar.logging_setup import logger
 from sar.outofcore.residency import Residency
-from sar.outofcore.spill import SpillFile
+from sar.outofcore.spill import Disk, SpillFile
 from sar.outofcore.state import STATE, exits_of_its_own, refusals
 from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Swapped, Turns
@@ -49,6 +49,8 @@ STALL_SECONDS = 30.0
 """Seconds without a turn after which a stall is reported for the first time, and again each time it has doubled."""
 AT_HAND = 0.25
 """Share of the memory available before the first turn that rows read by all partitions may take."""
+CACHED = 2
+"""Multiple of that memory up to which the page cache holds the spill files."""
 GRACE = 10.0
 """Seconds that the workers have to end after an error."""
 BUSY = 0.05
@@ -186,15 +188,15 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
             "Workers that share a process (SAR_RESIDENT) compute and communicate on the CPU; use the backend gloo."
         )
     turns = Turns(size, process.group.rank * size, (*STATE, Swapped(session.current, session.set_current)))
-    files: list[SpillFile] = []
+    residencies: list[Residency] = []
     of_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     with process.group.guard():
         share = torch.tensor(max(AT_HAND * available_memory() / of_host, 1), dtype=torch.float64, device="cpu")
         at_hand = float(torch.stack(process.group.all_gather(share, "memory that is available")).min())
 
     def run(place: int) -> Any:
-        residency = Residency(files[place], at_hand) if files else None
-        group = Group(InProcessTransport(process.group, turns, place, residency))
+        residency = residencies[place] if residencies else None
+        group = Group(InProcessTransport(process.group, turns, place, residencies))
         group.replicas = Replicas()
         session.set_current(process._replace(group=group, pool=BufferPool(group.device)))
         torch.set_autocast_cache_enabled(False)  # all threads share the cache, so hits would depend on the turns
@@ -211,14 +213,17 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     process.group.stand_for(size)
     try:
         with process.group.guard():
-            files.extend(SpillFile(folder) for _ in range(size) if folder is not None)
+            disk = Disk(CACHED * at_hand)
+            residencies.extend(Residency(SpillFile(folder, disk), at_hand) for _ in range(size) if folder is not None)
         with refusals():
             threads.run(lambda: process.group.waiting is not None)
     finally:
         process.group.stand_for(1)
         session.set_current(process)
-        for file in files:
-            file.close()
+        if residencies:
+            disk.threads.shutdown(cancel_futures=True)
+        for residency in residencies:
+            residency.file.close()
     return threads
 
 

@@ -45,7 +45,7 @@ def spills(device: torch.device | str) -> bool:
     return _file_for(device) is not None
 
 
-def at_hand(device: torch.device) -> float:
+def at_hand(device: torch.device | str) -> float:
     """`TensorFile.at_hand` of this thread's file; infinite without one."""
     file = _file_for(device)
     return float("inf") if file is None else file.at_hand

@@ -18,6 +18,7 @@ from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.tiles import GradientReturn, HaloPlan, Layout, LocalFields, Settings
 from sar.comm.transport import Failure, Member
 from sar.errors import CommunicationError, DisagreementError
+from sar.outofcore import turns
 from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Turns
 from sar.outofcore.workers import WorkerThreads
@@ -191,3 +192,19 @@ def test_threads_of_gloo_preempt_nobody(chosen: str) -> None:
     thread.join(60)
     expected = os.SCHED_BATCH if chosen == "SCHED_OTHER" else os.SCHED_IDLE
     assert found == [{expected}, {getattr(os, chosen)}]
+
+
+def test_progress_is_told_in_the_first_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(turns, "TELL_SECONDS", 0.0)
+
+    def work(rank: int, group: Group) -> None:
+        for call in ("a layer: float32", "gather_grads", "a layer: float32"):
+            group.agree(call)
+
+    assert not in_turns(3, work).failures
+    told = capsys.readouterr().err.splitlines()
+    assert "sar: 2 of 3 partitions: a layer" in told
+    assert all("partitions: a layer" in line for line in told)
+    assert len(told) <= 4  # none of the second epoch

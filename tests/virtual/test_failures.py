@@ -16,7 +16,7 @@ from sar.comm import session
 from sar.errors import ConfigError
 from sar.outofcore import workers
 from sar.outofcore.residency import Residency
-from sar.outofcore.spill import SpillFile
+from sar.outofcore.spill import Disk, SpillFile
 from sar.outofcore.turns import Turns
 from sar.outofcore.workers import WorkerThreads
 from tests.core.attempts import catch
@@ -107,7 +107,7 @@ def test_the_stacks_show_who_waits_for_a_lock(monkeypatch, capsys, lets_go):
 
 
 def test_a_gpu_is_refused(tmp_path):
-    file = SpillFile(tmp_path)
+    file = SpillFile(tmp_path, Disk(1e9))
     residency = Residency(file, 1.0)
     with (
         FakeTensorMode(),
@@ -120,13 +120,13 @@ def test_a_gpu_is_refused(tmp_path):
 
 def test_memory_is_no_disk():
     with pytest.raises(ConfigError, match="/dev/shm for spilled tensors is on a tmpfs, which is memory itself"):
-        SpillFile(Path("/dev/shm"))
+        SpillFile(Path("/dev/shm"), Disk(1e9))
     with pytest.raises(ConfigError, match="no/such/folder"):
-        SpillFile(Path("no/such/folder"))
+        SpillFile(Path("no/such/folder"), Disk(1e9))
 
 
 def test_a_spill_file_has_no_name(tmp_path):
-    file = SpillFile(tmp_path)
+    file = SpillFile(tmp_path, Disk(1e9))
     slot = file.slot(100_000)
     assert not any(tmp_path.iterdir())
     assert os.fstat(file.fd).st_size >= 100_000

@@ -1,8 +1,7 @@
 """What stays in memory of a virtual worker whose turn has passed, what lies in files, and what is read from them ahead.
 
 What a worker loads of features is published unwritten, and changed without others' notice. Of published rows that the
-system has dropped, those asked for come back, and no others. The system is not asked if the process has not read from a
-disk for some turns.
+system has dropped, those asked for come back, and no others.
 """
 
 import ctypes
@@ -17,14 +16,13 @@ from torch import nn
 import sar
 from sar.comm import session
 from sar.outofcore.residency import Residency
-from sar.outofcore.spill import PAGE, QUIET_TURNS, Published, SpillFile
+from sar.outofcore.spill import PAGE, Disk, Published, SpillFile
 from sar.tensors.spillable import empty_spillable, tensor_file
 from sar.tensors.views import as_numpy
 from sar.train.profile import total
 from tests.adapters.dgl.directories import homogeneous_graph
 from tests.graphs import partition_in_memory, random_graph
 from tests.virtual.virtual_pool import VirtualPool, fill_the_heap
-from tests.workers import close_shared_pools
 
 PLACES = 3
 
@@ -88,25 +86,6 @@ def test_structure_lies_in_files():
     graph = random_graph(0, 200, 3000)
     parts = partition_in_memory(graph, torch.arange(200) % 4, 4).partitions
     assert VirtualPool(1, 4).run(keeps_structure, per_rank=parts) == [0] * 4
-
-
-def writes(data):
-    """What a worker writes for a sum over neighbours and its gradient, in sizes of the field."""
-    graph = sar.construct_full_graph(data)
-    x = torch.rand(graph.num_nodes(), 4096, requires_grad=True)
-    graph.ndata["x"] = x
-    sar.all_sum(0)
-    before = tensor_file.value.file.written
-    graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
-    graph.ndata.pop("y").sum().backward()
-    assert x.grad is not None
-    return (tensor_file.value.file.written - before) / x.nbytes
-
-
-def test_sums_are_not_written_before_they_are_complete():
-    close_shared_pools()  # in a heap with large gaps, tensors get no pages of their own, and are copied to the file
-    parts = partition_in_memory(random_graph(0, 60, 900), torch.arange(60) % 3, 3).partitions
-    assert max(VirtualPool(1, 3).run(writes, per_rank=parts)) < 0.5
 
 
 # -- features in files
@@ -194,6 +173,34 @@ def test_in_place(tmp_path, case):
     VirtualPool(1, PLACES).run(case, tmp_path / "parts" / "graph.json")
 
 
+# -- rows laid out for their readers
+
+
+def sums_of_features(file):
+    """Sums over neighbours of features as they are, once more, and changed unseen; and bytes written for each."""
+    data = sar.load_dgl_partition_data(file, sar.rank(), "cpu")
+    graph, features, here = sar.construct_full_graph(data), data.node_features["_N/feat"], residency()
+    assert tensor_file.value.at_hand == 1  # byte
+    found = []
+    for change in (None, None, 1):
+        if change is not None:
+            features.numpy()[:] += change
+        graph.srcdata["x"], before = features, here.file.written
+        graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
+        found.append((graph.dstdata["y"].clone(), here.file.written - before))
+    return found, graph.in_degrees()
+
+
+def test_rows_are_laid_out_again_if_they_have_changed(tmp_path):
+    sar.partition_graph(homogeneous_graph(), "graph", PLACES, tmp_path / "parts")
+    for found, degrees in VirtualPool(1, PLACES, fits=False).run(sums_of_features, tmp_path / "parts" / "graph.json"):
+        (first, written), (second, none), (third, again) = found
+        assert torch.equal(first, second)
+        assert torch.allclose(third, first + degrees.unsqueeze(1))
+        assert written > none
+        assert again > none
+
+
 # -- reading ahead
 
 ROWS = 4096
@@ -204,7 +211,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture
 def published(tmp_path):
-    file = SpillFile(tmp_path)
+    file = SpillFile(tmp_path, Disk(0))
     slot, values = file.slot(ROWS * PAGE), torch.arange(ROWS).repeat_interleave(PAGE // 8)
     slot.write(values.data_ptr())
     os.fdatasync(file.fd)
@@ -244,26 +251,6 @@ def test_rows_asked_for(dropped):
     assert len(there) > 1000
     assert set(there) <= set(range(50, 3002))
     assert dropped.rows[[50, 3000], 0].tolist() == [50, 3000]
-
-
-def test_nothing_is_asked_for_while_no_disk_is_read(dropped):
-    dropped.slot.file.quiet = QUIET_TURNS
-    dropped.will_need(torch.tensor([50, 700, 3000]))
-    time.sleep(0.3)
-    assert not resident(dropped)
-
-
-def test_turns_are_counted_in_which_no_disk_is_read(dropped):
-    file = dropped.slot.file
-    residency = Residency(file, 1.0)
-    residency.leave()
-    assert file.quiet == 0  # what this process has read so far is new
-    for _ in range(20):  # another test's thread may read
-        residency.leave()
-    assert file.quiet > 0
-    assert dropped.rows[1000:1100, 5].tolist() == list(range(1000, 1100))
-    residency.leave()
-    assert file.quiet == 0
 
 
 def test_compiled_code_has_its_operands_at_hand(published):

@@ -8,7 +8,6 @@ import os
 import random
 import sys
 from contextlib import redirect_stdout
-from functools import partial
 
 import dgl
 import numpy as np
@@ -16,8 +15,6 @@ import pytest
 import torch
 
 import sar
-from sar.comm import session
-from sar.tensors import spillable
 from tests.graphs import partition_in_memory, random_graph
 from tests.parity import test_conv_layers as convs
 from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
@@ -28,11 +25,12 @@ from tests.workers import shared_pool
 
 
 @pytest.mark.parametrize("name", ["GATConv", "GraphConv both", "SAGEConv lstm", "SAGEConv mean"])
+@pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("world_size, each", [(1, 5), (2, 2)])
-def test_convolutions(world_size, each, name):
+def test_convolutions(world_size, each, fits, name):
     parts = convs.with_in_edges(world_size * each)
     data = convs.random_data(parts, convs.precision_of(name))
-    convs.check(VirtualPool(world_size, each), parts, data, [(convs.conv_gradients, (name,))])
+    convs.check(VirtualPool(world_size, each, fits=fits), parts, data, [(convs.conv_gradients, (name,))])
 
 
 def a_sum_and_attention(graph, data):
@@ -45,12 +43,13 @@ def a_sum_and_attention(graph, data):
     return {"node out": out, "node x.grad": x.grad, "edge w.grad": w.grad, **parameter_gradients(layer)}
 
 
+@pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("rounded", ["features", "gradients"])
-def test_halves_in_one_direction(rounded):
+def test_halves_in_one_direction(rounded, fits):
     """Rows that the forward keeps fit the tiles of the backward."""
     parts, halves = SCENARIOS["random"](2), {f"wire_dtype_{rounded}": torch.bfloat16}
     data = random_data(parts, torch.float64)
-    check(VirtualPool(1, 2), parts, data, [(a_sum_and_attention, ())], settings=halves, tolerance=0.03)
+    check(VirtualPool(1, 2, fits=fits), parts, data, [(a_sum_and_attention, ())], settings=halves, tolerance=0.03)
 
 
 def with_a_graph_of_its_own():
@@ -139,40 +138,21 @@ def test_what_is_a_worker_s_own(case):
         assert all(found), found
 
 
-# -- blocks of columns: without gradients, where rows are more than stays in memory
-
-EACH = 8
-"""Partitions of a process: others read each row of theirs up to seven times, which is worth blocks."""
+# -- rows that do not fit into memory, laid out for each reader
 
 
-def in_blocks(compute, blocks):
-    """What is computed where no rows stay in memory, in so many calls; of one process with the same bits as in one."""
-    file, found = spillable.tensor_file.value, []
-    for file.at_hand, calls in ((float("inf"), 1), (1.0, blocks)):
-        before = session.current_group().calls
-        found.append(compute())
-        assert session.current_group().calls - before == calls
-    assert session.current_group().world_size > EACH or torch.equal(*found)  # tiles of others are larger
-    return found[1]
-
-
-def outputs(graph, data, layer):
-    """Of the six columns, or of the two heads, of a layer."""
-    torch.manual_seed(0)
-    x, w = data.nodes["x"], data.edges["w"]
-    if isinstance(layer, str):
-        conv = getattr(dgl.nn, layer)(6, 3, 2, allow_zero_in_degree=True).double()
-        compute, blocks = partial(conv, graph, x), 2
-    else:
-        compute, blocks = partial(layer, graph, x, w), 6
-    with torch.no_grad():
-        out = compute() if spillable.tensor_file.value is None else in_blocks(compute, blocks)
-    return {"node out": out.flatten(1)}
+def with_gradients(graph, data, function):
+    x, w = data.leaf("x"), data.leaf("w")
+    out = function(graph, x, w)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    of_edges = {} if w.grad is None else {"edge w.grad": w.grad}
+    return {"node out": out, "node x.grad": x.grad, **of_edges}
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_blocks(processes):
-    workers = processes * EACH
+def test_rows_that_do_not_fit(processes):
+    workers = 3 * processes
     parts = partition_in_memory(random_graph(1, 80, 4000), scattered(80, workers), workers)
-    cases = [(outputs, (layer,)) for layer in (weighted, pairwise, largest, "GATConv", "GATv2Conv", "DotGatConv")]
-    check(VirtualPool(processes, EACH), parts, random_data(parts, torch.float64), cases, modes=[1])
+    cases = [(with_gradients, (function,)) for function in (weighted, pairwise, largest)]
+    cases.append((softmax_over_out_edges, ()))
+    check(VirtualPool(processes, 3, fits=False), parts, random_data(parts, torch.float64), cases)

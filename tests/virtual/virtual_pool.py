@@ -25,12 +25,15 @@ LEAST_BLOCK = 2**12
 
 
 class VirtualPool:
-    """`processes` x `each` workers; with `spill`, their tensors leave memory with every turn."""
+    """`processes` x `each` workers; with `spill`, their tensors leave memory with every turn.
 
-    def __init__(self, processes: int, each: int, spill: bool = True) -> None:
+    Unless the graph `fits`, rows are laid out for each reader, and files are read and written past the page cache.
+    """
+
+    def __init__(self, processes: int, each: int, spill: bool = True, fits: bool = True) -> None:
         self.processes = processes
         self.each = each
-        self.spill = spill
+        self.spill, self.fits = spill, fits
         self.world_size = processes * each
 
     def run(
@@ -46,7 +49,7 @@ class VirtualPool:
     ) -> list[Ok | Err]:
         given = [args] * self.world_size if per_rank is None else [(one, *args) for one in per_rank]
         shares = [given[w * self.each : (w + 1) * self.each] for w in range(self.processes)]
-        case = (function.__module__, function.__qualname__, self.spill)
+        case = (function.__module__, function.__qualname__, self.spill, self.fits)
         limit = timeout * self.each  # as they run in turns
         there = shared_pool(self.processes).outcomes(_run_case, *case, timeout=limit, per_rank=shares)
         found: list[Ok | Err] = []
@@ -63,11 +66,13 @@ def fill_the_heap() -> list[torch.Tensor]:
     return filling
 
 
-def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool) -> list[Ok | Err]:
+def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool, fits: bool) -> list[Ok | Err]:
     """Run a case as virtual workers of this process."""
     function = getattr(importlib.import_module(module), name)
-    before = spillable.LEAST_BYTES
+    before = spillable.LEAST_BYTES, workers.AT_HAND
     spillable.LEAST_BYTES = SPILL_ALL
+    if not fits:
+        workers.AT_HAND = 0.0
     set_allocator(spilled=spill)
     if spill:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LEAST_BLOCK)
@@ -79,7 +84,7 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
             assert not os.listdir(folder)
     finally:
         set_allocator()
-        spillable.LEAST_BYTES = before
+        spillable.LEAST_BYTES, workers.AT_HAND = before
     return [
         _failed(threads.failures[place]) if place in threads.failures else Ok(pickle.loads(result))
         for place, result in enumerate(threads.results)

@@ -10,7 +10,6 @@ from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall,
 from sar.core.eager import uncompiled
 from sar.core.passing.reducers import Collect
 from sar.kernels import EdgeMessage, EdgeOperand, Op, Target, accumulation_dtype, add_rows, aggregate_grad
-from sar.tensors.spillable import empty_spillable
 
 
 @uncompiled
@@ -48,7 +47,7 @@ class _AtSources(TileCall):
         (values,) = inputs
         dtype = accumulation_dtype(values.dtype) if self.is_sum else values.dtype
         shape, start = (self.relation.num_src, *values.shape[1:]), 0.0 if self.is_sum else -torch.inf
-        total = empty_spillable(shape, dtype, values.device).fill_(start)
+        total = torch.full(shape, start, dtype=dtype, device=values.device)
         returns = GradientReturn([total], add_rows)
         if not self.is_sum:
             returns = GradientReturn(

@@ -8,7 +8,6 @@ greatest score and the sum of exponentials of its destination, and returns one g
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from torch.nn.functional import linear
 from sar.comm.tiles import GradientReturn, LocalFields
 from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows, zero_total
 from sar.core.eager import is_exactly, uncompiled
-from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype, add_rows
 from sar.kernels.attention import (
@@ -31,7 +29,7 @@ from sar.kernels.attention import (
     project_grad,
 )
 from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
-from sar.tensors.spillable import spills, tensor_file
+from sar.tensors.spillable import spills
 
 SEED_STEP = 0xD1342543DE82EF95
 """Difference between the dropout seeds of workers, whose edge IDs overlap. It is not the generator's own increment,
@@ -107,19 +105,6 @@ def attention(
             raise GraphError(
                 f"Attention got parameters {tuple(parameters.shape)} for features {tuple(x.shape)}; "
                 f"expected {tuple(x.shape[1:])}."
-            )
-    if not dropout and tensor_file.value is not None:
-        by_head = x, None if y is x else y, *(p if p is None else p.unsqueeze(0) for p in (attn, attn_dst)), edge_weight
-        if len(blocks := column_blocks(context, x, by_head)) > 1:
-            attend_to = partial(attention, context, score, factor=factor)
-            return in_blocks(
-                lambda x, y, attn, attn_dst, weight: attend_to(
-                    *(x, x if y is None else y),
-                    attn=None if attn is None else attn[0],
-                    attn_dst=None if attn_dst is None else attn_dst[0],
-                    edge_weight=weight,
-                ),
-                blocks,
             )
     seed = int(torch.randint(2**62, (), device="cpu")) + context.structure.group.rank * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)

@@ -23,7 +23,6 @@ from sar.core.collective import CallContext, ForwardOutput, Operation, widest_ro
 from sar.core.eager import uncompiled
 from sar.core.overlap import Overlapping, Steps, waiting_work
 from sar.core.passing.batches import EdgeFields, reduce_mailboxes
-from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.core.passing.python_messages import run_python
 from sar.core.passing.reducers import REAL_ONLY, REDUCERS, UNFILLED
 from sar.errors import GraphError
@@ -37,7 +36,6 @@ from sar.kernels import (
     aggregate_grad,
     operand_values_needed,
 )
-from sar.tensors.spillable import empty_spillable, tensor_file
 
 SIDES = ("lhs", "rhs")
 
@@ -177,18 +175,6 @@ def aggregate(
             if lhs.is_floating_point() and rhs.is_floating_point():
                 lhs, rhs = lhs.to(dtype), rhs.to(dtype)
         operands, shapes = (lhs, rhs), (lhs.dtype, lhs.shape[1:], rhs.dtype, rhs.shape[1:])
-    if tensor_file.value is not None and reducer is not None and message.op is not Op.DOT:
-        sides = zip((message.lhs, message.rhs), operands, strict=False)
-        rows = next((x for side, x in sides if side is not None and side.target is Target.U), None)
-        if rows is not None and all(operand.dim() <= rows.dim() for operand in operands):
-            blocks = column_blocks(context, rows, operands)
-            if len(blocks) > 1:
-
-                def on_columns(*of_block: Tensor) -> Tensor:
-                    operation = MessageOperation.compile(context, message, reducer, of_block)
-                    return BuiltinCall(context, operation).apply(*of_block)[0]
-
-                return in_blocks(on_columns, blocks)
     operation = context.operation(
         (message, reducer, shapes), lambda: MessageOperation.compile(context, message, reducer, operands)
     )
@@ -308,7 +294,7 @@ class BuiltinCall(Overlapping):
             operand = message.operands[i]
             shape = rows[operand.target], *operand.shape
             if i == source:
-                totals[i] = empty_spillable(shape, dtype, grad.device, zeros=not fresh)
+                totals[i] = (torch.empty if fresh else torch.zeros)(shape, dtype=dtype, device=grad.device)
             else:
                 totals[i] = torch.zeros(shape, dtype=dtype, device=grad.device)
         own, of_sources = (None, None) if source is None else (values[source], totals[source])
