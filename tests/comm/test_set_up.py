@@ -1,7 +1,6 @@
 """`initialize_comms` from arguments and from launchers' environments, and its errors."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -13,7 +12,6 @@ from sar.comm.environment import Place, find_place, first_host
 from sar.errors import ConfigError
 from tests.comm.launch import REPORT, finish, free_port, launch
 from tests.core.attempts import Failure, catch
-from tests.python_process import run
 from tests.workers import REPOSITORY
 
 
@@ -199,26 +197,3 @@ def test_an_existing_process_group_is_used(pool):
             assert word in failure.message
         assert known == (True, rank, 2, "gloo", "cpu")
         assert master == (None, None)
-
-
-WAITS = """
-import logging, sys
-import sar
-from sar.comm import store
-store.REPORT_SECONDS = 0.5
-sar.Config.timeout = 3
-if "configured" in sys.argv:
-    logging.basicConfig(filename="log")
-sar.initialize_comms()
-"""
-
-
-@pytest.mark.parametrize("logging", ["as it is", "configured"])
-def test_a_worker_that_waits_for_another_says_so(tmp_path, logging):
-    """On standard error, without any set-up of logging; with one, where that says."""
-    place = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    done = run("-c", WAITS, logging, timeout=60, cwd=tmp_path, env=os.environ | place)
-    assert done.returncode == 1
-    told = done.stderr if logging == "as it is" else (tmp_path / "log").read_text()
-    assert re.search(r"orker 0 has waited \d s for worker 1", told), done.stderr
-    assert ("has waited" in done.stderr) == (logging == "as it is")
