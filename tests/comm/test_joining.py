@@ -10,10 +10,8 @@ import torch.distributed as dist
 
 import sar
 from sar.comm import setup, store
-from sar.comm.group import Group
-from sar.comm.process_transport import ProcessTransport
 from sar.comm.setup import connect_store, host_store, job_store
-from sar.errors import CommunicationError, CommunicationTimeout, PeerError
+from sar.errors import CommunicationError, CommunicationTimeout
 from tests.comm.launch import free_port, launch
 from tests.python_process import PythonProcess
 
@@ -92,19 +90,6 @@ def test_builds_of_one_version_are_alike(monkeypatch):
     monkeypatch.setattr("torch.__version__", "2.4.0+cu121")
     assert setup.versions().startswith(f"sar {sar.__version__}, torch 2.4.0")
     assert "cu121" not in setup.versions()
-
-
-def test_who_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
-    monkeypatch.setattr(sar.Config, "timeout", 3.0)
-    monkeypatch.setattr(store, "REPORT_SECONDS", 0.5)
-    job = dist.HashStore()
-    errors = in_threads(lambda rank: Group(ProcessTransport(job, rank, 4)).agree("a call"), [(0,), (1,)])
-    for rank, error in enumerate(errors):
-        assert isinstance(error, CommunicationTimeout | PeerError)  # or it has heard of the other one's
-        assert "for worker 2, worker 3 to join" in str(error)
-        said = [line for line in caplog.messages if re.match(rf"Worker {rank} has waited \d+ s for", line)]
-        assert 1 <= len(said) <= 3, caplog.messages
-        assert "for worker 2, worker 3 to join" in said[-1]
 
 
 def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):

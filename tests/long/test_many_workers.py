@@ -1,15 +1,12 @@
-"""More workers than cores, and more partitions than a machine has cores."""
+"""More workers than cores."""
 
 import os
 
 import dgl.nn
-import numpy as np
 import pytest
 import torch
 
 import sar
-from sar.cli import main
-from sar.partition.inspect.inspection import inspect_directory
 from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
 from tests.sampling.scenes import parts_of
 
@@ -43,31 +40,3 @@ def test_eight_workers_on_two_cores(pool):
         check(pool, parts, random_data(parts, torch.float64), [(trained, ())], timeout=400)
     finally:
         os.sched_setaffinity(0, own)
-
-
-def test_64_partitions(tmp_path):
-    """Written, inspected, and loaded one after the other: their edges together are those of the input."""
-    nodes, edges, parts = 20_000, 300_000, 64
-    src, dst = np.random.default_rng(0).integers(0, nodes, (2, edges))
-    np.save(tmp_path / "edges.npy", np.stack([src, dst], axis=1))
-    options = [
-        "--parts",
-        str(parts),
-        "--num-nodes",
-        str(nodes),
-        "--memory-limit",
-        "1GiB",
-        "--out",
-        str(tmp_path / "parts"),
-    ]
-    assert main(["partition", str(tmp_path / "edges.npy"), *options]) == 0
-    assert inspect_directory(tmp_path / "parts").problems == []
-    json_file, found, new_to_old = str(tmp_path / "parts" / "edges.json"), [], []
-    for rank in range(parts):
-        data = sar.load_dgl_partition_data(json_file, rank, "cpu")
-        new_to_old.append(data.node_features["orig_id"])
-        assert len(data.all_shard_edges) == parts
-        found += [torch.stack(shard.edges) for shard in data.all_shard_edges]
-    ends = torch.cat(new_to_old)[torch.cat(found, 1)].numpy()
-    wanted, got = src * nodes + dst, ends[0] * nodes + ends[1]
-    assert np.array_equal(np.sort(wanted), np.sort(got))
