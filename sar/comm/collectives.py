@@ -19,8 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sar.comm.gradients import begin_sum, end_sum, refuse_sharded, warn_of_mistakes, watch
+from sar.comm.gradients import begin_sum, end_sum, warn_of_mistakes, watch
 from sar.comm.group import Group
+from sar.comm.replicas import refuse_sharded
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
 from sar.tensors.views import accumulation_dtype, as_bytes, described, materialize, to_device

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sar.comm import session
-from sar.comm.gradients import refuse_sharded
 from sar.comm.group import Group
+from sar.comm.replicas import refuse_sharded
 from sar.common_tuples import StrPath
 from sar.data.versions import Version, find_rows, newest_version, write_file, write_version
 from sar.errors import CheckpointError, CommunicationError, ConfigError
