@@ -95,7 +95,7 @@ def poll(look: Callable[[], T | None], rank: int, what: Callable[[], str], secon
         if waited > seconds:
             raise CommunicationTimeout(
                 f"Worker {rank} waited {seconds:g} s (at most Config.timeout) for {what()}{found}. Check that all "
-                "workers run, with the same address, port and number of workers."
+                "workers run, with the same address, port, number of workers and SAR_JOB_ID, if that is set."
             )
         if waited >= report_at:
             report_at = 2 * waited
