@@ -3,11 +3,8 @@
 import ast
 import builtins
 import importlib
-import io
-import re
 import subprocess
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -210,24 +207,6 @@ def test_imports_run_one_way():
         for violation in violations(path.read_text(), Path(path).relative_to(REPOSITORY).as_posix())
     ]
     assert found == []
-
-
-CHOOSES_A_BACKEND = ("sar/comm/process_transport.py", "sar/comm/session.py", "sar/config.py", "sar/cli/")
-"""Where identifiers may name what carries bytes; a transport's users do not ask which one it is."""
-
-
-def backends_named(source: str) -> list[str]:
-    """The identifiers of a file that name gloo, NCCL or virtual workers."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    names = (token.string for token in tokens if token.type == tokenize.NAME)
-    return [name for name in names if re.search("gloo|nccl|virtual(?!Node)", name, re.IGNORECASE)]
-
-
-def test_only_who_chooses_a_transport_names_it():
-    found = {
-        path.relative_to(REPOSITORY).as_posix(): backends_named(path.read_text()) for path in module_files().values()
-    }
-    assert {path: names for path, names in found.items() if names and not path.startswith(CHOOSES_A_BACKEND)} == {}
 
 
 def test_importing_sar_and_inspecting_imports_neither_dgl_nor_the_compiler():

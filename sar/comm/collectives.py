@@ -309,13 +309,6 @@ def _agree_on_model(
     covered = {id(inner) for layer in layers for inner in layer.modules()}
     covered |= {id(module) for module in model.modules() if hasattr(module, "knows_its_rows")}
     for name, module in model.named_modules():
-        if isinstance(module, SyncBatchNorm) and not any(buffer.is_cuda for buffer in module.buffers()):
-            warnings.warn(
-                f"{call}: {name or 'the model'} is a SyncBatchNorm, which torch runs on GPUs only. Leave it a "
-                "BatchNorm1d, and call model = sar.convert_batchnorm(model), which works on CPUs.",
-                stacklevel=3,
-            )
-            break
         if not isinstance(module, _BatchNorm) or isinstance(module, SyncBatchNorm) or id(module) in covered:
             continue
         if module.training or module.running_mean is None:  # else it is frozen

@@ -73,13 +73,3 @@ def test_what_dgl_reads(tmp_path, kind, formats):
     path = tmp_path / "graph.dgl"
     dgl.save_graphs(str(path), [GRAPHS[kind]()], labels={"passed by": torch.arange(3)}, formats=formats)
     assert_same(path, dgl.load_graphs(str(path))[0][0])
-
-
-@pytest.mark.parametrize("only", ["csr", "csc"])
-def test_graphs_that_are_restricted_to_one_format(tmp_path, only):
-    """DGL reads these, and then refuses to list their edges by ID."""
-    path, graph = tmp_path / "graph.dgl", homogeneous_graph()
-    dgl.save_graphs(str(path), [graph.formats(only)])
-    [relation] = open_graph_file(path).relations
-    for mine, theirs in zip(relation.edges.ends(), graph.edges(order="eid"), strict=True):
-        assert torch.equal(mine, theirs)

@@ -79,28 +79,6 @@ def test_workers_write_one_file_together(pool, num_parts, world_size, tmp_path, 
         assert np.array_equal(sar.to_original_order(*map(list, zip(*by_worker, strict=True))), np.arange(count) * 10)
 
 
-def into_own_folder(path: str, folder: str) -> str:
-    """As on hosts without a shared folder: each worker names a file of its own."""
-    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
-    own = Path(folder, str(sar.rank()))
-    own.mkdir()
-    told = ""
-    try:
-        sar.to_original_order(data["orig_id"], data["orig_id"], own / "out.npy")
-    except ConfigError as error:
-        told = str(error)
-    sar.recover()
-    return told
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_folder_that_is_not_shared(pool, world_size, tmp_path) -> None:
-    directory = with_original_ids(write_directory(tmp_path, homogeneous_graph(), world_size))
-    none, told = pool.run(into_own_folder, str(directory.path), str(tmp_path))
-    assert none == ""
-    assert f"worker 1 does not see '{tmp_path}/1/out.npy' of worker 0: share its folder" in told
-
-
 def own_rows(path: str, out: str | None, harm: str) -> tuple[int, ...]:
     """Each worker hands in rows without width; on worker 1 they do not fit, or their IDs do not."""
     data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")

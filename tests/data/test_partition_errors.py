@@ -3,7 +3,6 @@
 `tests/bad_inputs/directories.py` has more of these, word for word.
 """
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,6 @@ from tests.adapters.dgl.directories import (
 )
 
 Harm = Callable[[Directory], Any]  # what it returns, if that is a directory, is the one to read
-KINDS = ["part_graph", "node_feats", "edge_feats"]
 
 
 @pytest.fixture
@@ -45,11 +43,6 @@ def json_with(change: Callable[[dict[str, Any]], Any]) -> Harm:
 
 
 # -- the run
-
-
-def load_and_construct(path: Path) -> None:
-    sar.comm.all_reduce(torch.zeros(1))  # all workers are connected, whatever case came before
-    sar.construct_full_graph(sar.load_dgl_partition_data(path, sar.rank(), "cpu"))
 
 
 def load_shares(mistake: str, path: Path) -> None:
@@ -77,16 +70,6 @@ def test_shares_that_do_not_fit(pool, tmp_path, mistake, words):
     outcomes = pool.outcomes(load_shares, mistake, path)
     assert re.search(words, outcomes[1].message)
     assert all(outcome.kind in ("PartitionError", "PeerError") for outcome in outcomes)
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_file_missing_on_one_worker_stops_all_with_the_reason(pool, directory):
-    missing = directory.file(1, "edge_feats")
-    missing.unlink()
-    first, second = pool.outcomes(load_and_construct, directory.path)
-    assert (first.kind, second.kind) == ("PeerError", "PartitionError")
-    assert str(missing) in first.message
-    assert str(missing) in second.message
 
 
 # -- the files
@@ -175,24 +158,3 @@ def test_no_halo_is_fine_where_nothing_is_cut(tmp_path):
     shards = load_dgl_partition_data(directory.path, 1, "cpu").all_shard_edges
     assert len(shards[0].edges[0]) == 0
     assert len(shards[1].edges[0]) > 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_files_that_cannot_be_read_or_are_something_else(directory, kind):
-    path = directory.file(0, kind)
-    content = path.read_bytes()
-    size = len(content)
-    for length in (0, 7, 24, 100, size // 2, size - 1):
-        path.write_bytes(content[:length])
-        message = refusal(directory)
-        assert str(path) in message
-        assert "truncated" in message
-    path.write_bytes(b"something else " * 1000)
-    assert str(path) in refusal(directory)
-    path.unlink()
-    assert str(path) in refusal(directory)
-    assert load_dgl_partition_data(directory.path, 1, "cpu").all_shard_edges
-    path.mkdir()
-    message = refusal(directory)
-    assert str(path) in message
-    assert os.strerror(21) in message  # Is a directory
