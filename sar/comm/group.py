@@ -303,7 +303,7 @@ class Group:
         The workers must have agreed on a call, which may have several such exchanges. Received data is written to
         `into`. Without it, buffers are bytes in CPU memory that begin with their number as an int64.
         """
-        return self._transport.all_to_all(self, call, buffers, into)
+        return self._transport.start_exchange(self, call, buffers, into)()
 
     def start_exchange(
         self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
@@ -312,7 +312,7 @@ class Group:
 
         Other calls may come in between, the same on all workers. Buffers must not change or be freed before the wait.
         """
-        return self._transport.start_all_to_all(self, call, buffers, into)
+        return self._transport.start_exchange(self, call, buffers, into)
 
     def share(
         self, read: Sequence[Tensor], added_to: Sequence[Tensor], call: str, *, in_order: bool = False

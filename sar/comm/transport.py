@@ -170,14 +170,15 @@ class Transport(ABC):
     def wait(self, work: Any, peer: int) -> None:
         """Wait for a posted message: until it has arrived, or until the sent tensor may be changed."""
 
-    def all_to_all(
+    def start_exchange(
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
-    ) -> list[Tensor]:
-        """See `Group.exchange`. All messages are posted at once, the k-th from (rank - k) and to (rank + k) mod W."""
+    ) -> Callable[[], list[Tensor]]:
+        """See `Group.start_exchange`. Messages of unknown length, without `into`, have arrived when this returns."""
         buffers = list(map(materialize, buffers))
+        received = list(buffers if into is None else into)
         if into is not None:
-            return self.start_all_to_all(group, call, buffers, into)()
-        received = buffers.copy()
+            received[self.rank] = buffers[self.rank]
+            return self._swap(group, self.device, received, buffers, call)
         # The first 8 bytes are the length. A short buffer takes one message, as `post` allows messages shorter than
         # the tensor that receives them.
         heads = [torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu") for _ in buffers]
@@ -191,22 +192,15 @@ class Transport(ABC):
                     received[source] = torch.cat([head, head.new_empty(length - HEAD_BYTES)])
         rest, tails = ([buffer[HEAD_BYTES:] for buffer in all_bytes] for all_bytes in (buffers, received))
         self._swap(group, heads[0].device, tails, rest, call)()
-        return received
-
-    def start_all_to_all(
-        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
-    ) -> Callable[[], list[Tensor]]:
-        """See `Group.start_exchange`."""
-        received = list(into)
-        received[self.rank] = materialize(buffers[self.rank])
-        return self._swap(group, self.device, received, list(map(materialize, buffers)), call)
+        return lambda: received
 
     def _swap(
         self, group: Member, device: torch.device, received: list[Tensor], sent: Sequence[Tensor], call: str
     ) -> Callable[[], list[Tensor]]:
         """Begin to send `sent[q]` to each other worker q and to receive `received[p]` from each p.
 
-        Messages go through memory of `device`. Returns a function that waits for all of them and returns `received`.
+        All messages are posted at once, the k-th from (rank - k) and to (rank + k) mod W. They go through memory of
+        `device`. Returns a function that waits for all of them and returns `received`.
         """
         waits = []
         for k in range(1, self.world_size):

@@ -181,10 +181,13 @@ class InProcessTransport(Transport):
     def wait(self, work: Any, peer: int) -> None:
         self._outer.wait(work, peer // self._turns.size, self._call)
 
-    def all_to_all(
+    def start_exchange(
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
-    ) -> list[Tensor]:
-        """See `Transport.all_to_all`. The workers meet once, and each pair of processes exchanges one message."""
+    ) -> Callable[[], list[Tensor]]:
+        """See `Transport.start_exchange`. The workers meet once, and each pair of processes exchanges one message.
+
+        The exchange is complete when this returns.
+        """
         size = self._turns.size
 
         def finish(brought: list[list[SharedTensor]]) -> list[list[list[Tensor]]]:
@@ -218,13 +221,6 @@ class InProcessTransport(Transport):
             for source, message in enumerate(arrived):
                 if source != self.rank:
                     received[source].view(-1).view(torch.uint8).copy_(message)
-        return received
-
-    def start_all_to_all(
-        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
-    ) -> Callable[[], list[Tensor]]:
-        """See `Transport.start_all_to_all`. The exchange is complete when this returns."""
-        received = self.all_to_all(group, call, buffers, into)
         return lambda: received
 
 

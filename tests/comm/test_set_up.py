@@ -82,7 +82,6 @@ def test_torchrun(tmp_path, restarts):
     [
         ({}, Place()),
         ({"RANK": "1"}, Place("incomplete")),
-        ({"MASTER_PORT": "7", "LOCAL_RANK": "2"}, Place("incomplete", local_rank=2)),
         (
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "7", "TORCHELASTIC_RUN_ID": "none"},
             Place("torchrun", 1, 4, None, "h", 7),

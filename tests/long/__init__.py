@@ -1,1 +1,1 @@
-"""Long runs, all slow: what grows over thousands of steps, and many edges."""
+"""Long runs, all slow: what grows over thousands of steps."""
