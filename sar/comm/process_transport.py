@@ -85,17 +85,18 @@ class ProcessTransport(Transport):
                 error = PeerError(failure.for_others)
                 group.abort(error, final=failure.final)
                 raise error
-            absent = self.notes.absent(ready)
-            there = self.notes.read(ready[:1] if absent else ready)
-            strangers = [mark for mark in there if mark is not None and f" of {self.world_size} (" not in mark]
+            marks = self.notes.read(ready)
+            absent = [rank for rank, mark in enumerate(marks) if mark is None]
+            strangers = [mark for mark in marks if mark is not None and f" of {self.world_size} (" not in mark]
             if own != self._mark or strangers:
+                self.notes = JobStore(self._store, f"sar/{self._mark}")  # as the job goes on without this worker
                 raise CommunicationError(
                     f"{self._mark} does not go with {own if own != self._mark else strangers[0]}: the workers of a job "
                     "have different ranks, and name one world size. If these are two jobs, give each a port or a "
                     "SAR_JOB_ID of its own."
                 )
-            marks = self.notes.read([f"left/{rank}" for rank in absent])
-            left = [rank for rank, mark in zip(absent, marks, strict=True) if mark is not None]
+            gone = self.notes.read([f"left/{rank}" for rank in absent])
+            left = [rank for rank, mark in zip(absent, gone, strict=True) if mark is not None]
             if left:
                 raise RuntimeError(f"workers {left} have left.")
             return None if absent else True

@@ -139,12 +139,6 @@ class JobStore:
             time.sleep(POLL_SECONDS)
         return texts
 
-    def absent(self, keys: Sequence[str]) -> list[int]:
-        """Positions of the keys that do not exist."""
-        if self.ask(lambda store: store.check(list(keys))):  # one question for all, however many workers there are
-            return []
-        return [position for position, text in enumerate(self.read(keys)) if text is None]
-
     def write_at_exit(self, key: str) -> None:
         """Set a key while the interpreter ends, when no thread can start. The store does not confirm it."""
         if self._unanswered is None or self._unanswered.done():  # else it would wait for the request before it
