@@ -6,7 +6,7 @@ SOURCES := sar tests examples benchmarks tools setup.py
 # Three processes, as tests wait for workers, take the tests of one file after the other from one queue, the longest first
 # (tests/durations.txt).
 QUEUE := -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
-FAST := kernels test_architecture.py test_graphs.py test_mutants.py comm/test_collectives.py core/graph \
+FAST := kernels test_architecture.py test_mutants.py comm/test_collectives.py core/graph \
   core/test_agreement.py core/test_attention.py core/test_traffic.py core/test_pruned_backward.py nn parity/test_layers.py \
   parity/test_values.py parity/test_conv_layers.py::test_python_functions_in_many_tiles sampling/test_blocks.py \
   sampling/test_seeds.py sampling/test_training.py data/test_partition_reader.py partition/test_write.py \

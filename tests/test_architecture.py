@@ -3,11 +3,8 @@
 import ast
 import builtins
 import importlib
-import io
-import re
 import subprocess
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -104,30 +101,12 @@ def violations(source: str, path: str) -> list[str]:
     "path, source, count",
     [
         ("sar/core/a.py", "from sar.comm.group import Group\nimport sar.kernels\nfrom sar.core.b import c", 0),
-        ("sar/core/a.py", "import torch, dgl", 1),
         ("sar/core/a.py", "def f():\n    from dgl import function", 1),
         ("sar/nn/a.py", "import importlib\nimportlib.import_module('dgl.ops')", 1),
-        ("sar/adapters/dgl/a.py", "import dgl\nfrom sar.nn import edge_softmax", 0),
-        ("sar/adapters/pyg/a.py", "import dgl", 1),
-        ("sar/adapters/pyg/a.py", "import torch_geometric\nfrom sar.adapters.pyg.graph import edge_index", 0),
         ("sar/adapters/pyg/a.py", "from sar.adapters.dgl.shim import require_dgl", 1),
-        ("sar/adapters/dgl/a.py", "import torch_geometric", 1),
         ("sar/sampling/a.py", "from torch_geometric.data import Data", 1),
-        ("sar/pyg.py", "from torch_geometric.data import Data\nfrom sar.adapters.pyg.graph import edge_index", 0),
-        ("sar/core/a.py", "from sar.nn import edge_softmax", 1),
-        ("sar/core/a.py", "from sar.outofcore.turns import Turns", 1),
-        ("sar/core/a.py", "from sar import nn", 1),
         ("sar/core/a.py", "from ..nn import edge_softmax", 1),
-        ("sar/core/a.py", "from .. import nn", 1),
-        ("sar/core/a.py", "from . import frames", 0),
-        ("sar/core/a.py", "import sar", 1),
         ("sar/comm/a.py", "from sar.kernels import Op", 1),
-        ("sar/comm/a.py", "from sar import config, errors", 0),
-        ("sar/cli/a.py", "import sar", 0),
-        ("sar/partition/a.py", "from sar.cli import main", 1),
-        ("sar/partition/a.py", "from sar.sampling import loader", 1),
-        ("sar/config.py", "from sar.errors import ConfigError", 0),
-        ("sar/config.py", "from sar.comm import rank", 1),
         ("sar/core/__init__.py", "from sar.sampling import DataLoader", 0),
     ],
 )
@@ -193,30 +172,11 @@ def calls_at_import(source: str) -> list[str]:
     return done
 
 
-def test_circles_are_found():
-    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"e"}, "e": set()})) == {"b", "c"}
-    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-
-
 def test_no_file_imports_itself_through_others():
     files = module_files()
     graph = imports_between(files)
     assert graph["sar.core.graph.graph"] >= {"sar.core.graph.frames", "sar.core.relation"}
     assert circle(graph) == []
-
-
-@pytest.mark.parametrize(
-    "source, done",
-    [
-        ("from sar.core import graph\ngraph.set_maker(print)", ["graph.set_maker"]),
-        ("from sar.core.graph import makers\nmakers['dgl'] = print", ["makers['dgl']"]),
-        ("import sar\nsar.core.maker = print", ["sar.core.maker"]),
-        ("from sar.core import graph\nx = graph.make()\ny: dict = {}\ny['a'] = x", []),
-        ("from sar.core import graph\ndef f():\n    graph.make()", []),
-    ],
-)
-def test_calls_at_import_are_found(source, done):
-    assert calls_at_import(source) == done
 
 
 def test_nothing_is_registered_with_other_files_on_import():
@@ -247,31 +207,6 @@ def test_imports_run_one_way():
         for violation in violations(path.read_text(), Path(path).relative_to(REPOSITORY).as_posix())
     ]
     assert found == []
-
-
-CHOOSES_A_BACKEND = ("sar/comm/process_transport.py", "sar/comm/session.py", "sar/config.py", "sar/cli/")
-"""Where identifiers may name what carries bytes; a transport's users do not ask which one it is."""
-
-
-def backends_named(source: str) -> list[str]:
-    """The identifiers of a file that name gloo, NCCL or virtual workers."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    names = (token.string for token in tokens if token.type == tokenize.NAME)
-    return [name for name in names if re.search("gloo|nccl|virtual(?!Node)", name, re.IGNORECASE)]
-
-
-def test_backends_that_are_named_are_found():
-    assert backends_named("if isinstance(group, VirtualGroup):\n    group.gloo = 'nccl'  # or NCCL") == [
-        "VirtualGroup",
-        "gloo",
-    ]
-
-
-def test_only_who_chooses_a_transport_names_it():
-    found = {
-        path.relative_to(REPOSITORY).as_posix(): backends_named(path.read_text()) for path in module_files().values()
-    }
-    assert {path: names for path, names in found.items() if names and not path.startswith(CHOOSES_A_BACKEND)} == {}
 
 
 def test_importing_sar_and_inspecting_imports_neither_dgl_nor_the_compiler():

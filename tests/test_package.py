@@ -98,18 +98,6 @@ def test_links_of_the_readme_work_outside_the_repository(metadata: Message, site
     assert not re.search(r"<(img|a) ", page)  # these would have links too
 
 
-def test_the_address_of_the_documentation_is_the_same_everywhere(site: str, source: Path) -> None:
-    kinds = {".cff", ".ipynb", ".md", ".py", ".toml", ".yml", ".yaml"}
-    named = {
-        (str(file.relative_to(source)), address)
-        for file in source.rglob("*")
-        if file.suffix in kinds
-        for address in re.findall(r"https://sar[\w-]*\.readthedocs\.io/en/\w+/", file.read_text())
-    }
-    assert {address for _, address in named} == {site}
-    assert "CITATION.cff" in {file for file, _ in named}
-
-
 def test_the_sdist_has_what_the_tests_need(built: Path, source: Path) -> None:
     [sdist] = built.glob("sar_gnn-*.tar.gz")
     with tarfile.open(sdist) as files:

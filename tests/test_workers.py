@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import sar
 from tests import leftovers
-from tests.workers import Err, Ok, WorkerFailure, WorkerPool
+from tests.workers import Ok, WorkerFailure, WorkerPool
 
 two_workers = pytest.mark.parametrize("world_size", [2])
 
@@ -28,22 +28,16 @@ def raise_on(ranks):
     return dist.get_rank()
 
 
-def sleep_on(ranks):
-    if dist.get_rank() in ranks:
-        time.sleep(60)
-    return os.getpid()
-
-
-def signal_on(ranks, number):
-    if dist.get_rank() in ranks:
+def end_on_one(how):
+    if dist.get_rank() == 1:
         print("last words", flush=True)
-        os.kill(os.getpid(), number)
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
     return os.getpid()
 
 
 def change_global_state():
-    sar.Config.disable_sr = True
     sar.Config.comm_buffer_bytes = 7
     torch.set_default_dtype(torch.float64)
     torch.set_grad_enabled(False)
@@ -51,76 +45,42 @@ def change_global_state():
 
 
 def read_global_state():
-    settings = sar.Config.disable_sr, sar.Config.comm_buffer_bytes
-    return settings, torch.get_default_dtype(), torch.is_grad_enabled(), torch.rand(3).tolist()
-
-
-@two_workers
-def test_results_come_back_by_rank(pool):
-    assert pool.run(describe, 3, per_rank=["a", "b"]) == [
-        {"rank": 0, "mine": "aaa", "sum": 3, "threads": 1},
-        {"rank": 1, "mine": "bbb", "sum": 3, "threads": 1},
-    ]
+    return sar.Config.comm_buffer_bytes, torch.get_default_dtype(), torch.is_grad_enabled(), torch.rand(3).tolist()
 
 
 @two_workers
 def test_global_state_is_reset_between_cases(pool):
     fresh = pool.run(read_global_state)
-    drawn = pool.run(change_global_state)
+    assert pool.run(change_global_state)[0] != fresh[0][3], "drawn in another dtype"
     assert pool.run(read_global_state) == fresh
-    assert fresh[0] == ((False, sar.Config.comm_buffer_bytes), torch.float32, True, fresh[1][3])
-    assert drawn[0] != fresh[0][3], "drawn in another dtype"
 
 
 @two_workers
-def test_an_exception_carries_the_messages_of_all_ranks(pool):
-    with pytest.raises(WorkerFailure) as failure:
-        pool.run(raise_on, [0, 1])
-    assert "rank 0: KeyError: 'missing on rank 0'" in str(failure.value)
-    assert "rank 1: KeyError: 'missing on rank 1'" in str(failure.value)
-    assert "in raise_on" in str(failure.value), "the worker's traceback"
-
-
-@two_workers
-def test_outcomes_tell_ranks_apart_and_unlike_ends_replace_the_workers(pool):
+def test_errors_are_told_by_rank_and_unlike_ends_replace_the_workers(pool):
     pids = pool.run(os.getpid)
     first, second = pool.outcomes(raise_on, [1])
     assert first == Ok(0)
-    assert isinstance(second, Err)
     assert second.kind == "KeyError"
     assert second.is_a("LookupError")
+    assert "in raise_on" in second.traceback
     assert set(pool.run(os.getpid)).isdisjoint(pids)
-    assert [result["sum"] for result in pool.run(describe, 1, per_rank=["a", "b"])] == [3, 3], "a fresh process group"
+    expected = [{"rank": rank, "mine": mine * 3, "sum": 3, "threads": 1} for rank, mine in enumerate("ab")]
+    assert pool.run(describe, 3, per_rank=["a", "b"]) == expected, "in a fresh process group"
 
 
 @two_workers
-def test_a_worker_that_overruns_is_killed_and_all_are_replaced(world_size):
-    with closing(WorkerPool(world_size)) as pool:
-        pids = pool.run(os.getpid)
-        first, second = pool.outcomes(sleep_on, [1], timeout=1)
-        assert first == Ok(pids[0])
-        assert second.kind == "Overran"
-        assert "in sleep_on" in second.traceback, "where it was"
-        assert set(pool.run(os.getpid)).isdisjoint(pids)
-        assert leftovers.alive(pids) == []
-
-
-@two_workers
-def test_a_death_fails_the_case_and_the_worker_is_replaced(world_size):
-    with closing(WorkerPool(world_size)) as pool:
-        pids = pool.run(os.getpid)
-        with pytest.raises(WorkerFailure, match=r"rank 0: Died: rank 0 died \(signal 9\)\nlast words"):
-            pool.run(signal_on, [0], signal.SIGKILL)
-        assert set(pool.run(os.getpid)).isdisjoint(pids)
-
-
-@two_workers
-def test_nothing_is_left_after_close(world_size):
+@pytest.mark.parametrize(
+    "how, words",
+    [("killed", r"rank 1: Died: rank 1 died \(signal 9\)\nlast words"), ("late", r"(?s)Overran.*in end_on")],
+)
+def test_workers_that_end_early_or_late_are_replaced_and_nothing_is_left(world_size, how, words):
     directories = leftovers.pool_directories()
-    pool = WorkerPool(world_size)
-    pids = pool.run(os.getpid)
-    assert leftovers.alive(pids) == pids
-    assert pool.close() == [0, 0], "workers end by themselves"
-    assert leftovers.alive(pids) == []
-    assert not leftovers.listens(pool.port)
+    with closing(WorkerPool(world_size)) as pool:
+        pids = pool.run(os.getpid)
+        with pytest.raises(WorkerFailure, match=words):
+            pool.run(end_on_one, how, timeout=60 if how == "killed" else 1)
+        assert leftovers.alive(pids) == []
+        assert set(pool.run(os.getpid)).isdisjoint(pids)
+        assert pool.close() == [0, 0], "workers end by themselves"
+        assert not leftovers.listens(pool.port)
     assert leftovers.pool_directories() == directories

@@ -19,8 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sar.comm.gradients import begin_sum, end_sum, refuse_sharded, warn_of_mistakes, watch
+from sar.comm.gradients import begin_sum, end_sum, warn_of_mistakes, watch
 from sar.comm.group import Group
+from sar.comm.replicas import refuse_sharded
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
 from sar.tensors.views import accumulation_dtype, as_bytes, described, materialize, to_device
@@ -308,13 +309,6 @@ def _agree_on_model(
     covered = {id(inner) for layer in layers for inner in layer.modules()}
     covered |= {id(module) for module in model.modules() if hasattr(module, "knows_its_rows")}
     for name, module in model.named_modules():
-        if isinstance(module, SyncBatchNorm) and not any(buffer.is_cuda for buffer in module.buffers()):
-            warnings.warn(
-                f"{call}: {name or 'the model'} is a SyncBatchNorm, which torch runs on GPUs only. Leave it a "
-                "BatchNorm1d, and call model = sar.convert_batchnorm(model), which works on CPUs.",
-                stacklevel=3,
-            )
-            break
         if not isinstance(module, _BatchNorm) or isinstance(module, SyncBatchNorm) or id(module) in covered:
             continue
         if module.training or module.running_mean is None:  # else it is frozen

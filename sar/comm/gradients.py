@@ -3,8 +3,8 @@
 [Note: averages]
 Without a hook DDP (`DistributedDataParallel`) averages. That is right for mini-batches of this worker's own, and wrong
 for a share of a loss over the graph. So DDP models record the backwards that reach them, and so do distributed calls
-and `Task.loss`. A backward that reaches both raises. FSDP averages, too. `fully_shard` makes no wrapper that we could
-watch, so we look at the end of a backward whether FSDP is in it, which is so until its last callback.
+and `Task.loss`. A backward that reaches both raises. FSDP averages, too: that of wrappers is watched like DDP, and
+parameters of `fully_shard` are refused when an optimizer steps them (`replicas.py`).
 
 [Note: sums]
 A sum that is changed in place, as by clipping, still counts as a sum. It no longer does if the gradient is set to None,
@@ -13,8 +13,7 @@ writes gradients by hand. If a backward adds to a sum S that was not cleared, wo
 zero. So the next sum is S plus the new gradients of all workers, as on one machine.
 """
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -23,7 +22,6 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.futures import Future
 from torch.nn import Module, Parameter, ParameterList
@@ -39,9 +37,6 @@ from sar.logging_setup import logger
 from sar.tensors.views import accumulation_dtype
 
 REGISTER: Final = "ddp_model.register_comm_hook(None, sar.ddp_sum_hook)"
-SUM_SHARDS: Final = (
-    "call set_gradient_divide_factor(1.0) and set_force_sum_reduction_for_comms(True) of each module, so that it sums"
-)
 
 _sums: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
 """Gradients that are sums -> their version and their parameter's; None after a backward has added to the sum."""
@@ -84,43 +79,11 @@ def refuse_average(part: str = "share") -> None:
     """Record the running backward as of `part`. Raise `ConfigError` if it is of both parts: see [Note: averages]."""
     _backwards[part] = torch._C._current_graph_task_id()
     if _backwards["share"] == _backwards["average"]:
-        _refuse()
-    averages = _sharded_average() if part == "share" else None
-    if averages is not None:
-        # After the last callback of FSDP, which would be left in the middle of a backward.
-        _at_end(lambda: _at_end(_refuse) if averages or _sharded_average() else None)
-
-
-def _refuse() -> None:
-    raise ConfigError(
-        "DistributedDataParallel or FSDP averages gradients over workers, but each worker has only its share of the "
-        f"loss over the graph: they must be summed. Call {REGISTER} once, or for fully_shard {SUM_SHARDS}; and divide "
-        "the loss by the global count."
-    )
-
-
-def _at_end(callback: Callable[[], None]) -> None:
-    """Call a function at the end of the running backward."""
-    engine: Any = Variable._execution_engine
-    engine.queue_callback(callback)
-
-
-def _sharded_average() -> bool | None:
-    """Whether modules of `fully_shard`, or of the `replicate` built on it, average gradients in the running backward.
-
-    None if there are no such modules. Torch has no public way to ask.
-    """
-    composed: Any = sys.modules.get("torch.distributed._composable_state")
-    states = [state() for state in composed._module_state_mapping.values()] if composed else []
-    states = [state for state in states if hasattr(state, "_state_ctx")]
-    for state in states:
-        # Before torch 2.13 a state had one group.
-        for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
-            runs = group is not None and group.reduce_grads and state._state_ctx.post_backward_final_callback_queued
-            sums = getattr(group, "gradient_divide_factor", None) == 1
-            if runs and not sums and group.mesh_info.mesh.size() > 1:
-                return True
-    return False if states else None
+        raise ConfigError(
+            "DistributedDataParallel or FSDP averages gradients over workers, but each worker has only its share of "
+            f"the loss over the graph: they must be summed. Wrap the model in DistributedDataParallel, call {REGISTER} "
+            "once, and divide the loss by the global count."
+        )
 
 
 def _watch(ddp: Module, name: str, module: Module | None) -> None:
@@ -148,18 +111,6 @@ def _combine(ddp: Any, parameters: Iterable[Parameter], _: Tensor) -> None:
     hooks = getattr(ddp, "_comm_hooks", ())
     if all(hook.__module__.startswith("torch.") and "." not in hook.__qualname__ for hook, _ in hooks):
         refuse_average("average")
-
-
-def refuse_sharded(model: Module, call: str) -> None:
-    """Raise `ConfigError` for a model of FSDP or tensor parallelism, of whose parameters a worker has a shard."""
-    for name, part in (*model.named_parameters(), *model.named_modules()):
-        if not {"DTensor", "FSDPModule", "FullyShardedDataParallel"}.isdisjoint(k.__name__ for k in type(part).__mro__):
-            raise ConfigError(
-                f"{call}: {name or 'the model'} is a {type(part).__name__}, of FSDP (fully_shard) or tensor "
-                "parallelism; expected the whole of each parameter on every worker. Make this call before "
-                f"fully_shard, or leave it out. To train by shards, {SUM_SHARDS}, call no gather_grads, and save by "
-                "torch.distributed.checkpoint."
-            )
 
 
 def begin_sum(parameters: Sequence[Parameter], rank: int) -> None:

@@ -7,6 +7,8 @@ their own if torch can make one.
 import json
 import os
 import re
+import secrets
+import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -61,6 +63,8 @@ class ProcessTransport(Transport):
         self._store = store
         own = store.clone() if world_size > 1 and hasattr(store, "clone") else store
         self.notes = JobStore(own, "sar")
+        place = f"{socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)}"
+        self._mark = f"Worker {rank} of {world_size} ({place})"  # by which others tell if it belongs to them
         self._open = False
         self._gloo: Any = None
         self._nccl: Any = None  # None for tensors on the CPU
@@ -75,15 +79,24 @@ class ProcessTransport(Transport):
 
         def all_ready() -> bool | None:
             nonlocal absent
-            self.notes.write(ready[self.rank], "")
+            own = self.notes.write_once(ready[self.rank], self._mark)
             failure = self.read_note(group.generation)
             if failure is not None:
                 error = PeerError(failure.for_others)
                 group.abort(error, final=failure.final)
                 raise error
-            absent = self.notes.absent(ready)
-            marks = self.notes.read([f"left/{rank}" for rank in absent])
-            left = [rank for rank, mark in zip(absent, marks, strict=True) if mark is not None]
+            marks = self.notes.read(ready)
+            absent = [rank for rank, mark in enumerate(marks) if mark is None]
+            strangers = [mark for mark in marks if mark is not None and f" of {self.world_size} (" not in mark]
+            if own != self._mark or strangers:
+                self.notes = JobStore(self._store, f"sar/{self._mark}")  # as the job goes on without this worker
+                raise CommunicationError(
+                    f"{self._mark} does not go with {own if own != self._mark else strangers[0]}: the workers of a job "
+                    "have different ranks, and name one world size. If these are two jobs, give each a port or a "
+                    "SAR_JOB_ID of its own."
+                )
+            gone = self.notes.read([f"left/{rank}" for rank in absent])
+            left = [rank for rank, mark in zip(absent, gone, strict=True) if mark is not None]
             if left:
                 raise RuntimeError(f"workers {left} have left.")
             return None if absent else True

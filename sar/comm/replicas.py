@@ -6,6 +6,7 @@ first agreement after a step carries a checksum of the bits of the stepped param
 passed to `sync_params` or `gather_grads` count; others may be a worker's own, such as rows for its nodes. If there are
 none, because the user forgot both calls, all parameters count, as long as every worker has stepped the same shapes. On
 a device we sum up the bits and read only the sums, because copying the parameters would take longer than the step.
+Shards of a model, as of FSDP, are refused in the step, unless `Config.check_replicas` is off.
 """
 
 import threading
@@ -20,12 +21,30 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sar.config import Config
-from sar.errors import DisagreementError
+from sar.errors import ConfigError, DisagreementError
 from sar.tensors.views import as_bytes, described, materialize
 
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1  # `Config.check_replicas` is off
 SHARED: Final = 2**62  # flag of a checksum of parameters that were passed to `sync_params` or `gather_grads`
+
+
+def refuse_sharded(model: Module, call: str) -> None:
+    """Raise `ConfigError` for a model of FSDP or tensor parallelism."""
+    for name, part in (*model.named_parameters(), *model.named_modules()):
+        refuse_shard(part, f"{call}: {name or 'the model'}")
+
+
+def refuse_shard(part: object, name: str) -> None:
+    """Raise `ConfigError` for a module or a parameter of which a worker has a shard."""
+    if not {"DTensor", "FSDPModule", "FullyShardedDataParallel"}.isdisjoint(k.__name__ for k in type(part).__mro__):
+        raise ConfigError(
+            f"{name} is a {type(part).__name__}, of FSDP (fully_shard) or tensor parallelism; expected the whole of "
+            "each parameter on every worker. FSDP averages gradients of the workers' shares of a loss. Use "
+            "DistributedDataParallel with sar.ddp_sum_hook, or sar.gather_grads. To train by shards, call sync_params "
+            "before fully_shard, set_gradient_divide_factor(1.0) and set_force_sum_reduction_for_comms(True) of each "
+            "module, no gather_grads, set sar.Config.check_replicas = False, and save by torch.distributed.checkpoint."
+        )
 
 
 class Replicas:
@@ -42,11 +61,12 @@ class Replicas:
         """Hook that records the parameters that an optimizer of this thread has stepped, if their bits can be read."""
         if threading.get_ident() == self._thread and not torch.compiler.is_compiling():
             for p in (p for group in optimizer.param_groups for p in group["params"]):
-                plain = isinstance(p, Parameter) and type(p.data) is Tensor
-                if plain and p.layout is torch.strided and not p.is_meta:
+                if isinstance(p, Parameter) and type(p.data) is Tensor and p.layout is torch.strided and not p.is_meta:
                     # In the order of the latest steps, as `ZeroRedundancyOptimizer` first steps each worker's share.
                     self._stepped.pop(id(p), None)
                     self._stepped[id(p)] = p
+                elif Config.check_replicas:
+                    refuse_shard(p, "optimizer.step(): a parameter")
 
     def share(self, model: Module, call: str) -> bool:
         """Record that a model's parameters should be equal on all workers; return whether any of them is new here."""

@@ -8,12 +8,12 @@ has ended or is past its set-up confirms no file. Two runs that start on one fil
 give each its own.
 
 [Note: one job]
-Any process that reaches the port reaches the store, and workers of two jobs on one port would exchange data. So each
-worker compares its job and its number of workers with those of worker 0, and takes its rank. A worker that does not fit
-raises, and leaves the others alone. Backends and versions are compared in the group's first agreement. The job is
-SAR_JOB_ID, else the nonce of `nfs_ip_init`, else the launcher's ID; SECURITY.md says which jobs cannot be told apart.
-Keys begin with "sar", because other programs use torch's default port, and contain torchrun's restart count, because
-its agent may keep the store.
+Any process that reaches the port reaches the store, and workers of two jobs on one port would exchange data. So the
+keys of a job contain its ID: SAR_JOB_ID, else the nonce of `nfs_ip_init`, else the launcher's ID. SECURITY.md says
+which jobs cannot be told apart. Workers of a job that name different numbers of workers, or one rank twice, notice it
+when they connect (`process_transport.py`). The group's first agreement compares backends and versions. Keys begin with
+"sar", because other programs use torch's default port, and contain torchrun's restart count, because its agent may keep
+the store.
 """
 
 import atexit
@@ -117,8 +117,6 @@ def connect(
         else:
             store = open_store(str(master), port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
             port = store.port
-        if size > 1:
-            store = job_store(store, own_rank, size, job)
     except SarError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
@@ -131,6 +129,7 @@ def connect(
         ) from error
 
     # 3. The group, which connects in its first call, and torch's process group.
+    store = dist.PrefixStore(f"sar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{job}", store)
     group = Group(ProcessTransport(store, own_rank, size, tensors_on))
     if size > 1 and not shares_process:
         group.replicas = Replicas()
@@ -223,29 +222,6 @@ def connect_store(host: str, port: int) -> dist.TCPStore:
     socket.create_connection((host, port), CONNECT_SECONDS).close()  # torch would try again, with a warning each time
     limit = timedelta(seconds=Config.timeout)
     return bounded(lambda: dist.TCPStore(host, port, wait_for_workers=False, timeout=limit), CONNECT_SECONDS)
-
-
-def job_store(store: dist.Store, rank: int, world_size: int, job: str | None) -> dist.Store:
-    """The part of the store for this job, whose ID is `job`, None if it has none: see [Note: one job]."""
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    table = JobStore(store, f"sar/joining/{restart}")
-    of_job = f"of {world_size} of {'a job without SAR_JOB_ID' if job is None else f'job {job}'}"
-    who = f"Worker {rank} {of_job} ({socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)})"
-
-    def first_signed() -> str | None:
-        return table.write_once("0", who) if rank == 0 else table.read(["0"])[0]
-
-    first = poll(first_signed, rank, lambda: "worker 0 to join", Config.timeout)
-    present = first
-    if first.startswith(f"Worker 0 {of_job} ("):
-        present = poll(lambda: table.write_once(str(rank), who), rank, lambda: "the store", Config.timeout)
-    if present != who:
-        raise CommunicationError(
-            f"{who} does not go with {present}: the workers of a job have different ranks, and name one world size. If "
-            "two jobs share the port, use another port for each. If these are one job, set SAR_JOB_ID to the same on "
-            "all of its workers."
-        )
-    return dist.PrefixStore(f"sar/{restart}/{job}", store)
 
 
 class AnnouncedStore(NamedTuple):

@@ -95,7 +95,7 @@ def poll(look: Callable[[], T | None], rank: int, what: Callable[[], str], secon
         if waited > seconds:
             raise CommunicationTimeout(
                 f"Worker {rank} waited {seconds:g} s (at most Config.timeout) for {what()}{found}. Check that all "
-                "workers run, with the same address, port and number of workers."
+                "workers run, with the same address, port, number of workers and SAR_JOB_ID, if that is set."
             )
         if waited >= report_at:
             report_at = 2 * waited
@@ -138,12 +138,6 @@ class JobStore:
         while None in (texts := self.ask(values)) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return texts
-
-    def absent(self, keys: Sequence[str]) -> list[int]:
-        """Positions of the keys that do not exist."""
-        if self.ask(lambda store: store.check(list(keys))):  # one question for all, however many workers there are
-            return []
-        return [position for position, text in enumerate(self.read(keys)) if text is None]
 
     def write_at_exit(self, key: str) -> None:
         """Set a key while the interpreter ends, when no thread can start. The store does not confirm it."""

@@ -86,23 +86,11 @@ def _load_share(
     else:
         order, share = _chosen_share(spec, parts, group)
     node_ranges = [(start, end) for start, end in group.gather_numbers([share.start, share.end], "node ranges")]
-    if worker == 0 and parts is None:
-        owned = [_owned(spec, start, end) for start, end in node_ranges]
-        shares = "; ".join(f"worker {rank} has {share}" for rank, share in enumerate(owned))
-        logger.info("%d partitions for %d workers: %s", spec.num_parts, group.world_size, shares)
     loaded = {}
     for part in share.parts:
         data = _load_part(spec, part, torch.device("cpu"), verify, make_book, graphs.pop(part, None))
         loaded[order.index(part)] = renumber(data, part, order)
     return regroup(loaded, node_ranges, worker)
-
-
-def _owned(spec: PartitionJson, start: int, end: int) -> str:
-    """Names the partitions with nodes from `start` to `end` - 1."""
-    touched = [
-        (p, first, last) for p, (first, last) in enumerate(spec.partition_ranges) if first < end and start < last
-    ]
-    return ", ".join(f"{p}" if start <= first and last <= end else f"a share of {p}" for p, first, last in touched)
 
 
 def _chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tuple[list[int], WorkerShare]:

@@ -161,25 +161,10 @@ class FeatureFiles:
     def feature(self, path: Path, key: str, stored: StoredArray) -> Feature:
         """The feature under `type/name`, or `name` if there is one type; `PartitionError` if it does not fit."""
         type_name, slash, name = key.partition("/")
-        return self._checked(path, key, type_name if slash else None, name if slash else key, stored)
-
-    def original_ids(self) -> list[Feature]:
-        """The IDs in the input graph, a feature for each type, if any; `PartitionError` if some are missing."""
-        path = self.spec.files[self.part].get(self.what)
-        if path is None or not os.path.exists(path):
-            return []
-        found = [self._checked(path, name, name, ORIG_ID, stored) for name, stored in open_tensors(path).items()]
-        missing = {type_id for type_id, count in enumerate(self.counts) if count} - {one.type_id for one in found}
-        if missing:
-            raise PartitionError(
-                f"{path} has IDs for {len(found)} of {len(self.counts)} types of {self.what}. {REWRITE}"
-            )
-        return sorted(found, key=lambda one: one.type_id)
-
-    def _checked(self, path: Path, key: str, type_name: str | None, name: str, stored: StoredArray) -> Feature:
-        """The feature, of a known type and with a row for each; without a type name it belongs to the only type."""
-        only = 0 if len(self.counts) == 1 else None
-        type_id = only if type_name is None else self.type_ids.get(type_name)
+        if slash:
+            type_id = self.type_ids.get(type_name)
+        else:
+            type_id, name = 0 if len(self.counts) == 1 else None, key
         if type_id is None:
             raise PartitionError(f"{path} has {key!r}; expected the types {', '.join(self.type_ids)}. {REWRITE}")
         if stored.shape[:1] != (self.counts[type_id],):
@@ -189,3 +174,16 @@ class FeatureFiles:
             )
         is_bool = stored.dtype == np.uint8 and (name in SPLIT or key in self.spec.bool_fields)
         return Feature(type_id, name, stored, is_bool)
+
+    def original_ids(self) -> list[Feature]:
+        """The IDs in the input graph, a feature for each type, if any; `PartitionError` if some are missing."""
+        path = self.spec.files[self.part].get(self.what)
+        if path is None or not os.path.exists(path):
+            return []
+        found = [self.feature(path, f"{name}/{ORIG_ID}", stored) for name, stored in open_tensors(path).items()]
+        missing = {type_id for type_id, count in enumerate(self.counts) if count} - {one.type_id for one in found}
+        if missing:
+            raise PartitionError(
+                f"{path} has IDs for {len(found)} of {len(self.counts)} types of {self.what}. {REWRITE}"
+            )
+        return sorted(found, key=lambda one: one.type_id)

@@ -79,6 +79,7 @@ class PartitionJson:
     files: list[dict[str, Path]]
     bool_fields: Collection[str]
     digest: str = ""  # of all that the file says, in whatever order
+    edge_fix: str = REWRITE  # how to repair a directory whose edges do not add up
 
     @property
     def num_parts(self) -> int:
@@ -97,11 +98,6 @@ class PartitionJson:
     def types(self, what: What) -> tuple[list[str], IdRanges]:
         """The types of nodes, or of edges, and the ranges of their IDs."""
         return (self.node_types, self.node_ranges) if what == "nodes" else (self.edge_type_names, self.edge_ranges)
-
-    @property
-    def edge_fix(self) -> str:
-        """How to repair a directory whose edges do not add up."""
-        return _edge_fix(self.halo_hops, self.num_parts)
 
     def write(self) -> None:
         """Write the file; its name is that of the graph, and `files` are those that sar writes."""
@@ -149,7 +145,7 @@ def read_partition_json(partition_json_file: StrPath) -> PartitionJson:
     num_parts = content["num_parts"]
     if type(num_parts) is not int or num_parts < 1:
         raise PartitionError(f"{path}: num_parts is {num_parts!r}; expected a positive integer. {REWRITE}")
-    edge_fix = _edge_fix(content.get("halo_hops"), num_parts)
+    edge_fix = _REWRITE_WITH_HALO if content.get("halo_hops") == 0 and num_parts > 1 else REWRITE
     node_types, edge_names = _type_names(path, "ntypes", content), _type_names(path, "etypes", content)
     edge_types = [etype for name in edge_names if (etype := parse_edge_type(name)) is not None]
     if len(edge_types) < len(edge_names):
@@ -183,6 +179,7 @@ def read_partition_json(partition_json_file: StrPath) -> PartitionJson:
         files=_part_files(path, content, num_parts),
         bool_fields=frozenset(bool_fields),
         digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest(),
+        edge_fix=edge_fix,
     )
 
 
@@ -190,10 +187,6 @@ def parse_edge_type(name: str) -> CanonicalEtype | None:
     """Take `src:rel:dst` apart; None for the plain name of an edge type."""
     parts = name.split(":")
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else None
-
-
-def _edge_fix(halo_hops: Any, num_parts: int) -> str:
-    return _REWRITE_WITH_HALO if halo_hops == 0 and num_parts > 1 else REWRITE
 
 
 def graph_path(spec: PartitionJson, part: int) -> Path:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.comm import session
 from sar.comm.collectives import all_max, all_sum, sync_params
-from sar.comm.gradients import refuse_sharded
+from sar.comm.replicas import refuse_sharded
 from sar.comm.rows import BufferPool
 from sar.common_tuples import NTYPE, PartitionData, ShardEdgesAndFeatures, StrPath
 from sar.data.load import on_device

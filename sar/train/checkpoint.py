@@ -24,8 +24,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten_with_path
 
 from sar.comm import session
-from sar.comm.gradients import refuse_sharded
 from sar.comm.group import Group
+from sar.comm.replicas import refuse_sharded
 from sar.common_tuples import StrPath
 from sar.data.versions import Version, find_rows, newest_version, write_file, write_version
 from sar.errors import CheckpointError, CommunicationError, ConfigError

@@ -84,8 +84,6 @@ def follow_the_advice(directory):
     assert other.num_edges() == graph.num_edges()
     refused(FieldError, "sar.Task(labels, {'train': mask})", sar.Task.of, data)
     assert sar.Task(torch.ones(len(data.x)).long(), {"train": data.x[:, 0] > 0}).num_classes == 2
-    with pytest.warns(UserWarning, match=r"a SyncBatchNorm, which torch runs on GPUs only.*sar.convert_batchnorm"):
-        sar.sync_params(nn.SyncBatchNorm(3))
     everywhere = torch.cat(sar.comm.exchange_tensors([graph.node_ids()] * 2))
     originals = torch.cat(sar.comm.exchange_tensors([data.orig_id] * 2))[everywhere.argsort()]
     return data.orig_id, by_row, pooled, originals, dropped.dstdata["out"]

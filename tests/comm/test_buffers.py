@@ -16,19 +16,6 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_fitting_buffer_is_used_again() -> None:
-    pool = BufferPool(CPU)
-    large, small = pool.take(1000), pool.take(400)
-    for buffer in (large, small):
-        pool.give(buffer)
-    assert pool.take(300) is small  # the smallest that fits
-    assert pool.take(300) is large
-    pool.give(large)
-    other = pool.take(200)  # one that is five times as large is kept for larger messages
-    assert (other.nbytes, other.dtype) == (200, torch.uint8)
-    assert pool.bytes_kept == 1000
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_no_more_than_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setattr(sar.Config, "comm_buffer_bytes", 1000)

@@ -13,29 +13,6 @@ from tests.core.attempts import Failure, catch_and_recover
 from tests.matrix import corner
 
 
-def reduce_all(mine, op):
-    everything = []
-    for tensor in mine:
-        comm.all_reduce(tensor, getattr(dist.ReduceOp, op), move_to_comm_device=True)
-        everything.append(tensor)
-    return everything
-
-
-@pytest.mark.parametrize("op, combine", [("SUM", torch.sum), ("MAX", torch.amax), ("MIN", torch.amin)])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_all_reduce(pool, world_size, op, combine):
-    generator = torch.Generator().manual_seed(0)
-    shapes, dtypes = [(), (0, 2), (5, 3)], [torch.float32, torch.float64, torch.int64]
-    mine = [
-        [torch.randint(-9, 9, shape, generator=generator).to(dtype) for shape in shapes for dtype in dtypes]
-        for _ in range(world_size)
-    ]
-    expected = [combine(torch.stack(values), 0).to(values[0].dtype) for values in zip(*mine, strict=True)]
-    for result in pool.run(reduce_all, op, per_rank=mine):
-        for actual, value in zip(result, expected, strict=True):
-            assert torch.equal(actual, value)
-
-
 def reduce_a_transposed_parameter():
     parameter = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
     comm.all_reduce(parameter.data.t(), dist.ReduceOp.SUM)
@@ -160,28 +137,20 @@ def test_exchange_single_tensor(pool, world_size, step):
         assert torch.equal(received, torch.full((source + 1, 3), float(source)).double())
 
 
-def disagree(how):
-    """Every rank fails; then an agreed call works."""
-    sar.Config.timeout = 10
-    failure = catch_and_recover(how)
-    total = torch.ones(1)
-    comm.all_reduce(total, dist.ReduceOp.SUM)
-    return failure, total.item()
-
-
-def unlike_shapes():
-    comm.all_reduce(torch.ones(2 + sar.rank()), dist.ReduceOp.SUM)
-
-
 def unlike_dtypes():
-    comm.all_reduce(torch.ones(2, dtype=[torch.float32, torch.float64][sar.rank()]), dist.ReduceOp.SUM)
+    comm.all_reduce(torch.ones(2, dtype=[torch.float32, torch.float64][sar.rank()]))
 
 
 def unlike_calls():
-    if sar.rank() == 0:
-        comm.all_reduce(torch.ones(2), dist.ReduceOp.SUM)
-    else:
-        comm.exchange_tensors([torch.ones(2), torch.ones(2)])
+    comm.all_reduce(torch.ones(2)) if sar.rank() == 0 else comm.exchange_tensors([torch.ones(2), torch.ones(2)])
+
+
+def a_dtype_of_no_sum():
+    comm.all_reduce(torch.ones(2, dtype=torch.int16))
+
+
+def bits_of_floats():
+    comm.all_reduce(torch.ones(2), dist.ReduceOp.BAND)
 
 
 def unexpected_sizes():
@@ -192,8 +161,21 @@ def too_few_tensors():
     comm.exchange_tensors([torch.ones(3)])
 
 
+def two_dtypes():
+    comm.exchange_tensors([torch.ones(2), torch.ones(3, dtype=torch.float64 if sar.rank() else None)])
+
+
+def two_widths():
+    comm.exchange_tensors([torch.ones(2, 2), torch.ones(3, 2 + sar.rank())])
+
+
 def unfit_room():
     comm.all_to_all([torch.empty(2), torch.empty(2)], [torch.ones(2), torch.ones(3)])
+
+
+def receive_another_dtype():
+    other = 1 - sar.rank()
+    comm.exchange_single_tensor(other, other, torch.empty(2), torch.ones(1, dtype=torch.float64))
 
 
 def nobody_sends():
@@ -201,14 +183,37 @@ def nobody_sends():
     comm.exchange_single_tensor(0, sar.rank(), torch.empty(2), torch.ones(2))
 
 
-WRONG = [unlike_shapes, unlike_dtypes, unlike_calls, unexpected_sizes, too_few_tensors, unfit_room, nobody_sends]
+def go_wrong(how):
+    """Every rank fails; then an agreed call works."""
+    sar.Config.timeout = 10
+    failure = catch_and_recover(how)
+    total = torch.ones(1)
+    comm.all_reduce(total)
+    return failure, total.item()
 
 
-@pytest.mark.parametrize("how", WRONG)
+@pytest.mark.parametrize(
+    "how, culprits, words",  # without culprits, the workers disagree
+    [
+        (unlike_dtypes, [], "float64[2]"),
+        (unlike_calls, [], "worker 1: exchange_tensors"),
+        (a_dtype_of_no_sum, [0, 1], "int16"),
+        (bits_of_floats, [0, 1], "BAND"),
+        (unexpected_sizes, [0, 1], "expected lengths [3, 4]"),
+        (too_few_tensors, [0, 1], "got 1 tensors"),
+        (two_dtypes, [1], "float64[3] among tensors with rows like float32[0]"),
+        (two_widths, [1], "float32[3, 3] among tensors with rows like float32[0, 2]"),
+        (unfit_room, [0, 1], "expected lengths [2, 2]"),
+        (receive_another_dtype, [0, 1], "float32"),
+        (nobody_sends, [0, 1], "Worker 1 wants"),
+    ],
+)
 @pytest.mark.parametrize("world_size", [2])
-def test_disagreements_fail_on_every_worker(pool, how):
-    for failure, total in pool.run(disagree, how):
+def test_what_a_worker_does_wrong_is_no_death_and_reaches_all(pool, how, culprits, words):
+    for rank, (failure, total) in enumerate(pool.run(go_wrong, how)):
         assert isinstance(failure, Failure), "went through"
-        assert failure.kind in ("DisagreementError", "ConfigError", "PeerError"), failure
-        assert len(failure.message) > 40
+        own = "ConfigError" if rank in culprits else "PeerError"
+        assert failure.kind in ((own, "PeerError") if culprits else ("DisagreementError",)), failure
+        assert words in failure.message
+        assert "died" not in failure.message
         assert total == 2

@@ -83,16 +83,6 @@ def test_calls_raise_at_once_and_the_parents_go_on(pool, world_size):
             assert "This process was forked from a worker" in failure.message
 
 
-def alone(partition):
-    graph = sar.construct_full_graph(partition)
-    return in_child(lambda: aggregated(graph).sum().backward())
-
-
-@pytest.mark.parametrize("world_size", [1])
-def test_one_worker_needs_no_connections(pool, world_size):
-    assert pool.run(alone, per_rank=SCENARIOS["random"](1).partitions) == [None]
-
-
 ENDS = """
 import os, sys, signal, sar
 sar.initialize_comms()

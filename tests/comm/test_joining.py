@@ -12,8 +12,8 @@ import sar
 from sar.comm import setup, store
 from sar.comm.group import Group
 from sar.comm.process_transport import ProcessTransport
-from sar.comm.setup import connect_store, host_store, job_store
-from sar.errors import CommunicationError, CommunicationTimeout, PeerError
+from sar.comm.setup import connect_store, host_store
+from sar.errors import CommunicationError, CommunicationTimeout
 from tests.comm.launch import free_port, launch
 from tests.python_process import PythonProcess
 
@@ -36,75 +36,46 @@ def in_threads(function, workers):
         return list(executor.map(run, workers))
 
 
-def joined(workers, store=None):
-    """Let workers (rank, world size, job) look for their job; return the store that each found, or its error."""
-    store = store or dist.HashStore()
-    return in_threads(lambda *worker: job_store(store, *worker), workers)
+def join(workers):
+    """Let workers (rank, world size) of one job connect and agree; return the flags that each got, or its error."""
+    store = dist.HashStore()
+    return in_threads(lambda rank, size: Group(ProcessTransport(store, rank, size)).agree("a call", rank), workers)
 
 
-def assert_meet(stores):
-    """All workers have joined, and have one store."""
-    stores[0].set("greeting", "hello")
-    assert [store.get("greeting") for store in stores] == [b"hello"] * len(stores)
-
-
-@pytest.mark.parametrize("job", [None, "a"])
-def test_one_job(job):
-    assert_meet(joined([(2, 3, job), (0, 3, job), (1, 3, job)]))
-
-
-def assert_refused(error, *words):
-    assert type(error) is CommunicationError, error
-    for word in (*words, "SAR_JOB_ID", "name one world size"):
-        assert word in str(error)
-
-
-def test_another_job_is_refused_and_the_first_goes_on():
-    """Worker 1 of another job finds this one's store, perhaps before this one's own worker 1 does."""
-    *job, stranger = joined([(0, 2, "a"), (1, 2, "a"), (1, 2, "b")])
-    assert_meet(job)
-    assert_refused(stranger, "Worker 1 of 2 of job b", "Worker 0 of 2 of job a")
+@pytest.mark.parametrize("workers", [[(0, 2), (1, 3)], [(0, 3), (1, 2)]])
+def test_numbers_of_workers_differ(workers):
+    for error in join(workers):
+        assert isinstance(error, CommunicationError), error
+        assert "does not go with Worker" in str(error)
+        assert "name one world size" in str(error)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_second_worker_of_a_rank_is_refused_and_the_job_goes_on(rank):
-    store = dist.HashStore()
-    job = joined([(0, 3, None), (1, 3, None), (2, 3, None)], store)
-    [late] = joined([(rank, 3, None)], store)
-    assert_meet(job)
-    assert_refused(late, f"Worker {rank} of 3 of a job without SAR_JOB_ID")
+    results = join([(0, 2), (1, 2), (rank, 2)])
+    [error] = [result for result in results if isinstance(result, CommunicationError)]
+    assert f"Worker {rank} of 2" in str(error)
+    assert f"does not go with Worker {rank} of 2" in str(error)
+    assert sum(result == [0, 1] for result in results) == 2
 
 
-def test_world_sizes_differ():
-    _, error = joined([(0, 2, None), (1, 3, None)])
-    assert_refused(error, "Worker 1 of 3", "Worker 0 of 2")
+TWO_JOBS = """
+import os, sar
+sar.Config.timeout = float(os.environ["LIMIT"])
+try:
+    sar.initialize_comms(int(os.environ["MINE"]), 2, "127.0.0.1", master_port_number=int(os.environ["PORT"]))
+except sar.errors.CommunicationTimeout:  # none of its job has come, or the other one has ended
+    print('REPORT {"raised": true}')
+    raise SystemExit
+"""
 
 
-def test_restarts_on_the_same_store(monkeypatch):
-    """torchrun's agent may keep the store: the entries of workers before the restart are not believed."""
-    store = dist.HashStore()
-    for restart in "01":
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
-        assert_meet(joined([(1, 2, "a"), (0, 2, "a")], store))
-
-
-def test_builds_of_one_version_are_alike(monkeypatch):
-    monkeypatch.setattr("torch.__version__", "2.4.0+cu121")
-    assert setup.versions().startswith(f"sar {sar.__version__}, torch 2.4.0")
-    assert "cu121" not in setup.versions()
-
-
-def test_who_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
-    monkeypatch.setattr(sar.Config, "timeout", 3.0)
-    monkeypatch.setattr(store, "REPORT_SECONDS", 0.5)
-    job = dist.HashStore()
-    errors = in_threads(lambda rank: Group(ProcessTransport(job, rank, 4)).agree("a call"), [(0,), (1,)])
-    for rank, error in enumerate(errors):
-        assert isinstance(error, CommunicationTimeout | PeerError)  # or it has heard of the other one's
-        assert "for worker 2, worker 3 to join" in str(error)
-        said = [line for line in caplog.messages if re.match(rf"Worker {rank} has waited \d+ s for", line)]
-        assert 1 <= len(said) <= 3, caplog.messages
-        assert "for worker 2, worker 3 to join" in said[-1]
+def test_a_worker_of_another_job_waits_for_its_own_and_this_job_goes_on():
+    port = str(free_port())
+    jobs = [("0", "a", "60"), ("1", "b", "5"), ("1", "a", "60")]
+    environments = [{"MINE": rank, "SAR_JOB_ID": job, "LIMIT": limit, "PORT": port} for rank, job, limit in jobs]
+    first, stranger, second = launch(TWO_JOBS, environments)
+    assert (first["sum"], stranger, second["sum"]) == (3.0, {"raised": True}, 3.0)
 
 
 def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
@@ -119,24 +90,23 @@ def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, cap
 FROZEN = """
 import os, signal, sys, sar
 from sar.comm import setup
-rank, port, signed = map(int, sys.argv[1:])
+rank, port = map(int, sys.argv[1:])
 sar.Config.timeout = 8.0
 def freeze(*arguments):
     print("frozen", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
 if rank == 0:
-    setattr(setup, "ProcessTransport" if signed else "job_store", freeze)
+    setup.ProcessTransport = freeze
 sar.initialize_comms(rank, 2, "127.0.0.1", master_port_number=port)
 """
 
 
-@pytest.mark.parametrize("signed", [0, 1])
-def test_a_worker_0_that_freezes_while_others_join(signed):
+def test_a_worker_0_that_freezes_while_others_join():
     port = free_port()
-    workers = [PythonProcess("-c", FROZEN, 0, port, signed, merged=True)]
+    workers = [PythonProcess("-c", FROZEN, 0, port, merged=True)]
     try:
         assert "frozen" in workers[0].line()
-        workers.append(PythonProcess("-c", FROZEN, 1, port, signed, merged=True))
+        workers.append(PythonProcess("-c", FROZEN, 1, port, merged=True))
         said = workers[1].communicate(timeout=60)[0]
         assert workers[1].returncode == 1
         assert re.search(r"Worker 1 waited .* worker 0.*usually worker 0, is frozen", said), said

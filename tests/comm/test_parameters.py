@@ -229,28 +229,6 @@ def test_sums_are_not_summed(pool, world_size, between):
         assert "the gradients are sums over the workers already" in said.message
 
 
-def nothing_to_gather():
-    sar.gather_grads(nn.ReLU())
-    model = nn.Linear(2, 2)
-    sar.gather_grads(model)
-    return [parameter.grad for parameter in model.parameters()]
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_no_gradients_at_all(pool):
-    assert pool.run(nothing_to_gather) == [[None, None]] * 2
-
-
-def in_one_mode_each():
-    model = nn.Linear(2, 1).train(sar.rank() == 0)
-    return catch_and_recover(sar.gather_grads, model)
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_model_that_some_evaluate_and_some_train(pool):
-    assert all("gather_grads of a model in evaluation mode" in one.message for one in pool.run(in_one_mode_each))
-
-
 def refused(kind):
     """Only worker 0 has what is refused; all workers raise."""
     if kind == "lazy":

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sar.comm.rows import FieldFormat, RowFormat
+from sar.comm.rows import RowFormat
 
 WIDE = [torch.float32, torch.float64]
 
@@ -39,19 +39,3 @@ def test_infinities_and_nan_arrive_and_leave_the_others_alone(wide):
     assert found[0, 2].isnan()
     assert torch.allclose(found[1], sent[1], rtol=2**-8, atol=0)
     assert found[1, 1].signbit()
-
-
-@pytest.mark.parametrize(
-    "field, nbytes",
-    [
-        (FieldFormat(torch.float32, (3,)), 48),
-        (FieldFormat(torch.float64, (3,)), 48),
-        (FieldFormat(torch.float16, (3,)), 48),  # no wider
-        (FieldFormat(torch.int64, (3,)), 192),
-        (FieldFormat(torch.float32, (0,)), 0),
-    ],
-    ids=str,
-)
-def test_bytes_of_a_message(field, nbytes):
-    assert RowFormat((field,)).narrowed(torch.bfloat16).layout(8).nbytes == nbytes
-    assert RowFormat((field,)).narrowed(None).fields == (field,)

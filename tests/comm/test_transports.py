@@ -17,7 +17,7 @@ from sar.comm.process_transport import ProcessTransport
 from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.tiles import GradientReturn, HaloPlan, Layout, LocalFields, Settings
 from sar.comm.transport import Failure, Member
-from sar.errors import CommunicationError, DisagreementError
+from sar.errors import CommunicationError
 from sar.outofcore import turns
 from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Turns
@@ -140,35 +140,6 @@ def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_pl
     threads = in_turns(workers, work)
     assert not threads.failures
     check_totals(threads.results, plans, x)
-
-
-def test_collectives_within_a_process() -> None:
-    def work(rank: int, group: Group) -> Any:
-        flags = group.agree("a call", rank)
-        total = torch.tensor([rank + 1.0, -rank])
-        group.all_reduce(total, dist.ReduceOp.SUM, "a call")
-        given = torch.tensor([rank + 7])
-        group.broadcast(given, "a call")
-        sent = [torch.full((to + 1,), 10 * rank + to) for to in range(3)]
-        into = [torch.zeros(rank + 1, dtype=torch.int64) for _ in range(3)]
-        received = group.exchange("a call", sent, into)
-        return flags, total.tolist(), given.item(), [one.tolist() for one in received]
-
-    for rank, result in enumerate(in_turns(3, work).results):
-        assert result == ([0, 1, 2], [6.0, -3.0], 7, [[10 * source + rank] * (rank + 1) for source in range(3)])
-
-
-def test_workers_of_a_process_in_different_calls_hear_of_each_other() -> None:
-    def work(rank: int, group: Group) -> None:
-        with group.guard():
-            group.agree("a call" if rank else "another call")
-
-    failures = in_turns(3, work).failures
-    assert set(failures) == {0, 1, 2}
-    assert any(isinstance(error, DisagreementError) for error in failures.values())
-    for error in failures.values():
-        assert "worker 0: another call" in str(error)
-        assert "worker 2: a call" in str(error)
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux's scheduling classes")

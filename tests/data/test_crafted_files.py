@@ -16,7 +16,6 @@ from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
 from tests.adapters.dgl.directories import (
     dgl,
-    heterogeneous_graph,
     homogeneous_graph,
     save_tensors,
     write_directory,
@@ -138,23 +137,3 @@ def test_ranges_beyond_the_files(tmp_path, key, end):
             WorkerShare.of(read_partition_json(directory.path), 0, 4, {})
     if end < 2**63:
         assert any("are missing" in problem for problem in inspect_directory(directory.path).problems)
-
-
-def test_ids_with_columns(tmp_path):
-    directory = write_directory(tmp_path, homogeneous_graph(), 2)
-
-    def widen(graph):
-        graph.ndata["_ID"] = graph.ndata["_ID"].view(-1, 1)
-        return graph
-
-    directory.edit_graph(0, widen)
-    with pytest.raises(PartitionError, match=r"_ID of torch.int64 and shape \(\d+, 1\); expected one whole number"):
-        load_dgl_partition_data(directory.path, 0, "cpu")
-
-
-def test_an_edge_type_between_unknown_nodes(tmp_path):
-    directory = write_directory(tmp_path, heterogeneous_graph(), 2)
-
-    directory.edit(lambda content: content["etypes"].update({"paper:reads:film": 4}))
-    with pytest.raises(PartitionError, match="expected each once, between the node types"):
-        load_dgl_partition_data(directory.path, 0, "cpu")

@@ -16,9 +16,10 @@ from tests.adapters.dgl.directories import (
 )
 from tests.partition.small_disk import run_on_small_disk
 
-WRITERS = {
-    "dispatch": lambda directory: to_dispatch(directory, features=True, orig_ids=True),
-}
+
+def with_original_ids(directory):
+    """As DGL's dispatch pipeline writes it."""
+    return to_dispatch(directory, features=True, orig_ids=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.uint8, torch.bool])
@@ -65,11 +66,10 @@ def own_edges(path: str, out: str, etype: tuple[str, str, str]) -> tuple[torch.T
     return ids * 10, ids
 
 
-@pytest.mark.parametrize("written_by", WRITERS)
 @pytest.mark.parametrize("num_parts, world_size", [(3, 2), (1, 3), (2, 2)])
-def test_workers_write_one_file_together(pool, num_parts, world_size, written_by, tmp_path, monkeypatch) -> None:
+def test_workers_write_one_file_together(pool, num_parts, world_size, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("sar.data.original_order._SLICE_BYTES", 100)
-    directory = WRITERS[written_by](write_directory(tmp_path, heterogeneous_graph(), num_parts))
+    directory = with_original_ids(write_directory(tmp_path, heterogeneous_graph(), num_parts))
     out = tmp_path / "together.npy"
     cases = [(40, own_papers, ())]
     cases += [(len(ids), own_edges, (etype,)) for etype, ids in directory.edge_ids.items()]
@@ -77,28 +77,6 @@ def test_workers_write_one_file_together(pool, num_parts, world_size, written_by
         by_worker = pool.run(function, str(directory.path), str(out), *arguments)
         assert np.array_equal(np.load(out), np.arange(count) * 10)
         assert np.array_equal(sar.to_original_order(*map(list, zip(*by_worker, strict=True))), np.arange(count) * 10)
-
-
-def into_own_folder(path: str, folder: str) -> str:
-    """As on hosts without a shared folder: each worker names a file of its own."""
-    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
-    own = Path(folder, str(sar.rank()))
-    own.mkdir()
-    told = ""
-    try:
-        sar.to_original_order(data["orig_id"], data["orig_id"], own / "out.npy")
-    except ConfigError as error:
-        told = str(error)
-    sar.recover()
-    return told
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_folder_that_is_not_shared(pool, world_size, tmp_path) -> None:
-    directory = WRITERS["dispatch"](write_directory(tmp_path, homogeneous_graph(), world_size))
-    none, told = pool.run(into_own_folder, str(directory.path), str(tmp_path))
-    assert none == ""
-    assert f"worker 1 does not see '{tmp_path}/1/out.npy' of worker 0: share its folder" in told
 
 
 def own_rows(path: str, out: str | None, harm: str) -> tuple[int, ...]:
@@ -114,7 +92,7 @@ def own_rows(path: str, out: str | None, harm: str) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("world_size", [2])
 def test_a_failure_leaves_no_file_behind(pool, world_size, tmp_path) -> None:
-    directory = WRITERS["dispatch"](write_directory(tmp_path, homogeneous_graph(), world_size))
+    directory = with_original_ids(write_directory(tmp_path, homogeneous_graph(), world_size))
     out = tmp_path / "together.npy"
     assert pool.run(own_rows, str(directory.path), str(out), "") == [(60, 0, 3)] * 2
     out.unlink()

@@ -3,7 +3,6 @@
 `tests/bad_inputs/directories.py` has more of these, word for word.
 """
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,6 @@ from tests.adapters.dgl.directories import (
 )
 
 Harm = Callable[[Directory], Any]  # what it returns, if that is a directory, is the one to read
-KINDS = ["part_graph", "node_feats", "edge_feats"]
 
 
 @pytest.fixture
@@ -45,11 +43,6 @@ def json_with(change: Callable[[dict[str, Any]], Any]) -> Harm:
 
 
 # -- the run
-
-
-def load_and_construct(path: Path) -> None:
-    sar.comm.all_reduce(torch.zeros(1))  # all workers are connected, whatever case came before
-    sar.construct_full_graph(sar.load_dgl_partition_data(path, sar.rank(), "cpu"))
 
 
 def load_shares(mistake: str, path: Path) -> None:
@@ -79,16 +72,6 @@ def test_shares_that_do_not_fit(pool, tmp_path, mistake, words):
     assert all(outcome.kind in ("PartitionError", "PeerError") for outcome in outcomes)
 
 
-@pytest.mark.parametrize("world_size", [2])
-def test_a_file_missing_on_one_worker_stops_all_with_the_reason(pool, directory):
-    missing = directory.file(1, "edge_feats")
-    missing.unlink()
-    first, second = pool.outcomes(load_and_construct, directory.path)
-    assert (first.kind, second.kind) == ("PeerError", "PartitionError")
-    assert str(missing) in first.message
-    assert str(missing) in second.message
-
-
 # -- the files
 
 
@@ -105,25 +88,6 @@ def without_cut_edges(directory: Directory, halo_hops: int = 0) -> None:
     directory.edit(lambda content: content.update(halo_hops=halo_hops))
 
 
-def without_first_edges(directory: Directory) -> None:
-    """Without cut edges, which shows in the JSON file."""
-    without_cut_edges(directory)
-
-    def leave_out_the_first_edges(content):
-        ((start, end), _) = content["edge_map"]["_N:_E:_N"]
-        content["edge_map"]["_N:_E:_N"][0] = [start + 3, end]
-
-    directory.edit(leave_out_the_first_edges)
-
-
-def name_graphbolt(directory: Directory) -> None:
-    path = directory.file(0, "part_graph")
-    path.rename(path.with_name("fused_csc_sampling_graph.pt"))
-    files = directory.json()["part-0"]
-    files["part_graph_graphbolt"] = files.pop("part_graph").replace("graph.dgl", "fused_csc_sampling_graph.pt")
-    directory.edit(lambda content: content.update({"part-0": files}))
-
-
 def features_of_some_partitions(directory: Directory) -> Directory:
     directory = to_dispatch(directory, features=True, orig_ids=False)
     directory.file(0, "node_feats").unlink()
@@ -132,18 +96,11 @@ def features_of_some_partitions(directory: Directory) -> Directory:
 
 ONE_TYPE: dict[str, tuple[Harm, list[str]]] = {
     "no types": (json_with(lambda c: c.pop("ntypes")), ["has no ntypes", "DGL 0.5 to 0.9"]),
-    "ends of ranges": (json_with(lambda c: c.update(node_map=[30, 60])), ["node_map is", "DGL 0.5 to 0.9"]),
-    "not reshuffled, by type": (
-        json_with(lambda c: c.update(node_map={"_N": "node_map.npy"})),
-        ["node_map.npy", "DGL 0.5 to 0.9"],
-    ),
     "no halo": (without_cut_edges, ["halo_hops is 0", "num_hops=1"]),
-    "no halo, in the JSON file": (without_first_edges, ["edge_map of _N:_E:_N in partition 0", "num_hops=1"]),
     "missing edges": (
         lambda d: without_cut_edges(d, halo_hops=1),
         [r"part0/graph.dgl .*edges into the nodes of partition 0; expected one for every edge ID(?!.*halo)"],
     ),
-    "GraphBolt only, named": (name_graphbolt, ["dgl_partition_to_graphbolt", "use_graphbolt=False"]),
     "features of no partition": (  # which is fine in output of the dispatch pipeline only
         lambda d: [d.file(part, "edge_feats").unlink() for part in range(2)],
         ["part0/edge_feat.dgl"],
@@ -201,24 +158,3 @@ def test_no_halo_is_fine_where_nothing_is_cut(tmp_path):
     shards = load_dgl_partition_data(directory.path, 1, "cpu").all_shard_edges
     assert len(shards[0].edges[0]) == 0
     assert len(shards[1].edges[0]) > 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_files_that_cannot_be_read_or_are_something_else(directory, kind):
-    path = directory.file(0, kind)
-    content = path.read_bytes()
-    size = len(content)
-    for length in (0, 1, 7, 8, 23, 24, 25, 60, 100, size // 3, size // 2, size - 8, size - 1):
-        path.write_bytes(content[:length])
-        message = refusal(directory)
-        assert str(path) in message
-        assert "truncated" in message
-    path.write_bytes(b"something else " * 1000)
-    assert str(path) in refusal(directory)
-    path.unlink()
-    assert str(path) in refusal(directory)
-    assert load_dgl_partition_data(directory.path, 1, "cpu").all_shard_edges
-    path.mkdir()
-    message = refusal(directory)
-    assert str(path) in message
-    assert os.strerror(21) in message  # Is a directory

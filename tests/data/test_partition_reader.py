@@ -206,24 +206,6 @@ def test_edges_of_a_graph_file_may_come_in_any_order(tmp_path):
     Oracle(directory).check(load_all(directory))
 
 
-def test_int32_graphs(tmp_path):
-    directory = write_directory(tmp_path, homogeneous_graph(), 2)
-    for part in range(2):
-        directory.edit_graph(part, lambda graph: graph.int())
-    Oracle(directory).check(load_all(directory))
-
-
-def test_shards_of_a_field_are_slices_of_one_tensor(tmp_path):
-    directory = write_directory(tmp_path, heterogeneous_graph(), 3)
-    data = load_dgl_partition_data(directory.path, 1, "cpu")
-    for key in data.all_shard_edges[0].edge_features:
-        pieces = [shard.edge_features[key] for shard in data.all_shard_edges]
-        address = pieces[0].data_ptr()
-        for piece in pieces:
-            assert len(piece) == 0 or piece.data_ptr() == address
-            address += piece.nbytes
-
-
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_partition_book_is_the_one_that_dgl_loads(tmp_path, kind):
     directory = write_directory(tmp_path, GRAPHS[kind](), 3)

@@ -44,12 +44,6 @@ def test_all_dtypes_and_shapes(tmp_path, dtype, shape):
     assert torch.equal(found["after"].load(CPU), torch.arange(4))
 
 
-def test_empty_file_of_tensors(tmp_path):
-    path = tmp_path / "features.dgl"
-    save_tensors(str(path), {})
-    assert open_tensors(path) == {}
-
-
 @pytest.mark.parametrize("length", range(0, 200, 3))
 def test_truncation_is_found_before_anything_is_read(tmp_path, length):
     path = tmp_path / "features.dgl"

@@ -6,13 +6,11 @@ import re
 import signal
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.launchers.training import EPOCHS, make_partitions, output_of, told_losses
-from tests.pages.blocks import runs_of
 from tests.workers import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "ray_train.py"
@@ -67,12 +65,3 @@ def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
     }
     assert len(losses) == EPOCHS - 1
     assert re.search(r"^test accuracy 0\.\d{4}$", said, re.MULTILINE)
-
-
-def test_the_page_shows_the_loop_of_the_example() -> None:
-    page = REPOSITORY / "docs" / "howto" / "cluster.md"
-    codes = [
-        block.code for run in runs_of(page, page.read_text()) for block in run.blocks if block.language == "python"
-    ]
-    [shown] = [code for code in codes if "ray.train.report" in code]
-    assert textwrap.indent(shown, " " * 4) in EXAMPLE.read_text()

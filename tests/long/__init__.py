@@ -1,1 +1,1 @@
-"""Long runs, all slow: what grows over thousands of steps, many workers and partitions, and many edges."""
+"""Long runs, all slow: what grows over thousands of steps."""
