@@ -158,7 +158,7 @@ class PythonCall(TileCall):
             f"{reducer or 'apply_edges'} of {self.name}, which reads {_described(reads)} of the sources "
             f"and makes {_described(made)}"
         )
-        super().__init__(context, Operation(signature, widest_rows(reads.values())), distributed=bool(reads))
+        super().__init__(context, Operation(signature, widest_rows(reads.values()) if reads else None))
         self.names = ByKind(*map(list, recording.read))
         self.num_fields = len(recording.columns)
         self.made = {name: (message.dtype, tuple(message.shape[1:])) for name, message in made.items()}
