@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -32,7 +33,7 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.exchange import Exchange
 from sar.comm.gradients import refuse_average
-from sar.comm.group import Group, is_transforming, refuse_transforms
+from sar.comm.group import Group, Guard, is_transforming, refuse_transforms
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.statistics import BACKWARD
 from sar.comm.tiles import OWN_ROWS, GradientReturn, HaloSlice, Layout, LocalFields, Settings, Tile
@@ -110,7 +111,7 @@ class Collective(ABC):
         self.distributed = distributed and group is not None and group.world_size > 1
         self.backward_communicates = self.distributed  # equal on all workers; the forward may set it
         # Sends errors that are raised inside to all workers.
-        self.guard: Callable[[], AbstractContextManager[object]] = nullcontext if group is None else group.guard
+        self.guard: Callable[[], AbstractContextManager[object]] = partial(Guard, group) if group else nullcontext
         self.needs: Sequence[bool] = ()  # whether each input needs a gradient on this worker
         self.all_flags: list[int] = []  # `flags` of every worker, by rank
         self.needed = 0  # OR of all workers' flags; by default bit i is set if input i needs a gradient

@@ -67,10 +67,21 @@ def tied(graph, data):
     return {"node h": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 
 
+def normalised(graph, data):
+    """What a layer does beside a call makes a distributed call of its own."""
+    torch.manual_seed(1)
+    norm = sar.DistributedBN1D(4) if dist.is_initialized() else nn.BatchNorm1d(4)
+    layer, x = SAGEConv(6, 4), data.leaf("x")
+    layer.lin_r = nn.Sequential(layer.lin_r, norm)
+    out = layer.double()(x, edges_of(graph))
+    weighted_sum(out, data.nodes["cotangent"][:, :4]).backward()
+    return {"node h": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_layers(pool, world_size):
     parts = SCENARIOS["isolated"](world_size)
-    cases = [(checkpointed, ()), (hooked, ("module",)), (hooked, ("propagate",)), (lazy, ()), (tied, ())]
+    cases = [(checkpointed, ()), (hooked, ("module",)), (hooked, ("propagate",)), (lazy, ()), (tied, ()), (normalised, ())]
     check(pool, parts, random_data(parts, torch.float64), cases)
 
 

@@ -1,7 +1,6 @@
 """Whatever goes wrong in one virtual worker ends all of them with a clear error, at once, and leaves nothing behind."""
 
 import os
-import re
 import signal
 import threading
 import time
@@ -14,11 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import sar
 from sar.comm import session
 from sar.errors import ConfigError
-from sar.outofcore import workers
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import SpillFile
-from sar.outofcore.turns import Turns
-from sar.outofcore.workers import WorkerThreads
 from tests.core.attempts import catch
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import Err
@@ -75,35 +71,6 @@ def test_features_that_are_refused(feature):
     told = [outcome.message for outcome in outcomes_of(uses, feature)]
     assert any(message.startswith(f"{feature} cannot run in workers that share a process") for message in told), told
     assert torch.compile is before
-
-
-@pytest.mark.parametrize("lets_go", [True, False])
-def test_the_stacks_show_who_waits_for_a_lock(monkeypatch, capsys, lets_go):
-    """One that never lets go is left behind."""
-    for name, seconds in (("STALL_SECONDS", 0.3), ("GRACE", 0.3 if not lets_go else 10.0)):
-        monkeypatch.setattr(workers, name, seconds)
-    monkeypatch.setattr(sar.Config, "timeout", 4.0)
-    turns, lock = Turns(2, 4), threading.Lock()
-
-    def wants_the_lock(place):
-        lock.acquire()
-        try:
-            turns.meet(place, "a call", None, lambda brought: None, lambda: None)
-        finally:
-            if lets_go:
-                lock.release()
-
-    watched = WorkerThreads(turns, wants_the_lock)
-    watched.run()
-    assert watched.some_left != lets_go
-    assert set(watched.failures) == {0, 1}
-    told = capsys.readouterr().err
-    assert re.search(r"Worker 5 has the turn, and has not computed for \d s", told)
-    first, second = told.rpartition("sar-worker-4:\n")[2].split("sar-worker-5:\n")
-    assert "in wants_the_lock\n    turns.meet(" in first
-    assert second.endswith("in wants_the_lock\n    lock.acquire()\n\n")
-    if not lets_go:
-        lock.release()
 
 
 def test_a_gpu_is_refused(tmp_path):

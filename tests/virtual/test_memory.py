@@ -1,8 +1,7 @@
 """What stays in memory of a virtual worker whose turn has passed, what lies in files, and what is read from them ahead.
 
 What a worker loads of features is published unwritten, and changed without others' notice. Of published rows that the
-system has dropped, those asked for come back, and no others. The system is not asked if the process has not read from a
-disk for some turns.
+system has dropped, those asked for come back, and no others.
 """
 
 import ctypes
@@ -17,9 +16,8 @@ from torch import nn
 import sar
 from sar.comm import session
 from sar.outofcore.residency import Residency
-from sar.outofcore.spill import PAGE, QUIET_TURNS, Published, SpillFile
-from sar.tensors.spillable import empty_spillable, tensor_file
-from sar.tensors.views import as_numpy
+from sar.outofcore.spill import PAGE, Published, SpillFile
+from sar.tensors.spillable import tensor_file
 from sar.train.profile import total
 from tests.adapters.dgl.directories import homogeneous_graph
 from tests.graphs import partition_in_memory, random_graph
@@ -244,37 +242,6 @@ def test_rows_asked_for(dropped):
     assert len(there) > 1000
     assert set(there) <= set(range(50, 3002))
     assert dropped.rows[[50, 3000], 0].tolist() == [50, 3000]
-
-
-def test_nothing_is_asked_for_while_no_disk_is_read(dropped):
-    dropped.slot.file.quiet = QUIET_TURNS
-    dropped.will_need(torch.tensor([50, 700, 3000]))
-    time.sleep(0.3)
-    assert not resident(dropped)
-
-
-def test_turns_are_counted_in_which_no_disk_is_read(dropped):
-    file = dropped.slot.file
-    residency = Residency(file, 1.0)
-    residency.leave()
-    assert file.quiet == 0  # what this process has read so far is new
-    for _ in range(20):  # another test's thread may read
-        residency.leave()
-    assert file.quiet > 0
-    assert dropped.rows[1000:1100, 5].tolist() == list(range(1000, 1100))
-    residency.leave()
-    assert file.quiet == 0
-
-
-def test_compiled_code_has_its_operands_at_hand(published):
-    residency = Residency(published.slot.file, 1.0)
-    with residency.in_thread():
-        mine = empty_spillable((100, 100), torch.float32, zeros=True)
-        (mapping,) = residency._in_file.values()
-        residency.leave()
-        assert mapping.away
-        as_numpy(mine)
-        assert not mapping.away
 
 
 # -- `sar.profile`: each worker's own turns, and what left memory
