@@ -321,7 +321,7 @@ def layer_inputs(
     if context.relation.num_dst != context.relation.num_src and not context.structure.is_block:
         graph._frames.dst[dst].check("h", feat)
     source = feat if drop is None else drop(feat)
-    return context, source, own_rows(context, source)
+    return context, source, own_rows(context, source) if context.structure.is_block else source
 
 
 def own_rows(context: CallContext, values: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ Autograd has to see them as inputs of the call, and to save them. So we look for
 tensor that enters a torch operation and was not created in the run is captured. In the actual runs, every torch
 operation gets a leaf with the values that autograd has saved instead. So autograd raises if a captured tensor has
 changed, gradients of a tile stop at the leaf, and the tensor's own hooks run once for the call and not once for each
-tile. Code that torch cannot look into, such as TorchScript or the user's own `torch.autograd.Function`, would get the
-captured tensor itself, whose gradient would be lost, so `StandIns.refuse_hidden` raises. Between its runs we remove
-captured tensors from a function's closure, so that checkpointing can free them. Attributes of other objects remain.
+tile. Code that torch cannot look into, such as TorchScript, gets the captured tensor itself, and so does the user's own
+`torch.autograd.Function` if it gets an attribute. The gradient would be lost, so `StandIns.refuse_hidden` raises.
+Between its runs we remove captured tensors from a function's closure, so that checkpointing can free them. Attributes
+of other objects remain.
 
 [Note: fingerprints]
 A function may also depend on state that we cannot restore, such as a `torch.Generator` of its own or an attribute that
