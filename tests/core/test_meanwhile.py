@@ -81,7 +81,8 @@ def normalised(graph, data):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_layers(pool, world_size):
     parts = SCENARIOS["isolated"](world_size)
-    cases = [(checkpointed, ()), (hooked, ("module",)), (hooked, ("propagate",)), (lazy, ()), (tied, ()), (normalised, ())]
+    cases = [(program, ()) for program in (checkpointed, lazy, tied, normalised)]
+    cases += [(hooked, (kind,)) for kind in ("module", "propagate")]
     check(pool, parts, random_data(parts, torch.float64), cases)
 
 
