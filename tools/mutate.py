@@ -163,8 +163,8 @@ MUTANTS = [
     Mutant(
         "one worker's gradient only",
         "sar/core/collective.py",
-        "self.needed |= flags",
-        "self.needed = self.flags()",
+        "call.needed |= flags",
+        "call.needed = call.flags()",
         "tests/core/test_gradient_rules.py::test_a_gradient_wanted_on_one_rank_only",
     ),
     Mutant(

@@ -93,7 +93,6 @@ class Group:
         self._alone = len(transport.local_peers) == 1  # in its process; if not, the group of the processes counts bytes
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
-        self.paused: Callable[[], object] | None = None  # runs the unfinished rest of the latest call
         self._lock = threading.Lock()
 
     def stand_for(self, workers: int) -> None:
@@ -143,7 +142,6 @@ class Group:
             raise self._stop_error(self.failure)
         if self.failure is None:  # another worker's error has not arrived yet, or there is none and we stop the others
             self.abort(sys.exc_info()[1] or CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
-        self.paused = None
         with self._lock:
             self.generation += 1
             self.failure, self._connected = None, False
@@ -189,7 +187,7 @@ class Group:
 
     def leave_to_parent(self) -> None:
         """Make every further call raise in a forked process, because its connections belong to the parent."""
-        self._lock, self._owner, self.paused = threading.Lock(), None, None
+        self._lock, self._owner = threading.Lock(), None
         if self.world_size > 1:
             self.failure = Failure(FORKED, FORKED, final=True)
 
@@ -215,8 +213,6 @@ class Group:
             refuse_transforms()
         if self.world_size == 1:
             return [flags]
-        if self.paused is not None:
-            self.paused()
         with self._lock:  # see [Note: one thread at a time]
             owner = self._owner
             if owner is None or owner[0] == threading.get_ident():

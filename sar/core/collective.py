@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -32,10 +33,10 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.exchange import Exchange
 from sar.comm.gradients import refuse_average
-from sar.comm.group import Group, is_transforming, refuse_transforms
+from sar.comm.group import Group, Guard, is_transforming, refuse_transforms
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.statistics import BACKWARD
-from sar.comm.tiles import OWN_ROWS, SMALL_TILE, GradientReturn, HaloSlice, Layout, LocalFields, Settings, Tile
+from sar.comm.tiles import OWN_ROWS, GradientReturn, HaloSlice, Layout, LocalFields, Settings, Tile
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.host.ranges import named, traced
@@ -71,12 +72,6 @@ class CallContext(NamedTuple):
             f"{call}; along {self.relation.etype}, gradients {'on' if torch.is_grad_enabled() else 'off'}, "
             f"graph {self.structure.signature}, {self.settings}"
         )
-
-    def can_hide_wire(self, x: Tensor) -> bool:
-        """Whether other work can overlap with the messages of a call on x, (N_src, ...); equal on all workers."""
-        few = self.relation.plan.mean_rows * x.itemsize * x.shape[1:].numel() < SMALL_TILE
-        on_cpu = x.device.type == self.structure.group.device.type == "cpu"
-        return on_cpu and not few and len(self.structure.group.local_peers) == 1
 
 
 @dataclass(eq=False)
@@ -115,7 +110,7 @@ class Collective(ABC):
         self.distributed = distributed and group is not None and group.world_size > 1
         self.backward_communicates = self.distributed  # equal on all workers; the forward may set it
         # Sends errors that are raised inside to all workers.
-        self.guard: Callable[[], AbstractContextManager[object]] = nullcontext if group is None else group.guard
+        self.guard: Callable[[], AbstractContextManager[object]] = partial(Guard, group) if group else nullcontext
         self.needs: Sequence[bool] = ()  # whether each input needs a gradient on this worker
         self.all_flags: list[int] = []  # `flags` of every worker, by rank
         self.needed = 0  # OR of all workers' flags; by default bit i is set if input i needs a gradient
@@ -143,11 +138,6 @@ class Collective(ABC):
 
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the results, as one node of autograd."""
-        results: tuple[Tensor, ...] = Node.apply(self.anchor(inputs), self, *inputs)
-        return results
-
-    def anchor(self, inputs: Sequence[Tensor | None]) -> Tensor:
-        """An input that ties the node to autograd on all workers: see [Note: one worker's gradient is everybody's]."""
         if is_transforming():
             with self.guard():
                 refuse_transforms(*inputs)  # torch would ask for rules that no call has
@@ -158,64 +148,20 @@ class Collective(ABC):
             if x is not None and need:
                 self.input_ties.append((x[:0] if x.dim() else x).clone())
         self.needs = needs
-        return torch.empty(0, requires_grad=grad and self.distributed, device="cpu")
-
-    # -- steps shared by the nodes of autograd
-
-    def begin_forward(self) -> None:
-        """Agree on the forward."""
-        self.all_flags = [self.flags()]
-        if self.group is not None and self.distributed:
-            self.all_flags = self.group.agree(self.signature, *self.all_flags)
-        elif self.group is not None:
-            self.group.follow(self.signature)
-        for flags in self.all_flags:
-            self.needed |= flags
-        self.number = 0 if self.group is None else self.group.call_id
-
-    def end_forward(self, ctx: Any, output: ForwardOutput) -> tuple[Tensor, ...]:
-        """Save tensors for the backward, and return the results."""
-        ctx.call = self
-        if not self.needed:
-            ctx.mark_non_differentiable(*output.results)
-            return output.results
-        ctx.save_for_backward(*output.saved, *chain.from_iterable(self.kept.values()))
-        if self.kept:
-            self.num_kept, self.kept = {halo: len(rows) for halo, rows in self.kept.items()}, {}
-        constants = list(output.constants)
-        for result in output.results:
-            if not (result.is_floating_point() or result.is_complex()):
-                constants.append(result)
-        ctx.mark_non_differentiable(*constants)
-        return output.results
-
-    def begin_backward(self, ctx: Any) -> list[Any]:
-        """Agree on the backward, and return the saved tensors."""
-        saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
-        ctx.maybe_clear_saved_tensors()
-        if self.group is not None:
-            begin = self.group.agree if self.backward_communicates else self.group.follow
-            begin(f"{BACKWARD}{self.signature}; call {self.number}")
-        for halo, count in reversed(self.num_kept.items()):
-            saved, self.kept[halo] = saved[:-count], saved[-count:]
-        return saved
-
-    def end_backward(self, input_grads: Sequence[Tensor | None], *grads: Tensor) -> Any:
-        """The gradients of a node's arguments: the anchor, the call, and the inputs."""
-        arguments: list[Tensor | None] = [None, None]
-        for grad, dtype, need in zip(input_grads, self.dtypes, self.needs, strict=True):
-            arguments.append(grad.to(dtype) if need and grad is not None else None)
-        return NotTwice.apply(arguments, *self.input_ties, *grads) if torch.is_grad_enabled() else tuple(arguments)
+        # Ties the node to autograd on all workers: see [Note: one worker's gradient is everybody's].
+        anchor = torch.empty(0, requires_grad=grad and self.distributed, device="cpu")
+        results: tuple[Tensor, ...] = Node.apply(anchor, self, *inputs)
+        return results
 
 
 class TileCall(Collective):
     """An operation along a relation, which goes through the relation's tiles in the forward and in the backward."""
 
-    def __init__(self, context: CallContext, operation: Operation, *, distributed: bool = True) -> None:
-        super().__init__(context.structure.group, operation.signature, distributed=distributed)
+    def __init__(self, context: CallContext, operation: Operation) -> None:
+        super().__init__(context.structure.group, operation.signature, distributed=operation.widest is not None)
         self.context = context
         self.relation = context.relation
-        self.layouts, self.widest = operation.layouts, operation.widest
+        self.operation = operation
         self.both_ways = True  # whether an exchange may fetch rows and return gradients; the forward may set it
         self.rereads = True  # whether the backward, if there is one, reads rows of the sources; the forward may set it
 
@@ -233,25 +179,19 @@ class TileCall(Collective):
         The first messages are posted at once. Edges that read this worker's rows come with `OWN_ROWS`, while these
         travel. In modes 2 and 3 the forward keeps the rows that the backward reads, which does not fetch them again.
         """
-        (structure, relation, settings), layouts = self.context, self.layouts
-        if not self.distributed or self.widest is None:
+        (structure, relation, settings), operation = self.context, self.operation
+        if not self.distributed or operation.widest is None:
             rank, counts = structure.group.rank, map(len, relation.halos)
             halos = [HaloSlice(part, rank, 0, count, count) for part, count in enumerate(counts)]
             tiles = (OWN_ROWS if halo.owner == rank else OWN_ROWS._replace(halo=halo) for halo in halos)
             return zip(relation.blocks, tiles, strict=True)
-        if self.both_ways not in layouts:
-            layouts[self.both_ways] = Layout.of(relation.plan, settings, self.widest, both_ways=self.both_ways)
+        layout = operation.layouts.get(self.both_ways)
+        if layout is None:
+            layout = Layout.of(relation.plan, settings, operation.widest, both_ways=self.both_ways)
+            operation.layouts[self.both_ways] = layout
         keep, pool = settings.keep and self.rereads and self.needed != 0, session.current().pool
         exchange = Exchange(
-            *(
-                structure.group,
-                relation.plan,
-                settings,
-                layouts[self.both_ways],
-                pool,
-                self.signature,
-                structure.device,
-            ),
+            *(structure.group, relation.plan, settings, layout, pool, self.signature, structure.device),
             None if keep and backward else fields,
             keep=keep,
             local=local,
@@ -286,10 +226,26 @@ class Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        group, ctx.call = call.group, call
         with call.guard():
-            call.begin_forward()
-            output = call.forward(*inputs)
-        return call.end_forward(ctx, output)
+            call.all_flags = [call.flags()]
+            if group is not None and call.distributed:
+                call.all_flags = group.agree(call.signature, *call.all_flags)
+            elif group is not None:
+                group.follow(call.signature)
+            for flags in call.all_flags:
+                call.needed |= flags
+            call.number = 0 if group is None else group.call_id
+            results, saved, constants = call.forward(*inputs)
+        if not call.needed:
+            ctx.mark_non_differentiable(*results)
+            return results
+        ctx.save_for_backward(*saved, *chain.from_iterable(call.kept.values()))
+        if call.kept:
+            call.num_kept, call.kept = {halo: len(rows) for halo, rows in call.kept.items()}, {}
+        integers = [result for result in results if not (result.is_floating_point() or result.is_complex())]
+        ctx.mark_non_differentiable(*constants, *integers)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -297,8 +253,18 @@ class Node(torch.autograd.Function):
         if call.distributed:
             refuse_average()
         with torch.no_grad(), call.guard():
-            input_grads = call.backward(call.begin_backward(ctx), *grads)
-        return call.end_backward(input_grads, *grads)
+            saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
+            ctx.maybe_clear_saved_tensors()
+            if call.group is not None:
+                begin = call.group.agree if call.backward_communicates else call.group.follow
+                begin(f"{BACKWARD}{call.signature}; call {call.number}")
+            for halo, count in reversed(call.num_kept.items()):
+                saved, call.kept[halo] = saved[:-count], saved[-count:]
+            input_grads = call.backward(saved, *grads)
+        arguments: list[Tensor | None] = [None, None]  # gradients of the anchor, of the call, and of the inputs
+        for grad, dtype, need in zip(input_grads, call.dtypes, call.needs, strict=True):
+            arguments.append(grad.to(dtype) if need and grad is not None else None)
+        return NotTwice.apply(arguments, *call.input_ties, *grads) if torch.is_grad_enabled() else tuple(arguments)
 
 
 class NotTwice(torch.autograd.Function):

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sar.core.overlap import meanwhile
 from sar.core.passing.attention import attention, recompute_linear
-from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, aggregate
+from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, aggregate, meanwhile
 from sar.kernels.ops import Score
 
 SLOPE = 0.2  # of GAT's leaky ReLU

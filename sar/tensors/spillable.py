@@ -55,7 +55,7 @@ def empty_spillable(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu", *, zeros: bool = False
 ) -> Tensor:
     """An uninitialised tensor, or zeros; in this thread's file if there is one, so never in memory as a whole."""
-    file = _file_for(device)
+    file = None if tensor_file.value is None else _file_for(device)
     if file is None or prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1):
         return (torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device)
     tensor = file.empty(shape, dtype)

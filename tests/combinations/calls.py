@@ -25,20 +25,16 @@ WIDTH = 6
 class Scene:
     """A graph to call, and what there is to give to a call.
 
-    whole: the graph of all nodes.
-    nodes: global IDs of this worker's nodes; None where the graph has others.
+    nodes: global IDs of this worker's nodes.
     count: nodes on all workers.
-    h: rows of the sources, (N_src, 6).
-    g: rows of the destinations, (N_dst, 6).
+    h: rows of the nodes, (N, 6).
     w: weights of the edges, (E, 1).
     """
 
     graph: Any
-    whole: Any
-    nodes: Tensor | None
+    nodes: Tensor
     count: int
     h: Tensor
-    g: Tensor
     w: Tensor
 
     def edge_softmax(self, scores: Tensor, by: str) -> Tensor:
@@ -46,14 +42,8 @@ class Scene:
         made: Tensor = function(self.graph, scores, norm_by=by)
         return made
 
-    @property
-    def pair(self) -> Any:
-        """What DGL's layers take: features of both sides, or of all nodes."""
-        return (self.h, self.g) if len(self.whole.ntypes) > 1 else self.h
-
     def others(self) -> Tensor:
         """A node for each of this worker's nodes, which may be anywhere."""
-        assert self.nodes is not None
         return (7 * self.nodes + 3) % self.count
 
 
@@ -68,7 +58,7 @@ class Rows(nn.Module):
         if self.table is None:
             rows = s.h.detach().clone()
             if dist.is_initialized():
-                made = sar.nn.DistEmbedding(s.whole, WIDTH, init_func=lambda shape, dtype: rows, dtype=rows.dtype)
+                made = sar.nn.DistEmbedding(s.graph, WIDTH, init_func=lambda shape, dtype: rows, dtype=rows.dtype)
             else:
                 made = rows.requires_grad_()
             object.__setattr__(self, "table", made)  # no part of the model, as its rows are not on all workers
@@ -90,23 +80,17 @@ class Call:
     run: (layer, scene) -> rows of the destinations, or of edges.
     make: the layer.
     edges: whether the result has rows of edges.
-    whole: whether it takes graphs of all nodes only.
     exact: whether the results jump where values are rounded, as arguments of maxima do.
     attention: whether errors grow with the square of the features.
     several: whether one machine, too, needs more than one node and an edge.
-    rows: whether there are rows that a step of a model's optimizer does not reach.
-    own_edges: whether a block of some nodes, whose sources have other out-edges, too, gives another result.
     """
 
     run: Callable[[Any, Scene], Tensor]
     make: Callable[[], nn.Module] = nn.Identity
     edges: bool = False
-    whole: bool = False
     exact: bool = False
     attention: bool = False
     several: bool = False
-    rows: bool = False
-    own_edges: bool = False
 
 
 def _update(message: Any, reducer: Any) -> Callable[[Any, Scene], Tensor]:
@@ -119,7 +103,7 @@ def _update(message: Any, reducer: Any) -> Callable[[Any, Scene], Tensor]:
 
 
 def _aggregated(s: Scene, message: Any, reducer: Any) -> Tensor:
-    s.graph.srcdata["h"], s.graph.dstdata["g"], s.graph.edata["w"] = s.h, s.g, s.w
+    s.graph.srcdata["h"], s.graph.dstdata["g"], s.graph.edata["w"] = s.h, s.h, s.w
     if reducer in (fn.max, fn.min) and not dist.is_initialized():
         return extremum(s.graph, message, "max" if reducer is fn.max else "min")
     s.graph.update_all(message, reducer("m", "out"))
@@ -128,7 +112,7 @@ def _aggregated(s: Scene, message: Any, reducer: Any) -> Tensor:
 
 def _apply(message: Any) -> Callable[[Any, Scene], Tensor]:
     def run(layer: Any, s: Scene) -> Tensor:
-        s.graph.srcdata["h"], s.graph.dstdata["g"], s.graph.edata["w"] = s.h, s.g, s.w
+        s.graph.srcdata["h"], s.graph.dstdata["g"], s.graph.edata["w"] = s.h, s.h, s.w
         s.graph.apply_edges(message)
         return s.graph.edata.pop("m")
 
@@ -150,14 +134,14 @@ def _reduce(nodes: Any) -> dict[str, Tensor]:
 
 
 def _python_reduce(layer: Any, s: Scene) -> Tensor:
-    s.graph.srcdata["h"], s.graph.dstdata["g"], s.graph.edata["w"] = s.h, s.g, s.w
+    s.graph.srcdata["h"], s.graph.dstdata["g"], s.graph.edata["w"] = s.h, s.h, s.w
     s.graph.update_all(_messages(layer), _reduce)
     return s.graph.dstdata.pop("out")
 
 
 def _softmax(by: str, layer: Any, s: Scene) -> Tensor:
     """Attention by hand: scores, their softmax over in-edges or out-edges, and a weighted sum."""
-    s.graph.srcdata["h"], s.graph.dstdata["g"] = s.h, s.g
+    s.graph.srcdata["h"], s.graph.dstdata["g"] = s.h, s.h
     s.graph.apply_edges(fn.u_dot_v("h", "g", "score"))
     s.graph.edata["w"] = s.edge_softmax(s.graph.edata.pop("score"), by) * s.w
     s.graph.update_all(fn.u_mul_e("h", "w", "m"), fn.sum("m", "out"))
@@ -165,20 +149,20 @@ def _softmax(by: str, layer: Any, s: Scene) -> Tensor:
 
 
 def _conv(layer: Any, s: Scene) -> Tensor:
-    return layer(s.graph, s.pair)
+    return layer(s.graph, s.h)
 
 
 def _weighted_conv(layer: Any, s: Scene) -> Tensor:
-    return layer(s.graph, s.pair, edge_weight=s.w.squeeze(1))
+    return layer(s.graph, s.h, edge_weight=s.w.squeeze(1))
 
 
 def _with_edges(layer: Any, s: Scene) -> Tensor:
-    return layer(s.graph, s.pair, s.w)
+    return layer(s.graph, s.h, s.w)
 
 
 def _fetched(layer: Any, s: Scene) -> Tensor:
     ids = s.others()
-    return sar.fetch_rows(s.whole, s.h, ids) if dist.is_initialized() else s.h[ids]
+    return sar.fetch_rows(s.graph, s.h, ids) if dist.is_initialized() else s.h[ids]
 
 
 def _learned(layer: Any, s: Scene) -> Tensor:
@@ -219,7 +203,7 @@ CALLS: dict[str, Call] = {
     "v_sub_u, min": Call(_update(fn.v_sub_u("g", "h", "m"), fn.min), exact=True),
     "u_dot_v, on edges": Call(_apply(fn.u_dot_v("h", "g", "m")), edges=True),
     "edge_softmax": Call(partial(_softmax, "dst"), attention=True),
-    "edge_softmax by source": Call(partial(_softmax, "src"), attention=True, own_edges=True),
+    "edge_softmax by source": Call(partial(_softmax, "src"), attention=True),
     "Python message, sum": Call(lambda layer, s: _aggregated(s, _messages(layer), fn.sum), _linear),
     "Python message, max": Call(lambda layer, s: _aggregated(s, _messages(layer), fn.max), _linear, exact=True),
     "Python message, on edges": Call(lambda layer, s: _apply(_messages(layer))(layer, s), _linear, edges=True),
@@ -235,12 +219,12 @@ CALLS: dict[str, Call] = {
     "DotGatConv": Call(_conv, lambda: dglnn.DotGatConv(WIDTH, 3, 2, allow_zero_in_degree=True), attention=True),
     "EdgeConv": Call(_conv, lambda: dglnn.EdgeConv(WIDTH, 4, allow_zero_in_degree=True), exact=True, several=True),
     "NNConv": Call(_with_edges, lambda: dglnn.NNConv(WIDTH, 4, nn.Linear(1, WIDTH * 4), "mean")),
-    "fetch_rows": Call(_fetched, whole=True),
-    "DistEmbedding": Call(_learned, Rows, whole=True, rows=True),
-    "DistributedBN1D": Call(lambda layer, s: layer(s.h), _Norm, whole=True, several=True),
-    "PyG GCNConv": Call(_pyg_weighted, lambda: pyg.GCNConv(WIDTH, 4), whole=True),
-    "PyG GATConv": Call(_pyg, lambda: pyg.GATConv(WIDTH, 3, 2), whole=True, attention=True),
-    "PyG SAGEConv max": Call(_pyg, lambda: pyg.SAGEConv(WIDTH, 4, "max"), whole=True, exact=True),
-    "PyG EdgeConv": Call(_pyg, lambda: pyg.EdgeConv(nn.Linear(2 * WIDTH, 4)), whole=True, exact=True),
-    "PyG TransformerConv": Call(_pyg, lambda: pyg.TransformerConv(WIDTH, 3, 2), whole=True, attention=True),
+    "fetch_rows": Call(_fetched),
+    "DistEmbedding": Call(_learned, Rows),
+    "DistributedBN1D": Call(lambda layer, s: layer(s.h), _Norm, several=True),
+    "PyG GCNConv": Call(_pyg_weighted, lambda: pyg.GCNConv(WIDTH, 4)),
+    "PyG GATConv": Call(_pyg, lambda: pyg.GATConv(WIDTH, 3, 2), attention=True),
+    "PyG SAGEConv max": Call(_pyg, lambda: pyg.SAGEConv(WIDTH, 4, "max"), exact=True),
+    "PyG EdgeConv": Call(_pyg, lambda: pyg.EdgeConv(nn.Linear(2 * WIDTH, 4)), exact=True),
+    "PyG TransformerConv": Call(_pyg, lambda: pyg.TransformerConv(WIDTH, 3, 2), attention=True),
 }

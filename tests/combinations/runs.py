@@ -1,7 +1,5 @@
 """Runs a case, on workers or on one machine: the same program, which returns numbers or raises."""
 
-import copy
-import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -17,11 +15,9 @@ import sar
 import sar.pyg
 from tests.combinations.calls import CALLS, WIDTH, Scene
 from tests.combinations.calls import Rows as Learned
-from tests.combinations.cases import DTYPES, PLAIN, SETTINGS, TRAINING, Case
-from tests.combinations.graphs import Rows, Share
+from tests.combinations.cases import DTYPES, PLAIN, SETTINGS, Case
+from tests.combinations.graphs import Share
 from tests.parity.harness import Results, weighted_sum
-
-RATE = 0.05
 
 
 class Raised(NamedTuple):
@@ -47,15 +43,15 @@ class Model(nn.Module):
         if not dist.is_initialized():
             self.double()
 
-    def forward(self, h: Tensor, g: Tensor, w: Tensor, scene: Scene) -> tuple[Tensor, ...]:
+    def forward(self, h: Tensor, w: Tensor, scene: Scene) -> tuple[Tensor, ...]:
         """The rows that each call makes."""
-        s = Scene(scene.graph, scene.whole, scene.nodes, scene.count, h, h if scene.g is scene.h else g, w)
+        s = Scene(scene.graph, scene.nodes, scene.count, h, w)
         made = CALLS[self.case.call].run(self.first, s)
         if self.case.second == PLAIN:
             return (made,)
         if self.case.joined == "behind":
             flat = softsign(made.flatten(1)) + 0.1 * s.h[:, : made.flatten(1).shape[1]]
-            s.h = s.g = pad(flat, (0, max(0, WIDTH - flat.shape[1])))[:, :WIDTH].to(h.dtype)
+            s.h = pad(flat, (0, max(0, WIDTH - flat.shape[1])))[:, :WIDTH].to(h.dtype)
         return made, CALLS[self.case.second].run(self.second, s)
 
 
@@ -68,17 +64,14 @@ class Program:
         self.dtype = DTYPES[case.dtype] if self.on_worker else torch.float64
         for columns in (share.data.nodes, share.data.edges):
             columns.update({name: rows.to(self.dtype) for name, rows in columns.items()})
-        self.rows = Rows(case, share)
+        self.graph = share.graph(case.mode)
         self.model = Model(case)
         if case.inputs == "half of the weights frozen":
             for value in list(self.model.parameters())[::2]:
                 value.requires_grad_(False)
         self._change_layers()
         self.x = self._leaf(share.data.nodes["x"], "x without gradient")
-        self.y = self._leaf(share.data.nodes["y"], "x without gradient")
         self.w = self._leaf(share.data.edges["w"], "edges without gradient")
-        if case.graph == "sampled":  # there they come from the ends
-            self.w.requires_grad_(False)
         self.results: Results = {}
 
     def _leaf(self, rows: Tensor, without: str) -> Tensor:
@@ -108,10 +101,10 @@ class Program:
         h = self.x[:, :1].expand(-1, WIDTH) if self.case.inputs == "expanded" else self.x * 1
         if self.case.backward == "gradient hook" and h.requires_grad:
             h.register_hook(lambda grad: 2 * grad)
-        scene = self.rows.scene(h, self.y * 1, self.w * 1)
+        scene = self._scene(h, self.w * 1)
         self.given = scene.h
         call: Callable[..., Any] = self.model
-        given = scene.h, scene.g, scene.w
+        given = scene.h, scene.w
         how = self.case.forward
         if how == "checkpoint":
             return checkpoint(call, *given, scene, use_reentrant=False)
@@ -132,18 +125,20 @@ class Program:
                 stack.enter_context(torch.autocast("cpu", torch.bfloat16))
             yield
 
+    def _scene(self, h: Tensor, w: Tensor) -> Scene:
+        return Scene(self.graph, self.share.nodes, self.share.count, h, w)
+
     def loss(self, outputs: Sequence[Tensor]) -> Tensor:
         total = torch.zeros((), dtype=self.dtype)
         for name, rows in zip(self.case.calls, outputs, strict=True):
-            cotangent = self.rows.cotangent(CALLS[name].edges)
+            data = self.share.data
+            cotangent = data.edges["edge cotangent"] if CALLS[name].edges else data.nodes["cotangent"]
             total = total + weighted_sum(rows.to(self.dtype), cotangent)
         return total
 
     def keep(self, name: str, outputs: Sequence[Tensor]) -> None:
         for number, (call, rows) in enumerate(zip(self.case.calls, outputs, strict=True)):
-            edges = CALLS[call].edges
-            rows = rows.detach().clone()
-            self.results[f"{'edge' if edges else 'node'} {name} {number}"] = self.rows.of_edges(rows) if edges else rows
+            self.results[f"{'edge' if CALLS[call].edges else 'node'} {name} {number}"] = rows.detach().clone()
 
     # -- what comes between
 
@@ -153,11 +148,11 @@ class Program:
                 self.model(*self._detached())
 
     def _detached(self) -> tuple[Any, ...]:
-        scene = self.rows.scene(self.x.detach(), self.y.detach(), self.w.detach())
-        return scene.h, scene.g, scene.w, scene
+        scene = self._scene(self.x.detach(), self.w.detach())
+        return scene.h, scene.w, scene
 
     def between(self) -> None:
-        how, graph = self.case.between, self.rows.graph
+        how, graph = self.case.between, self.graph
         if how == "settings changed" and self.on_worker:
             sar.Config.disable_sr = not sar.Config.disable_sr
             sar.Config.pipeline_depth, sar.Config.comm_buffer_bytes = 3, 256
@@ -204,43 +199,12 @@ class Program:
             self.keep("output", outputs)
             self.between()
             self.backward(self.loss(outputs))
-        if self.case.backward in TRAINING:
-            self._step_and_go_on()
         return {**self.results, **self.gradients()}
-
-    def _step_and_go_on(self) -> None:
-        """A step of an optimizer, after which the model, a copy of it or a loaded one goes on."""
-        averaged = copy.deepcopy(self.model) if self.case.backward == "EMA copy" else None
-        trained = [value for value in self.model.parameters() if value.requires_grad]
-        if trained:
-            optimizer = torch.optim.Adam(trained, lr=RATE, eps=1e-3)
-            if self.on_worker:
-                sar.gather_grads(self.model)
-            optimizer.step()
-            optimizer.zero_grad()
-        if averaged is not None:
-            for mean, value in zip(averaged.parameters(), self.model.parameters(), strict=True):
-                mean.data.lerp_(value.data, 0.3)
-            current, self.model = self.model, averaged
-            with torch.no_grad():
-                self.keep("averaged", self.forward())
-            self.model = current
-        if self.case.backward == "state_dict":
-            file = io.BytesIO()
-            torch.save(self.model.state_dict(), file)
-            file.seek(0)
-            with torch.no_grad():
-                for value in self.model.parameters():
-                    value.zero_()
-            self.model.load_state_dict(torch.load(file, weights_only=True))
-        outputs = self.forward()
-        self.keep("second output", outputs)
-        self.loss(outputs).backward()
 
     def gradients(self) -> Results:
         """Of all that takes one; zeros where there is none."""
         found: Results = {}
-        for name, leaf in (("node x", self.x), ("node y", self.y), ("edge w", self.w)):
+        for name, leaf in (("node x", self.x), ("edge w", self.w)):
             if leaf.requires_grad:
                 found[f"{name}.grad"] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         if self.on_worker:

@@ -1,7 +1,5 @@
 """Workers that do not make the same calls: all of them raise an error that tells who does what, and can go on."""
 
-import time
-
 import dgl.function as fn
 import dgl.nn
 import pytest
@@ -184,25 +182,3 @@ def test_another_graph(pool, which):
         assert failure.kind in ("PartitionError", "DisagreementError", "PeerError"), failure
     expected = weighted(parts.reference(), data.nodes["x"], data.edges["w"])
     assert_close(torch.cat([out for _, out in results]), expected)
-
-
-def leave_early(graph, data):
-    """The odd rank makes no further call, so nothing tells the others what it does instead."""
-    x, w = data.leaf("x"), data.leaf("w")
-    out = weighted(graph, x, w)
-    if not odd():
-        out.sum().backward()
-        return
-    time.sleep(2 * sar.Config.timeout)  # by its next call the others have given up
-    weighted(graph, x, w)
-
-
-@pytest.mark.processes("a virtual worker that sleeps keeps the turn")
-@pytest.mark.parametrize("world_size", [2])
-def test_a_worker_that_calls_nothing_more(pool):
-    stayed, left = fail_on_all_ranks(pool, SCENARIOS["random"](2), leave_early, timeout=1.5)
-    assert stayed.kind == "CommunicationTimeout"
-    assert "Config.timeout" in stayed.message
-    assert "backward" in stayed.message
-    assert left.kind == "PeerError"
-    assert "worker 0 raised communicationtimeout" in left.message.lower(), left.message

@@ -11,8 +11,7 @@ from torch.nn.functional import leaky_relu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sar
-from sar.core.collective import Collective
-from sar.core.passing.attention import SEED_STEP, Recompute, attention
+from sar.core.passing.attention import SEED_STEP, Recompute, _AttentionCall, attention
 from sar.kernels.ops import Attention, Score
 from sar.kernels.torch import dropout_factors
 from tests.core.attempts import catch
@@ -246,14 +245,15 @@ def test_operands_that_do_not_fit(pool, world_size):
 
 def rows_kept_in_mode_2(mine):
     """Rows of other workers that a call keeps for its backward, in evaluation and in training."""
-    kept, end_forward = [], Collective.end_forward
+    kept, forward = [], _AttentionCall.forward
 
-    def noting(call, ctx, output):
+    def noting(call, *inputs):
+        output = forward(call, *inputs)
         kept.append(sum(len(rows[0]) for rows in call.kept.values()))
-        return end_forward(call, ctx, output)
+        return output
 
     graph, layer = build(mine[0], 2), dgl.nn.GATConv(6, DIM, HEADS, allow_zero_in_degree=True)
-    with patch.object(Collective, "end_forward", noting):
+    with patch.object(_AttentionCall, "forward", noting):
         with torch.no_grad():
             layer(graph, mine[1].nodes["x"])
         layer(graph, mine[1].nodes["x"])

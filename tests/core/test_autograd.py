@@ -161,21 +161,26 @@ class Pair(NamedTuple):
     second: Tensor
 
 
-def parameters_that_no_operation_shows(graph, data):
-    """TorchScript's operations are not seen one by one, and arguments may be named tuples."""
-    x, model = data.leaf("x"), nn.Sequential(nn.Linear(6, 6), nn.Tanh()).to(data.leaf("x").dtype)
-    scripted, pair = torch.jit.script(model), Pair(*nn.Parameter(torch.rand(6, dtype=x.dtype)).split(3))
+def parameters_in_a_named_tuple(graph, data):
+    x, pair = data.leaf("x"), Pair(*nn.Parameter(torch.arange(6.0, dtype=data.nodes["x"].dtype)).split(3))
     graph.ndata["h"] = x
-    graph.update_all(lambda edges: {"m": scripted(edges.src["h"] * torch.cat(pair))}, fn.max("m", "out"))
+    graph.update_all(lambda edges: {"m": edges.src["h"] * torch.cat(pair)}, fn.max("m", "out"))
     weighted_sum(graph.ndata.pop("out"), data.nodes["cotangent"]).backward()
     graph.ndata.pop("h")
-    return {"node x.grad": x.grad, **parameter_gradients(model)}
+    return {"node x.grad": x.grad}
 
 
-def computed_before_a_script(graph, data):
-    weight, product = nn.Parameter(torch.ones(6)).to(torch.float64), torch.jit.script(multiplied)
-    graph.ndata["h"] = data.leaf("x")
-    graph.update_all(lambda edges: {"m": product(edges.src["h"], weight)}, fn.sum("m", "out"))
+def hidden_from_torch(graph, data, how):
+    """Parameters of code whose operations are not seen one by one. Without an error, their gradients would be lost."""
+    model, weight = torch.jit.script(nn.Linear(6, 6).double()), nn.Parameter(torch.ones(6).double())
+    x = data.leaf("x") if how == "beside others" else data.nodes["x"]
+    if how == "computed before":
+        weight = 2 * weight
+    product = torch.jit.script(multiplied)
+    messages = (lambda h: model(h)) if how == "of a module" else (lambda h: product(h, weight))
+    graph.ndata["h"] = x
+    graph.update_all(lambda edges: {"m": messages(edges.src["h"])}, fn.sum("m", "out"))
+    graph.ndata["out"].sum().backward()
     sar.all_sum(0.0)  # where a worker without such edges, which has finished its call, gets the error of the others
 
 
@@ -219,10 +224,15 @@ def test_parameters_captured_by_a_message_function(pool, world_size):
     parts = SCENARIOS["isolated"](world_size)
     data = random_data(parts, torch.float64)
     data.edges["w"] = torch.full_like(data.edges["w"], 0.7)  # whose local mean is the global one
-    programs = parameters_captured_by_a_message_function, parameters_that_no_operation_shows
+    programs = parameters_captured_by_a_message_function, parameters_in_a_named_tuple
     check(pool, parts, data, [(program, ()) for program in programs])
-    failures = fail_on_all_ranks(pool, parts, computed_before_a_script)
-    assert any("set it as a field" in failure.message for failure in failures), failures
+
+
+@pytest.mark.parametrize("how", ["of a module", "beside others", "computed before"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_parameters_hidden_from_torch(pool, world_size, how):
+    failures = fail_on_all_ranks(pool, SCENARIOS["isolated"](world_size), hidden_from_torch, how)
+    assert any("that sar does not see" in failure.message for failure in failures), failures
 
 
 SETTINGS = [

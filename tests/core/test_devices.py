@@ -14,12 +14,10 @@ import torch
 import sar
 from tests import pretend_gpu
 from tests.gpu.places import PLACES, Place
-from tests.gpu.test_batches import typed_parts
 from tests.parity.harness import (
     assert_close,
     build,
     parameter_gradients,
-    partition_to,
     random_shares,
     weighted_sum,
 )
@@ -219,32 +217,3 @@ def test_on_another_device(place: Place, program):
                 assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
             if program is not samplers:  # whose blocks are on the CPU
                 assert set(places) == {place.device}
-
-
-def run_typed(partition, device):
-    """Outputs and degrees of a graph of several types on the CPU, made on the device, and moved there.
-
-    The structure is where the edges are.
-    """
-    with pretend_gpu.in_place_of(device):
-        there = partition_to(partition, device)
-        on_cpu, features_there = (
-            sar.construct_full_graph(partition._replace(node_features=each.node_features))
-            for each in (partition, there)
-        )
-        found = []
-        for graph in (on_cpu, sar.construct_full_graph(there), on_cpu.to(device), features_there):
-            torch.manual_seed(1)
-            layers = {kind: dgl.nn.SAGEConv(6, 4, "mean") for kind in ("r", "s", "t")}
-            layer = dgl.nn.HeteroGraphConv(layers).to(graph.device, torch.float64)
-            inputs = {ntype: partition.node_features[f"{ntype}/x"].to(graph.device) for ntype in graph.ntypes}
-            made = layer(graph, inputs) | {f"{kind} edges": graph[kind].in_degrees() for kind in layers}
-            assert {value.device.type for value in made.values()} == {graph.device.type}
-            found.append({name: value.detach().cpu() for name, value in made.items()})
-    return found
-
-
-@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
-def test_several_types(place: Place):
-    for expected, *found in place.pool.run(run_typed, f"{place.device}:0", per_rank=typed_parts(place.world_size)):
-        torch.testing.assert_close(found, [expected] * 3)

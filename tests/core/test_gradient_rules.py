@@ -198,7 +198,7 @@ def constant_replaced(graph, data):
 @pytest.mark.parametrize("world_size", [2])
 def test_a_message_function_that_uses_other_tensors_in_the_backward_is_an_error(pool, program):
     failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), program)
-    assert any("uses other tensors in the backward" in failure.message for failure in failures), failures
+    assert any("in the backward" in failure.message for failure in failures), failures
 
 
 class Counting(torch.nn.Module):

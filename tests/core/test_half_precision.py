@@ -7,7 +7,6 @@ import torch
 
 import sar
 from sar import comm
-from tests.core.attempts import catch
 from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import corner
 from tests.parity.harness import (
@@ -84,31 +83,6 @@ def test_errors_do_not_grow_with_tiles(pool, world_size, dtype):
     assert eps_off(torch.cat([rows for _, _, rows in results]), of_node) < 1
 
 
-def edge_gradients(mine, dtype):
-    """Of a field of the edges, of which each message reads one row, by size of the buffer."""
-    partition, data = mine
-    graph, made = build(partition, 1), []
-    graph.ndata["h"] = data.nodes["x"].to(dtype)
-    for size in BUFFERS:
-        sar.Config.comm_buffer_bytes = size
-        graph.edata["e"] = data.edges["e"].to(dtype).requires_grad_()
-        graph.update_all(lambda edges: {"m": edges.src["h"] * edges.data["e"]}, fn.sum("m", "out"))
-        graph.ndata["out"].sum().backward()
-        made.append(graph.edata["e"].grad)
-    return made
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("world_size", [2])
-def test_gradients_of_edge_fields(pool, world_size, dtype):
-    """They are the sources' rows, to the bit, however the edges are cut into tiles."""
-    parts = partition_in_memory(random_graph(0, 24, 200), scattered(24, world_size), world_size)
-    data = random_data(parts)
-    results = pool.run(edge_gradients, dtype, per_rank=deal(parts, data))
-    for found in zip(*results, strict=True):
-        assert torch.equal(torch.cat(found), data.nodes["x"][parts.src].to(dtype))
-
-
 def eps_off(actual, expected, dtype=None):
     """The greatest relative error, in units of the dtype's epsilon."""
     error = (actual.double() - expected) / expected
@@ -167,14 +141,3 @@ def test_half_precision_on_the_wire(pool, world_size, name, features, gradients)
             assert (sent[0] < full[0]) == (features is not None)
             if name == "mean":
                 assert (sent[1] < full[1]) == (gradients is not None)
-
-
-def wrong_setting(value):
-    return catch(setattr, sar.Config, "wire_dtype_features", value)
-
-
-@pytest.mark.parametrize("world_size", [1])
-def test_other_types_are_refused(pool):
-    for value in (torch.float32, torch.float16, "bfloat16"):
-        (error,) = pool.run(wrong_setting, value)
-        assert error.kind == "ConfigError"

@@ -25,7 +25,6 @@ from tests.comm.pretend_nccl import PretendNccl
 from tests.gpu.places import PRETEND, Place
 from tests.parity.harness import Mine, assert_close, build, random_shares
 from tests.pretend_gpu import PretendGpu, host_waits
-from tests.python_process import run
 
 DEVICE, EPOCHS = f"{pretend_gpu.NAME}:0", 3
 MEANT = {
@@ -135,34 +134,6 @@ def test_where_the_host_waits(place: Place, backend):
     for (expected, found), waits in place.pool.run(train, backend, per_rank=random_shares(place.world_size)):
         assert_close(torch.tensor(found), torch.tensor(expected))
         assert waits == (MEANT if backend == "nccl" else MEANT | THROUGH_THE_CPU)
-
-
-EPOCH = """
-import sys
-import torch
-import sar
-from tests.core.test_host_waits import DEVICE, Model
-from tests.parity.harness import build, deal, random_data
-from tests.parity.scenarios import SCENARIOS
-from tests.pretend_gpu import in_place_of
-
-sar.initialize_comms()
-parts = SCENARIOS["random"](1)
-(partition, data), = deal(parts, random_data(parts))
-data.partition = partition
-with in_place_of(DEVICE):
-    here = data.to(DEVICE)
-    graph = build(here.partition, 1)
-    model = Model(graph).to(DEVICE)
-    model(graph, here.nodes["x"], torch.arange(9)).backward()
-    model.embedding.sum_gradients()
-assert "numba" not in sys.modules
-"""
-
-
-def test_an_epoch_on_a_device_does_not_load_numba():
-    done = run("-c", EPOCH, timeout=100)
-    assert done.returncode == 0, done.stderr
 
 
 def drift(rank):

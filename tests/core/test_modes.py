@@ -1,6 +1,5 @@
 """What outlives a call is made of ordinary tensors in any mode of the caller, so training works after validation."""
 
-import contextlib
 import gc
 
 import dgl.function as fn
@@ -9,7 +8,6 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sar
 from tests.parity.harness import MODES, build, deal, random_data
@@ -120,20 +118,3 @@ def after(mine, modes):
 def test_training_after_inference_mode(pool, world_size, modes):
     parts = SCENARIOS["isolated"](world_size)
     pool.run(after, modes, per_rank=deal(parts, random_data(parts)), timeout=100)
-
-
-def after_fake_tensors(mine):
-    partition, data = mine
-    x = data.nodes["x"]
-    for path in PATHS:
-        expected, graph = trained(build(partition, 1), partition, x, path), build(partition, 1)
-        with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
-            PATHS[path](graph, partition, x)
-        sar.recover()
-        assert torch.equal(trained(graph, partition, x, path), expected), path
-
-
-@pytest.mark.parametrize("world_size", [1])
-def test_training_after_fake_tensors(pool, world_size):
-    parts = SCENARIOS["isolated"](world_size)
-    pool.run(after_fake_tensors, per_rank=deal(parts, random_data(parts)))

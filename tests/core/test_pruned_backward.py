@@ -94,24 +94,12 @@ class Doubled(torch.autograd.Function):
         return 2 * grad * b, (2 * grad * a).sum(0)
 
 
-def dropout_in_a_message_function(graph, data):
-    """The backward draws what the forward drew: the gradient of a sum that is linear in x is what x was weighted by."""
-    x, w = data.leaf("x"), data.leaf("w")
-    out = aggregate(graph, lambda edges: {"m": nn.functional.dropout(edges.src["h"], 0.5) * edges.data["w"]}, x, w)
-    (out * data.nodes["x"]).sum().backward()
-    value = torch.stack([(out * data.nodes["x"]).sum().detach(), (x * x.grad).sum().detach()])
-    if sar.comm.is_initialized():
-        sar.comm.all_reduce(value)
-    assert torch.allclose(value[0], value[1])
-    return {}
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_gradients(pool, world_size):
     parts = SCENARIOS["isolated"](world_size)
     cases = [(only_a_captured_parameter, (after,)) for after in ("product", "sum", "alone")]
     cases += [(only_one_input, (layer,)) for layer in LAYERS]
-    cases += [(captured_tensors_of_every_kind, ()), (dropout_in_a_message_function, ())]
+    cases += [(captured_tensors_of_every_kind, ())]
     check(pool, parts, random_data(parts, torch.float64), cases, settings={"timeout": SHORT})
 
 
@@ -158,18 +146,8 @@ def captured_with_a_hook_by_a_function(graph, data):
     return {"node x.grad": x.grad, "sum scale.grad": scale.grad}
 
 
-def with_a_hook_and_an_attribute(graph, data):
-    x, w = data.leaf("x"), data.leaf("w")
-    layer = nn.Module()
-    layer.scale = nn.Parameter(torch.ones(6, dtype=x.dtype))
-    layer.scale.register_hook(lambda grad: 2 * grad)
-    aggregate(graph, lambda edges: {"m": Doubled.apply(edges.src["h"], layer.scale)}, x, w).sum().backward()
-
-
 @pytest.mark.parametrize("world_size", [2])
-def test_a_hook_runs_once_or_is_refused(pool, world_size):
-    """A function of the user's gets a stand-in of a variable around it, but not of what something else holds."""
+def test_a_hook_runs_once(pool, world_size):
+    """A function of the user's gets a stand-in of a variable around it."""
     parts = SCENARIOS["random"](world_size)
     check(pool, parts, random_data(parts, torch.float64), [(captured_with_a_hook_by_a_function, ())])
-    failures = fail_on_all_ranks(pool, parts, with_a_hook_and_an_attribute)
-    assert any("view_as" in failure.message for failure in failures)

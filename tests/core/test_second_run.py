@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.functional import dropout
 
 import sar
-from sar.core.passing.captured import Fingerprint
 from tests.core.attempts import fail_on_all_ranks
 from tests.parity.harness import check, random_data, run_everywhere, weighted_sum
 from tests.parity.scenarios import SCENARIOS
@@ -179,36 +178,3 @@ def test_messages_that_are_not_finite_are_the_same(pool, world_size):
     data = random_data(parts, torch.float64)
     data.nodes["special"] = with_special_values(data.nodes["x"])
     check(pool, parts, data, [(unusual, (how,)) for how in ("sum", "max", "min")], settings={"comm_buffer_bytes": 2000})
-
-
-def alike(values, other, order=None):
-    """Whether the fingerprints of two runs are equal, of which the second may have the edges in another order."""
-    first, second = (Fingerprint(values.device) for _ in range(2))
-    places = torch.arange(len(values))
-    order = places if order is None else order
-    first.add("m", values, places)
-    for part in order.split(1000):
-        second.add("m", other[part], part)
-    return second.equals(first)
-
-
-KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.int64, torch.bool)
-
-
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-def test_fingerprints_are_of_all_bits(dtype, shape):
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(4000, *shape, generator=generator, dtype=torch.float64)
-    values = values > 0 if dtype == torch.bool else (values * 100).to(dtype)
-    assert alike(values, values.clone(), torch.randperm(4000, generator=generator))
-    changes = []
-    for places in ([1234], [7, 8], [7, 3000]):  # some bits of few messages
-        bits = values.clone().contiguous()
-        bits.view(4000, -1).view(torch.uint8)[places, -1] ^= 1 if dtype == torch.bool else 128
-        changes.append(bits)
-    swapped = values.clone()
-    second = int((values.view(4000, -1)[:, 0] != values.view(4000, -1)[0, 0]).nonzero()[0])
-    swapped[[0, second]] = values[[second, 0]]
-    for changed in (*changes, swapped):
-        assert not alike(values, changed)

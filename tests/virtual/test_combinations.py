@@ -91,16 +91,6 @@ def saved(tensor):
     return torch.load(file, weights_only=True)["of a model"]
 
 
-def saved_in_the_background(tensor):
-    found, go = [], threading.Event()
-    thread = threading.Thread(target=lambda: (go.wait(), found.append(saved(tensor))))
-    thread.start()
-    go.set()
-    passes()
-    thread.join()
-    return found[0]
-
-
 def read_by_a_thread_meanwhile(tensor):
     """All the time."""
     wanted, wrong, stop = tensor.sum().item(), [], threading.Event()
@@ -168,7 +158,7 @@ def with_data_replaced(tensor):
 
 LOOKS = {
     "pickled": lambda tensor: pickle.loads(pickle.dumps(tensor)),
-    **{look.__name__: look for look in (saved, saved_in_the_background, read_by_a_thread_meanwhile)},
+    **{look.__name__: look for look in (saved, read_by_a_thread_meanwhile)},
     **{look.__name__: look for look in (viewed_by_numpy, in_a_forked_process, with_data_replaced)},
 }
 

@@ -17,8 +17,7 @@ import sar
 from sar.comm import session
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import PAGE, Disk, Published, SpillFile
-from sar.tensors.spillable import empty_spillable, tensor_file
-from sar.tensors.views import as_numpy
+from sar.tensors.spillable import tensor_file
 from sar.train.profile import total
 from tests.adapters.dgl.directories import homogeneous_graph
 from tests.graphs import partition_in_memory, random_graph
@@ -251,17 +250,6 @@ def test_rows_asked_for(dropped):
     assert len(there) > 1000
     assert set(there) <= set(range(50, 3002))
     assert dropped.rows[[50, 3000], 0].tolist() == [50, 3000]
-
-
-def test_compiled_code_has_its_operands_at_hand(published):
-    residency = Residency(published.slot.file, 1.0)
-    with residency.in_thread():
-        mine = empty_spillable((100, 100), torch.float32, zeros=True)
-        (mapping,) = residency._in_file.values()
-        residency.leave()
-        assert mapping.away
-        as_numpy(mine)
-        assert not mapping.away
 
 
 # -- `sar.profile`: each worker's own turns, and what left memory

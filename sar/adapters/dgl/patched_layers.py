@@ -30,9 +30,8 @@ from sar.core.collective import CallContext
 from sar.core.eager import is_exactly, views_of_nothing
 from sar.core.graph.graph import GraphShardManager, layer_inputs
 from sar.core.graph.queries import ALL
-from sar.core.overlap import meanwhile
 from sar.core.passing.at_sources import sum_at_sources
-from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, Operand, aggregate, copy_to_edges
+from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, Operand, aggregate, copy_to_edges, meanwhile
 from sar.errors import GraphError
 from sar.kernels import Target
 from sar.logging_setup import logger
@@ -143,24 +142,6 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
     elif linear is not None:
         out = linear(out)
     return out if layer.activation is None else layer.activation(out)
-
-
-def tag_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, edge_weight: Tensor | None = None) -> Any:
-    """`TAGConv`: each hop's product is computed while rows of the next travel, in place of one product of all hops."""
-    plain = graph.is_homogeneous and not graph.is_block and edge_weight is None and is_exactly(layer.lin, nn.Linear)
-    fits = feat.shape == (graph.num_nodes(), layer._in_feats) and feat.itemsize > 2
-    hides = plain and fits and (context := graph.call_context()).can_hide_wire(feat)
-    if not hides or _is_autocast(feat):
-        return original(layer, graph, feat, edge_weight)
-    norm = context.relation.degrees(feat.dtype, power=-0.5)
-    *weights, last = layer.lin.weight.T.split(layer._in_feats)
-    out = feat.new_zeros(1) if layer.lin.bias is None else layer.lin.bias
-    for weight in weights:
-        with meanwhile(partial(torch.addmm, out, feat, weight)) as product:
-            hop = aggregate(context, COPY_SOURCE, "sum", feat * norm) * norm
-        out, feat = product(), hop
-    out = torch.addmm(out, feat, last)
-    return out if layer._activation is None else layer._activation(out)
 
 
 def edge_weight_norm(original: Forward, layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
@@ -312,7 +293,6 @@ PATCHED_LAYERS = [
     LayerPatch("conv.GraphConv", graph_conv),
     LayerPatch("conv.SAGEConv", sage_conv),
     LayerPatch("conv.GINConv", gin_conv),
-    LayerPatch("conv.TAGConv", tag_conv),
     LayerPatch("conv.GATConv", gat_conv),
     LayerPatch("conv.GATv2Conv", gatv2_conv),
     LayerPatch("conv.DotGatConv", dot_gat_conv),

@@ -18,7 +18,7 @@ from torch_geometric.utils import get_laplacian
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, check_rows
 from sar.adapters.pyg.guarded import Original, replace
 from sar.core.eager import uncompiled, views_of_nothing
-from sar.core.overlap import meanwhile
+from sar.core.passing.messages import meanwhile
 from sar.host.per_thread import PerThread
 from sar.nn.statistics import global_max, global_mean, global_sum
 from sar.tensors.lasting import lasting

@@ -83,7 +83,7 @@ def source_ids(structure: Structure, relation: Relation) -> list[Tensor]:
 
 
 def change_self_loops(
-    relation: Relation, columns: Columns, group: Group, part: int, first_node: int | None = None
+    relation: Relation, columns: Columns, group: Group, part: int, first_node: int | None
 ) -> tuple[Relation, Columns]:
     """Remove self-loops from a relation and its edge fields or, with `first_node`, add one to each node.
 

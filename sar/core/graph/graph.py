@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -198,23 +197,22 @@ class GraphShardManager(GraphQueries):
     @uncompiled
     def remove_self_loop(self: Self) -> Self:
         """A homogeneous graph without self-loops and with the other edges' fields. A collective call."""
-        return self._with_edges("without self-loops", change_self_loops)
+        return self._with_self_loops("without self-loops", None)
 
     @uncompiled
     def add_self_loop(self: Self) -> Self:
         """A homogeneous graph with an additional self-loop at each node, whose fields are 1. A collective call."""
-        first_node = self.node_ranges[self._structure.group.rank][0]
-        return self._with_edges("with self-loops", partial(change_self_loops, first_node=first_node))
+        return self._with_self_loops("with self-loops", self.node_ranges[self._structure.group.rank][0])
 
     @lasting
-    def _with_edges(self: Self, how: str, change: Callable[..., tuple[Relation, dict[str, Tensor]]]) -> Self:
-        """The graph with the edges that `change` returns. `how` describes the change, for the signature."""
+    def _with_self_loops(self: Self, how: str, first_node: int | None) -> Self:
+        """The graph that `change_self_loops` makes. `how` describes the change, for the signature."""
         if not self.is_homogeneous:
             raise GraphError("Self-loops are changed on homogeneous graphs only.")
         group, part = self._structure.group, self._structure.group.rank
         with group.guard():
             old = self._relation(None)
-            relation, columns = change(old, dict(self._frames.edge[old.etype]), group, part)
+            relation, columns = change_self_loops(old, dict(self._frames.edge[old.etype]), group, part, first_node)
         structure = self._structure.with_relations([relation], how)
         frame = self._frames.edge[old.etype]
         edge = {old.etype: Frame(relation.num_edges, frame.device, frame.what, columns)}
@@ -323,7 +321,7 @@ def layer_inputs(
     if context.relation.num_dst != context.relation.num_src and not context.structure.is_block:
         graph._frames.dst[dst].check("h", feat)
     source = feat if drop is None else drop(feat)
-    return context, source, own_rows(context, source)
+    return context, source, own_rows(context, source) if context.structure.is_block else source
 
 
 def own_rows(context: CallContext, values: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ Autograd has to see them as inputs of the call, and to save them. So we look for
 tensor that enters a torch operation and was not created in the run is captured. In the actual runs, every torch
 operation gets a leaf with the values that autograd has saved instead. So autograd raises if a captured tensor has
 changed, gradients of a tile stop at the leaf, and the tensor's own hooks run once for the call and not once for each
-tile. Code that torch cannot look into, such as TorchScript or the user's own `torch.autograd.Function`, gets the
-captured tensor itself. `StandIns.reached` finds these tensors, and we ask for their gradients, too. Between its runs we
-remove captured tensors from a function's closure, so that checkpointing can free them. Attributes of other objects
-remain.
+tile. Code that torch cannot look into, such as TorchScript, gets the captured tensor itself, and so does the user's own
+`torch.autograd.Function` if it gets an attribute. The gradient would be lost, so `StandIns.refuse_hidden` raises.
+Between its runs we remove captured tensors from a function's closure, so that checkpointing can free them. Attributes
+of other objects remain.
 
 [Note: fingerprints]
 A function may also depend on state that we cannot restore, such as a `torch.Generator` of its own or an attribute that
@@ -72,34 +72,12 @@ class _SeeTensors(TorchFunctionMode):
 
 
 _HIDDEN = (
-    "A message function passes to code that torch cannot look into, such as TorchScript or your own autograd function, "
-    "a tensor that has a hook, or that is computed before the call and needs a gradient; pass "
-    "`tensor.view_as(tensor)` instead, or set it as a field."
+    "A message function uses a tensor that needs a gradient and that sar does not see. It uses it on some edges only; "
+    "or uses other tensors in the backward than in the forward, as after torch.func.functional_call; or it gives it to "
+    "code that torch cannot look into, such as TorchScript, a compiled module, or your own autograd function. Let it "
+    "use the same tensors whenever it is called, from variables around it; give such code `tensor.view_as(tensor)`; or "
+    "set the tensor as a field."
 )
-
-
-def _first_reached(results: Iterable[Tensor], computed: Iterable[Tensor], start: int) -> list[Tensor]:
-    """The leaves and `computed` tensors that autograd reaches first from the results.
-
-    Raises if it reaches a node from before `start` on another path.
-    """
-    ends = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
-    reached: list[Tensor] = []
-    seen: set[tuple[Any, int]] = {(None, 0)}
-    waiting: list[tuple[Any, int]] = [(result.grad_fn, result.output_nr) for result in results]
-    while waiting:
-        if (end := waiting.pop()) in seen:
-            continue
-        seen.add(end)
-        node, _ = end
-        tensor = ends.get(end, getattr(node, "variable", None))
-        if tensor is not None:
-            reached.append(tensor)
-        elif node._sequence_nr() < start:
-            raise GraphError(_HIDDEN)
-        else:
-            waiting += node.next_functions
-    return reached
 
 
 class FindCaptured(_SeeTensors):
@@ -122,13 +100,12 @@ class FindCaptured(_SeeTensors):
         return tensor
 
     def captured(self, results: Iterable[Tensor]) -> list[Tensor]:
-        """All captured tensors, including those that only autograd sees, as in TorchScript.
-
-        Constants that the run itself has changed, such as a counter, are excluded.
-        """
-        for tensor in _first_reached(results, [tensor for tensor, _ in self._found], self._start):
-            self.see(tensor)
-        return [tensor for tensor, version in self._found if tensor.requires_grad or tensor._version == version]
+        """The captured tensors, without constants that the run itself has changed, such as a counter."""
+        captured = [tensor for tensor, version in self._found if tensor.requires_grad or tensor._version == version]
+        seen = [*captured, *(tensor for tensor in self.known.values() if tensor.is_leaf)]
+        if any(result.requires_grad for result in results) and not any(tensor.requires_grad for tensor in seen):
+            raise GraphError(_HIDDEN)
+        return captured
 
 
 _EMPTY = CellType()
@@ -162,16 +139,12 @@ class Captured:
 
 
 class StandIns(_SeeTensors):
-    """Mode that replaces captured tensors by their saved values, as leaves if they need a gradient.
-
-    `used` are the numbers of the tensors that the function has used so far, except closure variables.
-    """
+    """Mode that replaces captured tensors by their saved values, as leaves if they need a gradient."""
 
     def __init__(self, captured: Captured, saved: Sequence[Tensor]) -> None:
         self.leaves = [each.detach().requires_grad_() if each.requires_grad else each for each in saved]
         super().__init__(self.leaves)
         self.captured = [tensor() for tensor in captured.tensors]  # None if only autograd still has the tensor
-        self.used: set[int] = set()
         self._number_of = {id(tensor): number for number, tensor in enumerate(self.captured)}
         self._cells = captured.cells
 
@@ -188,28 +161,22 @@ class StandIns(_SeeTensors):
 
     def see(self, tensor: Tensor) -> Tensor:
         number = self._number_of.get(id(tensor))
-        if number is None:
-            return tensor
-        self.used.add(number)
-        return self.leaves[number]
+        return tensor if number is None else self.leaves[number]
 
-    def reached(self, results: Iterable[Tensor], leaves: Iterable[Tensor]) -> list[int]:
-        """Numbers of captured tensors that autograd reaches instead of a leaf. `leaves` are the run's other leaves."""
-        other_leaves = self.known.keys() | map(id, leaves)
+    def refuse_hidden(self, results: Iterable[Tensor], leaves: Iterable[Tensor]) -> None:
+        """Raise if results of a run depend on tensors that need a gradient besides `leaves` and those of this mode."""
+        known = self.known.keys() | map(id, leaves)
         self.known = {id(leaf): leaf for leaf in self.leaves}  # frees the leaves that the function has created
-        computed = [tensor for tensor in self.captured if tensor is not None and tensor.grad_fn is not None]
-        hidden = [tensor for tensor in _first_reached(results, computed, 0) if id(tensor) not in other_leaves]
-        for tensor in hidden:
-            if id(tensor) not in self._number_of:
-                raise GraphError(
-                    f"A message function uses a tensor of shape {tuple(tensor.shape)} that needs a gradient on some "
-                    "edges only, or it uses other tensors in the backward than in the forward, as after "
-                    "torch.func.functional_call. Let it use the same tensors whenever it is called, from variables "
-                    "around it, or set them as fields."
-                )
-            if tensor.grad_fn is not None or tensor._backward_hooks:  # its backward or hooks would run for each tile
+        waiting, passed = [result.grad_fn for result in results], set[Any]()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in passed:
+                continue
+            passed.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) not in known:
                 raise GraphError(_HIDDEN)
-        return sorted(self._number_of[id(tensor)] for tensor in hidden)
+            waiting += [before for before, _ in node.next_functions]
 
 
 class AmbientState:

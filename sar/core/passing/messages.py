@@ -11,21 +11,24 @@ sources (`operand_values_needed`). It returns the gradients of each tile as soon
 keep the fetched rows instead.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.tiles import GradientReturn, LocalFields
-from sar.core.collective import CallContext, ForwardOutput, Operation, widest_rows
+from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows
 from sar.core.eager import uncompiled
-from sar.core.overlap import Overlapping, Steps, waiting_work
 from sar.core.passing.batches import EdgeFields, reduce_mailboxes
 from sar.core.passing.python_messages import run_python
 from sar.core.passing.reducers import REAL_ONLY, REDUCERS, UNFILLED
 from sar.errors import GraphError
+from sar.host.per_thread import PerThread
 from sar.kernels import (
     EdgeMessage,
     EdgeOperand,
@@ -154,6 +157,28 @@ def _aggregate_fields(context: CallContext, fields: EdgeFields, message: Message
 # -- calls of built-in messages
 
 
+waiting_work = PerThread[Callable[[], Tensor] | None](None)
+"""The work of `meanwhile`, until a call takes it."""
+
+
+@contextmanager
+def meanwhile(work: Callable[[], Tensor]) -> Iterator[Callable[[], Tensor]]:
+    """Context for other work of a layer, such as `fc_self` of `SAGEConv`, that need not wait for a call's messages.
+
+    The first built-in call inside runs it once its first messages travel. The context yields a function that returns
+    the result, which it computes on first use if no call has done so.
+    """
+    with_gradients = torch.is_grad_enabled()  # which are off within a call
+
+    @cache
+    def result() -> Tensor:
+        with torch.set_grad_enabled(with_gradients):
+            return work()
+
+    with waiting_work.set_to(result):
+        yield result
+
+
 @uncompiled
 def aggregate(
     context: CallContext, message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None = None
@@ -178,11 +203,7 @@ def aggregate(
     operation = context.operation(
         (message, reducer, shapes), lambda: MessageOperation.compile(context, message, reducer, operands)
     )
-    call, work, source = BuiltinCall(context, operation), waiting_work.value, operation.source
-    if work is not None and call.distributed and source is not None and context.can_hide_wire(operands[source]):
-        waiting_work.value = None
-        return call.apply_beside(work, *operands)[0]
-    return call.apply(*operands)[0]
+    return BuiltinCall(context, operation).apply(*operands)[0]
 
 
 def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
@@ -243,22 +264,19 @@ class MessageOperation(Operation):
         )
 
 
-class BuiltinCall(Overlapping):
+class BuiltinCall(TileCall):
     """One call of an operation: see [Note: forward and backward]."""
 
-    def __init__(self, context: CallContext, operation: MessageOperation) -> None:
-        super().__init__(context, operation, distributed=operation.source is not None)
-        self.operation = operation
+    operation: MessageOperation
 
-    def forward_steps(self, *operands: Any) -> Steps:
+    def forward(self, *operands: Any) -> ForwardOutput:
         operation, source = self.operation, self.operation.source
         plan = operation.plans[self.needed]
         self.rereads, self.both_ways = plan.fetches, plan.fetches and plan.returns
         fetches_again = plan.fetches and not self.context.settings.keep
         self.backward_communicates = self.distributed and (plan.returns or fetches_again)
         tiles = self.tiles(None if source is None else [operands[source]], local=LocalFields())
-        if self.distributed:
-            yield
+        stopped = self.run_waiting_work(operands) if self.distributed and waiting_work.value is not None else None
         # Allocated only after this worker's turn may have passed.
         reducer = REDUCERS[operation.reducer](self.relation, operation.dtype, operation.message.shape)
         for block, tile in tiles:
@@ -271,9 +289,30 @@ class BuiltinCall(Overlapping):
         for i, is_read in enumerate(plan.reads):
             if not is_read:
                 saved[i] = None
-        self.output = ForwardOutput((result,), saved)
+        if stopped is not None:
+            raise stopped
+        return ForwardOutput((result,), saved)
 
-    def backward_steps(self, saved: list[Any], *grads: Tensor) -> Steps:
+    def run_waiting_work(self, operands: Sequence[Tensor]) -> _StopRecomputationError | None:
+        """Run the work of `meanwhile`. Return the end of a checkpoint's recomputation, which has to wait for the call.
+
+        The other workers end there, too, but have sent the first messages.
+        """
+        work, waiting_work.value = waiting_work.value, None
+        counts = [x._version for x in operands if not x.is_inference()]  # of changes in place
+        try:
+            if work is not None:
+                work()
+        except _StopRecomputationError as stopped:
+            return stopped
+        if counts != [x._version for x in operands if not x.is_inference()]:
+            raise GraphError(
+                "A layer changes its input in place while rows of it travel to other workers: a module such as "
+                "fc_self or lin_r, or a hook of one. Let it work on a copy, as without inplace=True."
+            )
+        return None
+
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         operation, source, relation = self.operation, self.operation.source, self.relation
         plan, dtype = operation.plans[self.needed], accumulation_dtype(operation.dtype)
         *values, edges = saved  # the operands that derivatives read, and the edges of maxima and minima
@@ -306,9 +345,7 @@ class BuiltinCall(Overlapping):
         )
         for block, tile in tiles:
             tile_values, tile_totals, is_own = [*values], [*totals], tile.halo is None
-            if is_own:
-                yield  # other work may run while the first messages travel
-            elif source is not None:
+            if source is not None and not is_own:
                 tile_values[source] = None if tile.rows is None else tile.rows[0]
                 tile_totals[source] = None if tile.grads is None else tile.grads[0]
             operands = message.with_values(tile_values)
@@ -317,4 +354,4 @@ class BuiltinCall(Overlapping):
                 if out is not None:
                     aggregate_grad(block, operands, SIDES[i], gradient, out, arg=edges, fresh=first)
             fresh = fresh and not is_own
-        self.output = totals[: len(self.needs)]
+        return totals[: len(self.needs)]

@@ -114,8 +114,8 @@ def record(context: CallContext, function: MessageFunction, fields: EdgeFields) 
     with state.restored(), refuse_batch_norms(function_name(function), state):
         recorded = results_on_nothing(function, call)
     read = [{name: frame[name] for name in sorted(names)} for frame, names in zip(fields, reads, strict=True)]
-    used = list(captured.values()) if torch.is_grad_enabled() else []
-    return Recording(read, used, dict(recorded), state, [column for columns in read for column in columns.values()])
+    inputs = list(captured.values()) if torch.is_grad_enabled() else []
+    return Recording(read, inputs, dict(recorded), state, [column for columns in read for column in columns.values()])
 
 
 class _Recorded(dict[str, Tensor]):
@@ -158,7 +158,7 @@ class PythonCall(TileCall):
             f"{reducer or 'apply_edges'} of {self.name}, which reads {_described(reads)} of the sources "
             f"and makes {_described(made)}"
         )
-        super().__init__(context, Operation(signature, widest_rows(reads.values())), distributed=bool(reads))
+        super().__init__(context, Operation(signature, widest_rows(reads.values()) if reads else None))
         self.names = ByKind(*map(list, recording.read))
         self.num_fields = len(recording.columns)
         self.made = {name: (message.dtype, tuple(message.shape[1:])) for name, message in made.items()}
@@ -207,7 +207,6 @@ class PythonCall(TileCall):
             nodes = torch.arange(self.relation.num_dst, device=softmax.peak.device)
             for each in self.reducers.values():
                 self.fingerprint.add_sums(each.total, nodes)
-        self.used = leaves.used  # numbers of the captured tensors that the forward has used
         results, of_reducers = zip(*(reducer.finish() for reducer in self.reducers.values()), strict=True)
         constants = () if softmax.peak is None else (softmax.peak,)
         saved = [*inputs[: self.num_fields], *of_reducers, softmax.peak, *captured]
@@ -338,7 +337,13 @@ class PythonCall(TileCall):
                     if outputs:
                         self.add_gradients(part, rows, leaves, outputs, of_outputs, sums, of_captured)
                     del messages, message, outputs, of_outputs, rows  # free the messages before the next ones
-        self.check_second_run(leaves, fingerprint)
+        if not fingerprint.equals(self.fingerprint):
+            raise GraphError(
+                f"{self.name} makes other messages in the backward, where it runs again, than in the forward: it keeps "
+                "state, draws from a random generator of its own, or reads something that has changed. Let it use the "
+                "default generators of torch, numpy or Python, and set what changes as a field; on a GPU, also call "
+                "torch.use_deterministic_algorithms(True)."
+            )
         return [*totals.src, *totals.dst, *totals.edge, *of_captured]
 
     def add_gradients(
@@ -354,9 +359,9 @@ class PythonCall(TileCall):
         """Add the gradients of a block's leaves to `sums`, and those of captured tensors to `of_captured`."""
         inputs = [leaf for of_kind in rows for leaf in of_kind if leaf.requires_grad]
         wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
-        reached = leaves.reached(outputs, inputs)
-        used = [*inputs, *(leaves.leaves[i] for i in wanted), *(leaves.captured[i] for i in reached)]
-        grads = torch.autograd.grad(outputs, used, of_outputs, allow_unused=True)
+        leaves.refuse_hidden(outputs, inputs)
+        differentiated = [*inputs, *(leaves.leaves[number] for number in wanted)]
+        grads = torch.autograd.grad(outputs, differentiated, of_outputs, allow_unused=True)
         grad_of = {id(leaf): grad for leaf, grad in zip(inputs, grads, strict=False) if grad is not None}
         for leaf, total in zip([*rows.src, *rows.dst], [*sums.src, *sums.dst], strict=True):
             if id(leaf) in grad_of:
@@ -366,27 +371,11 @@ class PythonCall(TileCall):
                 edge_rows(total, block).add_(grad_of[id(leaf)])
             elif id(leaf) in grad_of:
                 total.index_add_(0, block.edge_ids, grad_of[id(leaf)].to(total.dtype))
-        for number, grad in zip([*wanted, *reached], grads[len(inputs) :], strict=True):
+        for number, grad in zip(wanted, grads[len(inputs) :], strict=True):
             before = of_captured[number]
             if grad is not None:
                 grad = grad.to(accumulation_dtype(grad.dtype))
                 of_captured[number] = grad if before is None else before + grad
-
-    def check_second_run(self, leaves: StandIns, fingerprint: Fingerprint) -> None:
-        """Raise unless the function has used the same tensors, and made the same messages, as in the forward."""
-        if leaves.used != self.used:
-            raise GraphError(
-                f"{self.name} uses other tensors in the backward than in the forward, for which "
-                "torch.func.functional_call, for example, had given its layers other weights. Let it take such tensors "
-                "from variables around it, or set them as fields."
-            )
-        if not fingerprint.equals(self.fingerprint):
-            raise GraphError(
-                f"{self.name} makes other messages in the backward, where it runs again, than in the forward: it keeps "
-                "state, draws from a random generator of its own, or reads something that has changed. Let it use the "
-                "default generators of torch, numpy or Python, and set what changes as a field; on a GPU, also call "
-                "torch.use_deterministic_algorithms(True)."
-            )
 
 
 def _described(fields: Fields) -> str:

@@ -60,7 +60,13 @@ class SpotCheck:
             return
         try:
             with self._state.with_spare_modules(), torch.no_grad():
-                is_wrong = not self._are_own(results, alone, batches)
+                device = next(iter(results.values())).device
+                batches = [rows.to(device) for rows in batches]
+                together = [{name: values.detach()[rows] for name, values in results.items()} for rows in batches]
+                apart = [alone(rows, unchanged) for rows in batches]
+                is_wrong = not all(map(_are_close, together, apart))
+                if is_wrong:  # unless it keeps state, or makes rounding errors large
+                    is_wrong = all(map(_are_close, apart, [alone(rows, _nudged) for rows in batches]))
         except Exception:  # if it is the user's, calls with all rows raise it
             is_wrong = False
         if is_wrong:
@@ -70,16 +76,6 @@ class SpotCheck:
             )
         self.is_due = False
         self._checked.add(self._key)
-
-    def _are_own(self, results: Results, alone: Alone, batches: Sequence[Tensor]) -> bool:
-        device = next(iter(results.values())).device
-        batches = [rows.to(device) for rows in batches]
-        together = [{name: values.detach()[rows] for name, values in results.items()} for rows in batches]
-        apart = [alone(rows, unchanged) for rows in batches]
-        if all(map(_are_close, together, apart)):
-            return True
-        again = [alone(rows, _nudged) for rows in batches]
-        return not all(map(_are_close, apart, again))  # it keeps state, or makes rounding errors large
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Counts, degrees and IDs of a graph; results can be matched to the input graph."""
+"""IDs of a graph: results can be matched to the input graph."""
 
 import pytest
 import torch
@@ -11,31 +11,6 @@ from tests.adapters.dgl.directories import (
     write_directory,
 )
 from tests.parity.harness import build
-from tests.parity.scenarios import SCENARIOS
-
-COUNTS = [
-    f"{prefix}{what}" for prefix in ("num_", "number_of_") for what in ("nodes", "src_nodes", "dst_nodes", "edges")
-]
-
-
-def counts(partition, mode):
-    graph = build(partition, mode)
-    found = {name: getattr(graph, name)() for name in COUNTS}
-    return found, graph.num_nodes_global(), graph.num_edges_global()
-
-
-@pytest.mark.parametrize("mode", [1, 3])
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_counts_are_local_and_global(pool, world_size, scenario, mode):
-    parts = SCENARIOS[scenario](world_size)
-    for rank, (found, *whole) in enumerate(pool.run(counts, mode, per_rank=parts.partitions)):
-        assert whole == [parts.num_nodes, len(parts.src)]
-        for name in COUNTS:
-            assert found[name] == (parts.edge_counts if name.endswith("edges") else parts.node_counts)[rank], name
-
-
-# -- IDs in the input graph
 
 FORMATS = {
     "dispatch": lambda directory: to_dispatch(directory, features=True, orig_ids=True),

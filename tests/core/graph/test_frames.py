@@ -1,4 +1,4 @@
-"""Frames: what is stored where, what local_scope undoes, which errors unknown or unfit fields give."""
+"""Frames: edge features, what local_scope undoes, which errors unknown or unfit fields give."""
 
 import dgl.function as fn
 import pytest
@@ -39,30 +39,6 @@ def test_edge_features_are_there_from_the_start_in_the_visible_order(pool, world
         shards = parts.partitions[rank].all_shard_edges
         for name in (EID, ORIG_ID):
             assert torch.equal(edata[name], torch.cat([shard.edge_features[name] for shard in shards]))
-
-
-def one_frame(partition, mode):
-    graph = build(partition, mode)
-    h = torch.rand(graph.num_nodes(), 3)
-    graph.srcdata["h"] = h
-    seen = [graph.ndata["h"] is h, graph.dstdata["h"] is h, "h" in graph.ndata]
-    graph.update_all(fn.u_dot_v("h", "h", "m"), fn.sum("m", "out"))
-    seen += [graph.srcdata["out"] is graph.dstdata["out"], list(graph.ndata) == ["h", "out"], len(graph.dstdata) == 2]
-    seen += [graph.ndata.pop("out").shape == (graph.num_nodes(), 1), "out" not in graph.srcdata]
-    graph.nodes["_N"].data["z"] = h
-    graph.edges["_E"].data["y"] = graph.edata["w"]
-    seen += [graph.ndata["z"] is h, graph.edata["y"] is graph.edata["w"]]
-    del graph.dstdata["h"]
-    seen.append("h" not in graph.srcdata)
-    return seen
-
-
-@MODES
-@TWO
-def test_source_destination_and_node_data_are_one_frame(pool, mode):
-    for seen in pool.run(one_frame, mode, per_rank=example()[0].partitions):
-        assert seen == [True] * len(seen)
-        assert len(seen) == 11
 
 
 def scopes(partition, mode):

@@ -4,7 +4,6 @@ import dgl
 import pytest
 import torch
 
-import sar
 from tests.hetero_graphs import partition_hetero
 from tests.parity.harness import build
 from tests.parity.scenarios import SCENARIOS, scattered
@@ -117,14 +116,3 @@ def test_several_types(pool, world_size, mode):
         for etype, (all_edges, some) in degrees.items():
             own = some[: len(all_edges)]
             assert torch.equal(own, all_edges.clamp(max=2) if etype[2] == "paper" else torch.zeros_like(own))
-
-
-def of_a_block(partition):
-    (block,) = sar.construct_mfgs(partition, torch.empty(0, dtype=torch.int64), 1)
-    return block.sampling_graph
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_message_flow_graphs_have_none(pool, world_size):
-    outcomes = pool.outcomes(of_a_block, per_rank=SCENARIOS["random"](world_size).partitions)
-    assert all(outcome.kind == "GraphError" and "construct_full_graph" in outcome.message for outcome in outcomes)
