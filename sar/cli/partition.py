@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep a halo of H hops and the edges out of each part, as dgl.distributed.partition_graph does; default: "
         "only the edges into a part, which is all that sar reads",
     )
-    add("--overwrite", action="store_true", help="replace earlier partitions in DIR, once the new ones are complete")
     add = parser.add_argument_group("assignment").add_argument
     methods = ", ".join(METHODS)
     add("--method", default=MULTILEVEL, metavar="METHOD", help=f"{methods}; metis is multilevel (%(default)s)")

@@ -17,7 +17,7 @@ from sar.partition.ingest.masks import with_split
 from sar.partition.ingest.open import open_graph
 from sar.partition.ingest.sources import ADVICE, Files
 from sar.partition.inspect.report import DirectoryReport
-from sar.partition.new_directory import check_replaceable, new_directory
+from sar.partition.new_directory import check_free, new_directory
 from sar.partition.write.write import write_parts
 from sar.partition.write.write_job import check_hops, check_writable
 
@@ -36,7 +36,6 @@ class OutputOptions:
     name: str = ""  # the graph's own, else `graph`
     memory: int | None = None  # bytes that each step may add to the process
     num_hops: int | None = None
-    overwrite: bool = False
 
 
 class Outcome(NamedTuple):
@@ -69,8 +68,8 @@ def run_partition(
         raise ConfigError(f"{assigning.parts} parts were asked for; expected {least}.")
     check_hops(output.num_hops)
     if assigning.write_assignment is not None:
-        check_replaceable(assigning.write_assignment)
-    with new_directory(output.directory, overwrite=output.overwrite) as directory:
+        check_free(assigning.write_assignment)
+    with new_directory(output.directory) as directory:
         if isinstance(source, GraphSource):
             graph = source
         else:

@@ -115,12 +115,12 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     assert (assigning.parts, assigning.method, assigning.seed) == (8, "multilevel", 3)
     assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))
-    assert (output.directory, output.name, output.memory, output.overwrite) == (Path("parts"), "r", 1_500_000, False)
+    assert (output.directory, output.name, output.memory) == (Path("parts"), "r", 1_500_000)
 
 
 def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     how = "--format text --delimiter ; --header --allow-nan --dtype int32 --imbalance 0.2 --allow-outside"
-    clean = "--remove-duplicates --remove-self-loops --overwrite --split 0.5,0.25,0.25 --num-hops 2"
+    clean = "--remove-duplicates --remove-self-loops --split 0.5,0.25,0.25 --num-hops 2"
     source, assigning, output = asked_for(monkeypatch, f"a.txt b.txt --parts 2 --out parts {how} {clean}")
     assert source.args == (["a.txt", "b.txt"],)
     assert source.keywords["cleaning"] == {"undirected": False, "remove_duplicates": True, "self_loops": "remove"}
@@ -128,7 +128,7 @@ def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
         "format": "text", "delimiter": ";", "header": True, "dtype": "int32", "allow_nan": True, "allow_outside": True,
         "split": (0.5, 0.25, 0.25),
     }  # fmt: skip
-    assert (assigning.imbalance, output.overwrite, output.num_hops) == (0.2, True, 2)
+    assert (assigning.imbalance, output.num_hops) == (0.2, 2)
 
 
 def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path, edges: Path) -> None:

@@ -56,7 +56,6 @@ def write_partitions(
     method: str,
     memory: int | None = None,
     num_hops: int | None = None,
-    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PartitionReport:
     """Write the parts of a graph in the format of `dgl.distributed`.
@@ -75,7 +74,6 @@ def write_partitions(
         num_hops: H: parts also keep edges of others, as `dgl.distributed.partition_graph` writes them: a halo of H hops
             against the direction of the edges, and the edges out of their own nodes. It takes H passes over all edges
             for each part. None: the edges into own nodes, which is all that sar reads.
-        overwrite: replace an earlier directory of partitions once the new one is complete.
         progress: called now and then with the present stage and the share of it that is done, 0 to 1.
             Default None: the log tells of stages.
 
@@ -87,7 +85,7 @@ def write_partitions(
 
     def write() -> Array:
         check_hops(num_hops)
-        with new_directory(folder, overwrite=overwrite) as directory:
+        with new_directory(folder) as directory:
             check_writable(graph, name, memory)
             told = progress or logged_stages()
             return part_sizes(write_parts(directory, graph, part_of, num_parts, name, method, memory, num_hops, told))
