@@ -61,7 +61,7 @@ def check_free(target: Path) -> None:
         raise ConfigError(f"'{target}' is a file; name a directory that does not exist or is empty.")
     if target.is_dir() and (names := sorted(os.listdir(target))):
         raise ConfigError(
-            f"'{target}' already holds {_some(names)}, and nothing is overwritten; remove it, or name another directory."
+            f"'{target}' already holds {_some(names)}, and nothing is overwritten; remove it, or name another."
         )
     if target.is_mount():
         raise ConfigError(f"'{target}' is a mount point, which cannot be replaced; name a directory inside it.")

@@ -119,13 +119,13 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    how = "--format text --delimiter ; --header --allow-nan --dtype int32 --imbalance 0.2 --allow-outside"
+    how = "--format text --delimiter ; --header --allow-nan --imbalance 0.2 --allow-outside"
     clean = "--remove-duplicates --remove-self-loops --split 0.5,0.25,0.25 --num-hops 2"
     source, assigning, output = asked_for(monkeypatch, f"a.txt b.txt --parts 2 --out parts {how} {clean}")
     assert source.args == (["a.txt", "b.txt"],)
     assert source.keywords["cleaning"] == {"undirected": False, "remove_duplicates": True, "self_loops": "remove"}
     assert source.keywords == source.keywords | {
-        "format": "text", "delimiter": ";", "header": True, "dtype": "int32", "allow_nan": True, "allow_outside": True,
+        "format": "text", "delimiter": ";", "header": True, "allow_nan": True, "allow_outside": True,
         "split": (0.5, 0.25, 0.25),
     }  # fmt: skip
     assert (assigning.imbalance, output.num_hops) == (0.2, 2)

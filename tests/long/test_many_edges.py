@@ -25,11 +25,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def write_input(folder: Path) -> None:
-    """Edges with hubs, as raw numbers; and a feature of nodes."""
+    """Edges with hubs, and a feature of nodes."""
     random = np.random.default_rng(0)
-    with open(folder / "edges.raw", "wb") as file:
-        for _ in range(EDGES // CHUNK):
-            (NODES * random.random((CHUNK, 2)) ** 2).astype(np.int32).tofile(file)
+    pairs = np.lib.format.open_memmap(folder / "edges.npy", "w+", np.int32, (EDGES, 2))
+    for start in range(0, EDGES, CHUNK):
+        pairs[start : start + CHUNK] = NODES * random.random((CHUNK, 2)) ** 2
+    pairs.flush()
     features = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (NODES, WIDTH))
     for start in range(0, NODES, CHUNK // WIDTH):
         features[start : start + CHUNK // WIDTH] = np.arange(start, min(start + CHUNK // WIDTH, NODES))[:, None] % 97
@@ -48,7 +49,7 @@ sys.exit(status)
 
 def partition(folder: Path) -> int:
     """Run `sar partition` in a process of its own, and return its peak resident memory in bytes."""
-    command = [sys.executable, "-c", PARTITION, "partition", str(folder / "edges.raw"), "--dtype", "int32"]
+    command = [sys.executable, "-c", PARTITION, "partition", str(folder / "edges.npy")]
     options = ["--num-nodes", str(NODES), "--parts", "2", "--method", "ldg", "--memory-limit", f"{MEMORY // MIB}MiB"]
     places = ["--node-feature", f"x={folder / 'x.npy'}", "--out", str(folder / "parts")]
     done = subprocess.run(

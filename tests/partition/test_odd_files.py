@@ -19,7 +19,6 @@ from sar.partition.in_memory import partition_graph
 from sar.partition.ingest.chunked import write_chunked
 from sar.partition.ingest.cleanup import clean_up
 from tests.partition.ingest.sources import (
-    ONE,
     command,
     edges_of,
     file_of,
@@ -38,7 +37,6 @@ READ: list[tuple[str, str, dict[str, Any], list[tuple[Any, Any]]]] = [
     # name of the file, content, options, edges
     ("e.csv", "\ufeff# note\r\nsrc,dst\r\n0,1\r\n\r\n1,2\r\n", {}, [(0, 1), (1, 2)]),
     ("e.txt", "# Nodes: 3 Edges: 2\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n", {}, [(0, 1), (1, 2)]),
-    ("e.csv", "node_1,node_2\n0,1\n1,2\n", {}, [(0, 1), (1, 2)]),
     ("e.csv", 'name,src,dst\n"x, ""y""",0,1\n"#z",1,"2"\n', {}, [(0, 1), (1, 2)]),
     ("e.csv", '"label, long";src;dst\n"a;b";0;1\n', {}, [(0, 1)]),
     ("e.csv", "src,dst,\n0,1,\n1,2,\n", {}, [(0, 1), (1, 2)]),
@@ -49,7 +47,7 @@ READ: list[tuple[str, str, dict[str, Any], list[tuple[Any, Any]]]] = [
     ("e.csv", "weight,dst,src\n2.5,1,0\n", {"columns": (2, 1)}, [(0, 1)]),
     ("e.csv", "Quelle,Größe,Ziel\n0,9,1\n", {"columns": ("Quelle", "Ziel")}, [(0, 1)]),
     ("e.csv", "Target,Source,Weight\n1,0,5\n", {}, [(0, 1)]),
-    ("e.csv", "0,1\n1,2\n", {"header": True}, [(1, 2)]),
+    ("e.csv", "0,1\n1,2\n", {"header": True, "columns": (0, 1)}, [(1, 2)]),
     ("e.csv", "0x1,0x2\n0x0,0xA\n", {}, [(1, 2), (0, 10)]),  # no header
     ("e.csv", f"0,{2**63 - 2}\n{2**53 + 1} , 007\n\n", {}, [(0, 2**63 - 2), (2**53 + 1, 7)]),
     ("e.csv", "src,dst\n1,a\nb,1\n", {"ids": "map"}, [("1", "a"), ("b", "1")]),  # mixed, so all are strings
@@ -114,7 +112,7 @@ REFUSED: list[tuple[str, str | bytes, dict[str, Any], str]] = [  # name of the f
     ("g.npz", b"x", {}, "is an .npz file, which is not read.*sar.partition_graph"),
     *((name, "%%MatrixMarket matrix coordinate pattern\n3 3 1\n2 1\n", options, "is a MatrixMarket file")
       for name, options in (("g.mtx", {}), ("g.mtx.gz", {}), ("g.txt", {}))),
-    *(("e.csv", content, {"ids": ids}, "there are no edges of _N:_E:_N in .*--allow-empty")
+    *(("e.csv", content, {"ids": ids}, "there are no edges of _N:_E:_N")
       for content in ("", "src,dst\n", "# one\n% two\n", "\n\n", "\ufeff") for ids in (None, "map")),
 ]  # fmt: skip
 
@@ -149,14 +147,9 @@ def test_ends_that_are_named_in_the_other_order(tmp_path: Path, header: str, end
     assert edges(header.split(",")[::-1]) == [(1, 0), (2, 1)]
 
 
-def test_ends_that_are_named_by_node_types(tmp_path: Path) -> None:
-    path = file_of(tmp_path, "e.csv", "item_id,user_id\n1,0\n2,1\n")
-    assert pairs(read({"item:bought by:user": path})) == [(1, 0), (2, 1)]
-    assert pairs(read({"user:buys:item": path})) == [(0, 1), (1, 2)]
-
-
 @pytest.mark.parametrize(
-    "header", ["target,id", "id,source", "source_id,source_name", "to,target", "tail,head", "node2,node1", "a,b", "y,x",
+    "header", ["target,id", "id,source", "source_id,source_name", "to,target", "tail,head", "node2,node1", "node_1,node_2", "a,b",
+               "y,x",
                "col,row", "end,start", "person,friend", "src,dst,source,target"]
 )  # fmt: skip
 def test_names_that_do_not_tell_are_refused(tmp_path: Path, header: str) -> None:
@@ -167,20 +160,12 @@ def test_names_that_do_not_tell_are_refused(tmp_path: Path, header: str) -> None
     assert pairs(read(path, columns=(second, first))) == [(0, 1)]
 
 
-def test_empty_files_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    graph = read(file_of(tmp_path, "e.csv", "src,dst\n"), ids="map", allow_empty=True)
-    assert (graph.num_nodes, pairs(graph)) == ({"_N": 0}, [])
+def test_binary_files_without_edges(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", np.empty((0, 2), int))
-    none: list[int] = []
-    columns = {"src": pyarrow.array(none, pyarrow.int64()), "dst": pyarrow.array(none, pyarrow.int64())}
-    for path in (tmp_path / "e.npy", parquet(tmp_path, "e.parquet", columns)):
+    none = pyarrow.array([], pyarrow.int64())
+    for path in (tmp_path / "e.npy", parquet(tmp_path, "e.parquet", {"src": none, "dst": none})):
         with pytest.raises(PartitionError, match="there are no edges"):
-            read(path)
-        assert read(path, num_nodes=4, allow_empty=True).total_edges == 0
-    arguments = [tmp_path / "e.npy", "--num-nodes", 4, "--parts", 2, "--method", "random", "--out", tmp_path / "p"]
-    assert command("partition", *arguments) == 1
-    assert "--allow-empty" in capsys.readouterr().err
-    assert command("partition", "--allow-empty", *arguments) == 0
+            read(path, num_nodes=4)
 
 
 def test_damage_is_an_error(tmp_path: Path) -> None:
@@ -193,7 +178,7 @@ def test_damage_is_an_error(tmp_path: Path) -> None:
 
 def test_options_and_remarks_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = file_of(tmp_path, "edges.csv", "0,1\n1,2\n2,0\n")
-    assert command("partition", path, "--header", "--parts", 2, "--out", tmp_path / "h") == 0
+    assert command("partition", path, "--header", "--columns", 0, 1, "--parts", 2, "--out", tmp_path / "h") == 0
     assert "edges.csv: the first line, 0, 1, was taken for names of columns" in capsys.readouterr().out
     path = file_of(tmp_path, "a.txt", "# by hand\nsrc\tdst\nann\tbob\nbob\tcy d\n")
     arguments = ["--ids", "map", "--parts", 1, "--delimiter", "TAB", "--out", tmp_path / "p"]
@@ -297,12 +282,6 @@ def test_part_files_without_rows(tmp_path: Path, order: tuple[int, int]) -> None
     assert values(graph, "u") == values(graph, "v") == times
 
 
-def test_no_rows_at_all_keep_the_type_of_the_schema(tmp_path: Path) -> None:
-    path = parquet(tmp_path, "w.parquet", {"w": pyarrow.array([], pyarrow.int16())})
-    graph = read(file_of(tmp_path, "e.csv", "src,dst\n"), allow_empty=True, num_nodes=2, edge_features={"w": path})
-    assert (graph.edge_data[ONE]["w"].shape, graph.edge_data[ONE]["w"].dtype) == ((0,), np.int16)
-
-
 # Features: a table (nodes.csv, or in Parquet), what to take of it, and what comes out
 
 FEATURES: list[tuple[Any, str, dict[str, Any], Any]] = [
@@ -340,7 +319,7 @@ def test_features_of_tables(tmp_path: Path, table: Any, selector: str, options: 
 def test_the_header_option_is_for_every_table(tmp_path: Path) -> None:
     edges, weight = file_of(tmp_path, "e.csv", "0,1\n1,0\n"), file_of(tmp_path, "w.csv", "7\n8\n")
     assert weights(read(edges, header=False, edge_features={"w": weight})) == [7, 8]
-    graph = read(edges, header=True, edge_features={"w": weight})
+    graph = read(edges, header=True, columns=(0, 1), edge_features={"w": weight})
     assert (pairs(graph), weights(graph)) == ([(1, 0)], [8])
 
 

@@ -176,7 +176,10 @@ def test_input_that_does_not_fit_is_refused(
     graph, part_of = change(typed_graph())
     with pytest.raises(ConfigError, match=words):
         write_partitions(graph, part_of, PARTS, tmp_path / "parts", "graph", method="custom")
-    options: list[tuple[dict[str, int], str]] = [({"num_hops": 0}, "drop the edges"), ({"memory": 1000}, "Allow at least 2,097,")]
+    options: list[tuple[dict[str, int], str]] = [
+        ({"num_hops": 0}, "drop the edges"),
+        ({"memory": 1000}, "Allow at least 2,097,"),
+    ]
     for option, told in options:
         with pytest.raises(ConfigError, match=told):
             write(typed_graph(), tmp_path / "parts", **option)

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from sar.data.arrays import ArrayFile, StoredArray
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import JoinedColumn
 from sar.partition.ingest.open import open_graph
-from tests.adapters.dgl.directories import save_tensors
 
 ROWS = 10
 FEAT = np.random.default_rng(0).standard_normal((ROWS, 3)).astype(np.float32)
@@ -116,24 +114,6 @@ def test_bad_parquet(edges, tmp_path, values, message):
     pyarrow.parquet.write_table(pyarrow.table({"x": values}), tmp_path / "x.parquet")
     with pytest.raises(PartitionError, match=message):
         opened(edges, node_features={"x": tmp_path / "x.parquet"})
-
-
-def test_dgl_tensors(edges, tmp_path):
-    path = tmp_path / "node_feat.dgl"
-    tensors = {"_N/feat": torch.from_numpy(FEAT), "label": torch.from_numpy(LABEL)}
-    save_tensors(str(path), tensors)
-    save_tensors(str(tmp_path / "one.dgl"), {"anything": torch.ones(ROWS, dtype=torch.float16)})
-    save_tensors(str(tmp_path / "bad.dgl"), {"x": torch.ones(ROWS, dtype=torch.bfloat16)})
-    features = {"feat": path, "label": path, "renamed": f"{path}#_N/feat", "one": tmp_path / "one.dgl"}
-    fields = opened(edges, node_features=features).node_data["_N"]
-    assert np.array_equal(fields["feat"][3:5], FEAT[3:5])
-    assert np.array_equal(fields["renamed"][0:ROWS], FEAT)
-    assert np.array_equal(fields["label"][2:8], LABEL[2:8])
-    assert fields["one"].dtype == np.float16
-    with pytest.raises(ConfigError, match="has no tensor 'other'; expected one of _N/feat, label"):
-        opened(edges, node_features={"other": path})
-    with pytest.raises(PartitionError, match=r"bad\.dgl is bfloat16"):
-        opened(edges, node_features={"x": tmp_path / "bad.dgl"})
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.partition.ingest.masks import with_split
 from sar.partition.ingest.open import open_graph
-from tests.adapters.dgl.directories import save_tensors
 
 TABLE = np.array([[0, 7, 5, 1], [1, 8, 6, 2], [0, 9, 4, 3]])
 SHAPES = {"n": TABLE[:, 1], "n1": TABLE[:, 1:2], "nk": TABLE}
@@ -36,7 +34,7 @@ def feature(edges: Path, file: str, selector: str) -> Any:
 
 
 def write(folder: Path, file: str, values: Any) -> None:
-    """With columns a, b, ... in tables, and the tensors `x` and `other` in DGL's files."""
+    """With columns a, b, ... in tables."""
     names = "abcd"[: values.shape[1]] if values.ndim == 2 else "a"
     columns = dict(zip(names, values.reshape(len(values), -1).T, strict=True))
     match file.partition(".")[2]:
@@ -48,9 +46,6 @@ def write(folder: Path, file: str, values: Any) -> None:
             pyarrow.parquet.write_table(pyarrow.table(columns), folder / file)
         case "lists.parquet":
             pyarrow.parquet.write_table(pyarrow.table({"a": values.tolist()}), folder / file)
-        case "dgl":
-            tensors = {"x": torch.from_numpy(values.copy()), "other": torch.zeros(3)}
-            save_tensors(str(folder / file), tensors)
         case _:
             rows = [",".join(map(str, row)) for row in values.reshape(len(values), -1)]
             (folder / file).write_text("\n".join([",".join(names), *rows]))
@@ -85,20 +80,13 @@ def test_arrays_are_taken_whole(edges: Path, file: str, shape: str) -> None:
             feature(edges, file, selector)
 
 
-def test_lists_and_tensors(edges: Path) -> None:
+def test_lists(edges: Path) -> None:
     write(edges.parent, "x.lists.parquet", TABLE)
     for selector in ("", "*", "a", "0", "0-0"):
         assert feature(edges, "x.lists.parquet", selector).tolist() == TABLE.tolist()
     for selector in ("1", "b", "0-1"):
         with pytest.raises(ConfigError, match="no column"):
             feature(edges, "x.lists.parquet", selector)
-    for values in SHAPES.values():
-        write(edges.parent, "x.dgl", values)
-        for selector in ("", "x"):
-            assert feature(edges, "x.dgl", selector).tolist() == values.tolist()
-        for selector in ("0", "0-1", "*", "x,other", "nosuch"):
-            with pytest.raises(ConfigError, match=r"x.dgl.*tensor"):
-                feature(edges, "x.dgl", selector)
 
 
 @pytest.mark.parametrize("file", ["x.bin", "metadata.json"])
@@ -128,12 +116,8 @@ def test_lists_of_nodes_and_ids_in_one_of_several_columns(edges: Path, ending: s
 
 
 def test_columns_of_binary_edges_are_refused(edges: Path) -> None:
-    (edges.parent / "e.bin").write_bytes(np.arange(4).tobytes())
-    for file, dtype in (("e.npy", None), ("e.bin", "int64")):
-        with pytest.raises(ConfigError, match=rf"{file} .* no columns .*--columns"):
-            open_graph(edges.parent / file, edges.parent / "s", columns=("1", "0"), dtype=dtype)
-    with pytest.raises(ConfigError, match=r"e.npy has the format npy; expected raw .*--dtype"):
-        open_graph(edges, edges.parent / "s", dtype="int32")
+    with pytest.raises(ConfigError, match=r"e.npy has no columns .*--columns"):
+        open_graph(edges, edges.parent / "s", columns=("1", "0"))
 
 
 def test_columns_that_are_named_by_numbers(tmp_path: Path) -> None:
