@@ -18,7 +18,8 @@ from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import GraphSource, Progress, logged_stages
 from sar.partition.ingest.chunked import METADATA
 from sar.partition.ingest.sources import FORMATS
-from sar.partition.pipeline import OutputOptions, read_input
+from sar.partition.pipeline import read_input
+from sar.partition.write.write_job import OutputOptions
 
 _TYPED = re.compile(r"([^:=]+:[^:=]+:[^:=]+)=(.+)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

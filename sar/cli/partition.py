@@ -8,7 +8,8 @@ from sar.errors import ConfigError
 from sar.host.memory import machine_memory
 from sar.partition.assign.assigning import IN_EDGES, METHODS, MULTILEVEL, Assigned, AssigningOptions, PartsByMemory
 from sar.partition.assign.task import VOLUME_BOUND
-from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
+from sar.partition.pipeline import run_assignment, run_partition
+from sar.partition.write.write_job import OutputOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

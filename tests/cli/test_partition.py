@@ -7,16 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from sar import load_dgl_partition_data
 from sar.cli import chunk, main
 from sar.cli import partition as command
-from sar.common_tuples import SPLIT
 from sar.host.memory import machine_memory
 from sar.partition import pipeline
 from sar.partition.assign.assignment_files import read_assignment
-from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.inspection import inspect_directory
 from tests.python_process import run
 from tests.stages import without_stages
@@ -131,31 +127,6 @@ def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (assigning.imbalance, output.num_hops) == (0.2, 2)
 
 
-def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path, edges: Path) -> None:
-    rng = np.random.default_rng(1)
-    rows = "".join(f"{i},{x:.3f},{y:.3f},{i % 4}\n" for i, (x, y) in enumerate(rng.random((50, 2))))
-    (tmp_path / "nodes.csv").write_text("id,x,y,class\n" + rows)
-    features = [f"--node-feature=feat={tmp_path}/nodes.csv#x,y", f"--node-feature=label={tmp_path}/nodes.csv#class"]
-    options = ["--parts", "2", "--split", "0.6,0.2,0.2", "--name", "mine", "--out", str(tmp_path / "parts")]
-    assert main(["partition", str(edges), *features, *options]) == 0
-    parts = [load_dgl_partition_data(tmp_path / "parts" / "mine.json", p, "cpu").node_features for p in range(2)]
-    data = {name: torch.cat([part[f"_N/{name}"] for part in parts]) for name in ("feat", "label", *SPLIT)}
-    assert data["feat"].shape == (50, 2)
-    assert data["label"].bincount().tolist() == [13, 13, 12, 12]
-    assert all(data[name].dtype == torch.bool for name in SPLIT)
-    assert [int(data[name].sum()) for name in SPLIT] == [30, 10, 10]
-    assert int(sum(data[name].int() for name in SPLIT).max()) == 1
-
-
-def test_as_many_parts_as_fit(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["partition", str(edges), *AUTOMATIC, "--method", "random", "--out", str(tmp_path / "parts")]
-    assert main([*typed, "--reserve", "1MB"]) == 0
-    said = capsys.readouterr().out
-    assert "\nmethod random\n2 parts: 2 workers hold one each" in f"\n{said}"
-    assert "a worker has 1,072.7 of 1,073.7 MB for them" in said
-    assert len(inspect_directory(tmp_path / "parts").parts) == 2
-
-
 def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--parts", "3", "--method", "random", "--assign-only", "--write-assignment", str(tmp_path / "assigned")]
     assert main(["partition", str(edges), *options]) == 0
@@ -164,18 +135,6 @@ def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.Capture
     assert found.algo_name == "random"
     assert set(found.parts.tolist()) == {0, 1, 2}
     assert sorted(os.listdir(tmp_path)) == ["assigned", "edges.csv"]
-
-
-def test_the_chunked_form_keeps_the_graph_and_its_name(tmp_path: Path, edges: Path) -> None:
-    chunked, parts = tmp_path / "chunked", tmp_path / "parts"
-    assert main(["chunk", str(edges), "--chunks", "3", "--name", "mine", "--out", str(chunked)]) == 0
-    assert sorted(os.listdir(tmp_path)) == ["chunked", "edges.csv"]
-    direct, through = (open_graph(path, tmp_path / "scratch") for path in (str(edges), chunked))
-    for (src, dst), (other_src, other_dst) in zip(direct.chunks(), through.chunks(rows=300), strict=True):
-        assert (src == other_src).all()
-        assert (dst == other_dst).all()
-    assert main(["partition", str(chunked), "--parts", "2", "--out", str(parts)]) == 0
-    assert (parts / "mine.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["partition", "chunk"])

@@ -122,5 +122,5 @@ def npz(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, model, npz, script)
+    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, model, npz, script)
 }

@@ -16,7 +16,6 @@ import pytest
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.partition.graph_source import GraphSource
 from sar.partition.in_memory import partition_graph
-from sar.partition.ingest.chunked import write_chunked
 from sar.partition.ingest.cleanup import clean_up
 from tests.partition.ingest.sources import (
     command,
@@ -148,9 +147,8 @@ def test_ends_that_are_named_in_the_other_order(tmp_path: Path, header: str, end
 
 
 @pytest.mark.parametrize(
-    "header", ["target,id", "id,source", "source_id,source_name", "to,target", "tail,head", "node2,node1", "node_1,node_2", "a,b",
-               "y,x",
-               "col,row", "end,start", "person,friend", "src,dst,source,target"]
+    "header", ["target,id", "id,source", "source_id,source_name", "to,target", "tail,head", "node2,node1",
+               "node_1,node_2", "a,b", "y,x", "col,row", "end,start", "person,friend", "src,dst,source,target"]
 )  # fmt: skip
 def test_names_that_do_not_tell_are_refused(tmp_path: Path, header: str) -> None:
     path = file_of(tmp_path, "e.csv", f"{header}\n1,0{',1,0' * (header.count(',') > 1)}\n")
@@ -252,12 +250,6 @@ def test_files_that_are_not_read_are_told(tmp_path: Path) -> None:
     (note,) = read(tmp_path / "a").notes
     assert f"{tmp_path / 'a'}: files read: 1; entries left out: 4" in note
     assert "_edges_b.csv" in note
-
-
-def test_numbers_in_names_of_files(tmp_path: Path) -> None:
-    for name in ("p1²3.csv", "p10.csv", "p2.csv", "p٣.csv"):
-        file_of(tmp_path, name, "0,1\n")
-    assert read(tmp_path).total_edges == 4
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -460,28 +452,6 @@ def test_masks_and_lists_that_were_taken_for_each_other(tmp_path: Path) -> None:
         read(edges_of(tmp_path), train_nodes=file_of(tmp_path, "train.pt", b"\0"))
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_a_column_that_says_train_or_test(tmp_path: Path, ending: str) -> None:
-    words = ["train", "test", "val", "train"]
-    lines = "id,split\n" + "".join(f"{i},{word}\n" for i, word in enumerate(words))
-    path = file_of(tmp_path, "n.csv", lines) if ending == "csv" else parquet(tmp_path, "n.parquet", {"split": words})
-    lists: Any = {f"{name}_nodes": f"{path}#split" for name in ("train", "val", "test")}
-    graph = read(edges_of(tmp_path, 4), **lists)
-    found = [values(graph, f"{name}_mask") for name in ("train", "val", "test")]
-    assert np.array(found).astype(int).tolist() == [[1, 0, 0, 1], [0, 0, 1, 0], [0, 1, 0, 0]]
-    with pytest.raises(PartitionError, match=r"4 rows .*expected 5"):
-        read(edges_of(tmp_path, 5), **lists)
-    path = file_of(tmp_path, "m.csv", "split\ntrain\ntest\ntrain\ntrian\n")
-    with pytest.raises(PartitionError, match=r"'trian'.*expected"):
-        read(edges_of(tmp_path, 4), train_nodes=f"{path}#split")
-    edges = file_of(tmp_path, "e.csv", "src,dst\nann,bob\nbob,ann\n")
-    path = file_of(tmp_path, "m.csv", "id,split\nbob,train\nann,test\n")
-    with pytest.raises(PartitionError, match="id="):
-        read(edges, ids="map", train_nodes=f"{path}#split")
-    graph = read(edges, ids="map", node_features={"id": f"{path}#id"}, train_nodes=f"{path}#split")
-    assert values(graph, "train_mask") == [True, False]
-
-
 # Others
 
 
@@ -548,15 +518,6 @@ def test_strings_of_parquet_in_all_forms(tmp_path: Path) -> None:
         assert named(read(parquet(tmp_path, "e.parquet", ends), ids="map")) == [("zoë", "b"), ("b", "zoë")]
     with pytest.raises(PartitionError, match="UTF"):
         read(parquet(tmp_path, "e.parquet", {"src": [b"\xff"], "dst": [b"a"]}), ids="map")
-
-
-def test_options_beside_a_whole_graph(tmp_path: Path) -> None:
-    whole = write_chunked(GraphSource.homogeneous(np.array([0]), np.array([1]), 2, {}), tmp_path / "g")
-    table = file_of(tmp_path, "n.txt", "name x;label\na b;3\nc d;4\n")
-    graph = read(whole, delimiter=";", header=True, node_features={"label": f"{table}#label"})
-    assert values(graph, "label") == [3, 4]
-    with pytest.raises(ConfigError, match="says itself what is in it"):
-        read(whole, delimiter=";")
 
 
 def test_columns_of_pyg_and_labels_of_one_column_are_planned(

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sar
-from sar.adapters.dgl.shim import require_dgl
 from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, EdgeSource, GraphSource
@@ -35,7 +32,6 @@ from tests.partition.written import (
     use_small_slices,
     write,
 )
-from tests.python_process import run
 from tests.workers import REPOSITORY
 
 
@@ -79,79 +75,6 @@ def test_slices_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     write(graph, tmp_path / "large halo", num_hops=2)
     assert content_of(tmp_path / "large halo") == content_of(tmp_path / "small halo") != content_of(tmp_path / "small")
-
-
-def test_dgl_loads_every_partition(tmp_path: Path) -> None:
-    """DGL 1.1.3 itself needs a node of every type in each part, and edges of some type."""
-    load_partition = require_dgl().distributed.load_partition
-    graph = random_source(3, {"b": 20, "a": 30}, {("b", "r", "a"): 90, ("a", "s", "a"): 60})
-    part_of = np.arange(50) % 3
-    report = write_partitions(graph, part_of, 3, tmp_path / "parts", "graph", method="custom")
-    for part in range(3):
-        local, nodes, edges, book, name, ntypes, etypes = load_partition(str(report.json_file), part)
-        assert (name, [str(t) for t in ntypes]) == ("graph", ["b", "a"])  # in the order of the graph, as with PyG
-        assert list(etypes) == list(graph.edges)
-        ours = sar.load_dgl_partition_data(report.json_file, part, "cpu")
-        assert (ours.node_type_names, ours.edge_type_names) == (["b", "a"], list(graph.edges))
-        assert (
-            int(local.ndata["inner_node"].sum())
-            == report.nodes[part]
-            == len(book.partid2nids(part, "a")) + len(book.partid2nids(part, "b"))
-        )
-        assert len(book.partid2eids(part, ("b", "r", "a"))) == len(edges["b:r:a/w"])
-        assert torch.equal(
-            nodes["b/feat"], torch.from_numpy(graph.node_data["b"]["feat"][part_of[:20] == part].astype("f4"))
-        )
-
-
-STANDALONE = """
-import sys, torch, sar, dgl, dgl.distributed
-dgl.distributed.initialize("none")
-graph = dgl.distributed.DistGraph("graph", part_config=sys.argv[1])
-nodes = torch.arange(graph.num_nodes())
-sampled = dgl.distributed.sample_neighbors(graph, nodes, -1)
-torch.save((graph.ndata["x"][nodes], graph.edata["w"][torch.arange(graph.num_edges())], *sampled.edges()), sys.argv[2])
-"""
-
-
-def test_dist_graph_reads_it(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    edges = ArrayEdges(rng.integers(0, 30, 90), rng.integers(0, 30, 90))
-    etype, x, w = ("_N", "_E", "_N"), rng.random((30, 2)), rng.random(90)
-    graph = GraphSource({"_N": 30}, {etype: edges}, {"_N": {"x": x}}, {etype: {"w": w}})
-    report = write_partitions(graph, np.zeros(30, int), 1, tmp_path / "parts", "graph", method="custom")
-    run("-c", STANDALONE, report.json_file, tmp_path / "said.pt", timeout=120).check_returncode()
-    found_x, found_w, src, dst = torch.load(tmp_path / "said.pt", weights_only=True)
-    assert np.array_equal(found_x, x)
-    assert np.array_equal(found_w, w)
-    assert sorted(zip(src.tolist(), dst.tolist(), strict=True)) == sorted(
-        zip(*edges.read(0, edges.num_edges), strict=True)
-    )
-
-
-def forward(json_file: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """A layer's outputs on this worker, and the original IDs of its nodes."""
-    data = sar.load_dgl_partition_data(json_file, sar.rank(), "cpu")
-    graph = sar.construct_full_graph(data)
-    return layer()(graph, data.node_features["_N/x"]).detach(), data.node_features["orig_id"]
-
-
-def layer() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return require_dgl().nn.SAGEConv(4, 3, "mean").double()
-
-
-@pytest.mark.parametrize("world_size", [3])
-def test_a_layer_computes_the_same_on_it(pool, world_size, tmp_path):
-    rng = np.random.default_rng(5)
-    src, dst, x = rng.integers(0, 50, 300), rng.integers(0, 45, 300), rng.random((60, 4))
-    graph = GraphSource({"_N": 60}, {("_N", "_E", "_N"): ArrayEdges(src, dst)}, {"_N": {"x": x}}, {})
-    part_of = rng.integers(0, 2, 60) * 2  # part 1 is empty
-    report = write_partitions(graph, part_of, world_size, tmp_path / "parts", "graph", method="custom")
-    single = require_dgl().graph((src, dst), num_nodes=60)
-    expected = layer()(single, torch.from_numpy(x)).detach()
-    for outputs, ids in pool.run(forward, report.json_file):
-        torch.testing.assert_close(outputs, expected[ids], rtol=1e-12, atol=1e-12)
 
 
 # -- what is refused

@@ -292,16 +292,18 @@ class ParquetTable:
 
     def batches(self, columns: Sequence[int], kind: Kind) -> Iterator[Batch]:
         """The rows; a batch without rows if there are none, for the types of a feature."""
-        names, row, schema = [self.names[column] for column in columns], 0, self._file.schema_arrow
-        can_choose = len({*self.names}) == len(self.names)
-        places: Sequence[Any] = names if can_choose else columns
+        names, row = [self.names[column] for column in columns], 0
+        for name in names:
+            if self.names.count(name) > 1:
+                raise ConfigError(f"{self.path} has {self.names.count(name)} columns called {name!r}; expected one.")
         try:
-            for batch in self._file.iter_batches(_BATCH_ROWS, columns=names if can_choose else None, use_threads=False):
+            for batch in self._file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
                 if batch.num_rows:
-                    yield self._batch([batch.column(place) for place in places], names, kind, row)
+                    yield self._batch([batch.column(name) for name in names], names, kind, row)
                 row += batch.num_rows
             if not row and kind not in ("nodes", "ids"):
-                yield self._batch([pyarrow.array([], schema.field(place).type) for place in columns], names, kind, 0)
+                types = [self._file.schema_arrow.field(name).type for name in names]
+                yield self._batch([pyarrow.array([], one) for one in types], names, kind, 0)
         except (OSError, pyarrow.ArrowException) as error:
             raise PartitionError(f"{self.path} is damaged: {error}. Copy or write it again.") from error
 

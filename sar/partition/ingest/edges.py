@@ -93,7 +93,7 @@ def open_edges(
                 counts[number] += len(sources)
         except NotNumbersError as error:
             raise PartitionError(f"{error}{advice}") from error
-    return ArrayEdges(src.array(), dst.array()), counts
+    return ArrayEdges(src.array(), dst.array(), limits), counts
 
 
 def read_edge_ids(source: InputFiles) -> Iterator[tuple[int, Sequence[pyarrow.Array]]]:

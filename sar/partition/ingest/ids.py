@@ -90,9 +90,10 @@ def _mapped(
         for numbering in numberings.values():
             for destination, numbers in numbering.numbers():
                 out[destination].append(numbers)
-        mapped: dict[CanonicalEtype, EdgeSource] = {
-            etype: ArrayEdges(*(out[etype, end].array() for end in _ENDS)) for etype in edges
-        }
+        mapped: dict[CanonicalEtype, EdgeSource] = {}
+        for etype in edges:
+            src, dst = (out[etype, end].array() for end in _ENDS)
+            mapped[etype] = ArrayEdges(src, dst, (counts[etype[0]], counts[etype[2]]))
     return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in numberings.items()}, in_files)
 
 

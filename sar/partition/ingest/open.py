@@ -14,7 +14,7 @@ from sar.data.arrays import Array, StoredArray, as_column
 from sar.data.graph_files import open_graph_file
 from sar.data.partition_json import parse_edge_type
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, EdgeSource, GraphSource
 from sar.partition.ingest.arrow import TextTable, open_table
 from sar.partition.ingest.chunked import METADATA, open_chunked
 from sar.partition.ingest.edges import open_edges
@@ -88,8 +88,7 @@ def open_graph(
             and their IDs kept as the node field `id`: (N,) int64, or strings in UTF-8, (N, L) uint8 with zeros at the
             end. A node feature `id` (or `ntype/id`) names the IDs of a table: then node i is that of row i, there may
             be nodes without edges, and the other features' rows are in the same order. None: IDs are 0 to N - 1.
-        train_nodes: files with the IDs of the nodes to train on, or with a word such as `train` or `test` for each
-            node; by node type if there are several.
+        train_nodes: files with the IDs of the nodes to train on; by node type if there are several.
         val_nodes, test_nodes: likewise.
 
     Returns:
@@ -158,8 +157,7 @@ def open_graph(
 
     def mask_of(mask: str, source: InputFiles, ntype: str) -> Array:
         given = graph.node_data.get(ntype, {}).get(GIVEN_ID) if ids == "map" else None
-        is_ordered = given is None or GIVEN_ID in of_nodes[ntype]
-        return mask_of_files(mask, source, graph.num_nodes[ntype], given, rows_are_nodes=is_ordered)
+        return mask_of_files(mask, source, graph.num_nodes[ntype], given)
 
     graph = check_splits(with_masks(graph, lists, mask_of))
     return replace(graph, notes=(*graph.notes, *text.notes))
@@ -238,7 +236,8 @@ def _open_edge_lists(
                 is_open = source.format == "text" and source.text.header is None
                 if is_open and not TextTable(source.files[0], source.text).has_names:
                     uncertain[ntype] = source
-    opened, files_of = {}, {}
+    opened: dict[CanonicalEtype, EdgeSource] = {}
+    files_of: dict[CanonicalEtype, InputFiles] = {}
     for number, (etype, source) in enumerate(edges.items()):
         limits, copy = (counts[etype[0]], counts[etype[2]]), how.scratch / f"edges-{number}"
         opened[etype], in_files = open_edges(source, limits, copy, advice=advice)
@@ -256,6 +255,9 @@ def _open_edge_lists(
                 f"{least[ntype]}. If its first line names the column, as pandas writes it: --header."
             )
     known = {ntype: least[ntype] if count is None else count for ntype, count in counts.items()}
+    for etype, some in opened.items():
+        if isinstance(some, ArrayEdges):  # a copy, whose IDs are checked, and the greatest has been counted
+            opened[etype] = replace(some, within=(known[etype[0]], known[etype[2]]))
     return GraphSource(known, opened, fields, {}), files_of
 
 

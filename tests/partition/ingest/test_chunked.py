@@ -1,7 +1,6 @@
 """DGL's chunked graph format, written and read back, and metadata that contradicts itself or its files."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -187,14 +186,6 @@ def test_counts_that_disagree_with_the_files(tmp_path):
         PartitionError, match=r"likes%3Aitem-0.csv, line \d+, .*: the source is node \d+; expected 0 to 2"
     ):
         rewritten(tmp_path / "again", content)
-
-
-def test_complex_features(tmp_path):
-    graph = homogeneous()
-    [ntype] = graph.num_nodes
-    values = np.arange(graph.num_nodes[ntype]) * (1 + 2j)
-    write_chunked(replace(graph, node_data={ntype: {"x": values}}), tmp_path)
-    assert np.array_equal(open_graph(tmp_path, tmp_path / "scratch").node_data[ntype]["x"][0 : len(values)], values)
 
 
 @pytest.mark.parametrize(

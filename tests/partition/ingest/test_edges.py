@@ -48,20 +48,6 @@ def test_text_in_small_buffers(tmp_path_factory, edges, buffer_bytes):
     assert graph.num_nodes == {"_N": max(max(edge) for edge in edges) + 1}
 
 
-def test_columns_by_name_and_number(tmp_path):
-    path = tmp_path / "edges.csv"
-    path.write_text('weight,"to",from,\n0.5,1,2,\nx,3,4,\n')
-    for columns in (None, ("from", "to")):
-        assert only_ends(open_graph(path, tmp_path, columns=columns)) == ([2, 4], [1, 3])
-    assert only_ends(open_graph(path, tmp_path, columns=(1, 2))) == ([1, 3], [2, 4])
-    with pytest.raises(ConfigError, match="no column 'target'; expected one of the columns weight, to, from"):
-        open_graph(path, tmp_path, columns=("from", "target"))
-    with pytest.raises(ConfigError, match="both to come from column 'to'"):
-        open_graph(path, tmp_path, columns=("to", 1))
-    with pytest.raises(PartitionError, match=r"line 1, .*: column 1: .* 'to'"):
-        open_graph(path, tmp_path, columns=(1, 2), header=False)
-
-
 def test_gzip(tmp_path):
     path = tmp_path / "edges.csv.gz"
     path.write_bytes(gzip.compress(write_csv(tmp_path / "edges.csv").read_bytes()))

@@ -79,28 +79,6 @@ def test_npy_in_many_files_gives_the_number_of_nodes(edges, tmp_path):
     assert np.array_equal(weight[1:3], FEAT[1:3])
 
 
-def test_parquet(edges, tmp_path):
-    fixed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(FEAT.reshape(-1)), 3)
-    table = {"a": FEAT[:, 0], "b": FEAT[:, 1], "rows": FEAT.tolist(), "fixed": fixed, "label": LABEL, "mask": LABEL > 3}
-    path = tmp_path / "nodes.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(table), path, row_group_size=4)
-    columns = {"ab": "a,b", "rows": "rows", "fixed": "fixed", "label": "label", "train_mask": "mask"}
-    graph = opened(edges, node_features={name: f"{path}#{inside}" for name, inside in columns.items()})
-    fields = {name: column[0:ROWS] for name, column in graph.node_data["_N"].items()}
-    assert np.array_equal(fields["ab"], FEAT[:, :2])
-    assert np.array_equal(fields["rows"], FEAT)
-    assert np.array_equal(fields["fixed"], FEAT)
-    assert np.array_equal(fields["label"], LABEL)
-    assert np.array_equal(fields["train_mask"], LABEL > 3)
-    assert fields["train_mask"].dtype == bool
-    with pytest.raises(ConfigError, match="has no column 'c'; expected one of the columns a, b, rows"):
-        opened(edges, node_features={"x": f"{path}#c"})
-    with pytest.raises(PartitionError, match="has lists in one of a, rows"):
-        opened(edges, node_features={"x": f"{path}#a,rows"})
-    with pytest.raises(ConfigError, match=r"has 6 columns, a, b, .*say which .*'nodes.parquet#a'.*'#a,b', or all with"):
-        opened(edges, node_features={"x": path})
-
-
 @pytest.mark.parametrize(
     "values, message",
     [
@@ -116,21 +94,10 @@ def test_bad_parquet(edges, tmp_path, values, message):
         opened(edges, node_features={"x": tmp_path / "x.parquet"})
 
 
-@pytest.mark.parametrize(
-    "bad, problem",
-    [
-        ("1,2", "Expected 3 columns, got 2"),
-        ("1,2,3,4", "Expected 3 columns, got 4"),
-        ("1,,3", "column b: .* invalid value ''"),
-        ("1,x,3", "column b: .* invalid value 'x'"),
-    ],
-)
-def test_a_bad_line_of_text_is_named(edges, tmp_path, monkeypatch, bad, problem):
-    monkeypatch.setattr("sar.partition.ingest.arrow._BLOCK_BYTES", 10)
-    path = tmp_path / "feat.csv"
-    path.write_text("a,b,c\n" + "1,2,3\n" * 8 + f"{bad}\n1,2,3\n")
-    with pytest.raises(PartitionError, match=f"feat.csv, line 10, '{bad}': {problem}"):
-        opened(edges, node_features={"feat": f"{path}#*"})
+def test_lists_beside_scalars_in_parquet(edges, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1.0, 2.0], "rows": [[1.0], [2.0]]}), tmp_path / "x.parquet")
+    with pytest.raises(PartitionError, match="has lists in one of a, rows"):
+        opened(edges, node_features={"x": f"{tmp_path}/x.parquet#a,rows"})
 
 
 def test_nan_is_named_when_it_is_read(edges, tmp_path):

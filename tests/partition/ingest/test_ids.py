@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sar
-from sar.cli import main
 from sar.errors import ConfigError, PartitionError
 from sar.partition.ingest import arrow, ids
 from sar.partition.ingest.open import open_graph
@@ -181,34 +179,3 @@ def test_errors_name_the_id(tmp_path):
     raises(PartitionError, "row 1 .from 0.: column 'src' has no value there")
     pyarrow.parquet.write_table(pyarrow.table({"src": [0.5], "dst": [1.5]}), path)
     raises(PartitionError, "column 'src' is of type double; expected integers or strings")
-
-
-def decoded(rows: np.ndarray) -> list:
-    """As the pages say."""
-    return np.char.decode(rows.view(f"S{rows.shape[1]}")[:, 0]).tolist()
-
-
-def test_a_directory_gives_the_ids_back(tmp_path, capsys):
-    path = write(tmp_path / "edges.csv", *edges_of(NAMES))
-    arguments = ["--ids", "map", "--method", "random", "--parts", "2", "--out"]
-    assert main(["partition", str(path), *arguments, str(tmp_path / "p")]) == 0
-    parts = [sar.load_dgl_partition_data(str(tmp_path / "p"), part, "cpu") for part in range(2)]
-    names = decoded(sar.to_original_order(*([part[key] for part in parts] for key in ("id", "orig_id"))))
-    assert sorted(names) == sorted(NAMES)
-    edges = {(names[u], names[v]) for u, v in edges_in_numbers(parts)}
-    assert edges == {(NAMES[u], NAMES[v]) for u, v in PAIRS}
-
-    sparse = write(tmp_path / "sparse.csv", *edges_of(INTEGERS[:3] * 2))
-    assert main(["partition", str(sparse), "--parts", "2", "--out", str(tmp_path / "q")]) == 1
-    assert "numbered with --ids map" in capsys.readouterr().err
-    assert main(["partition", str(sparse), *arguments, str(tmp_path / "q")]) == 0
-    parts = [sar.load_dgl_partition_data(str(tmp_path / "q"), part, "cpu") for part in range(2)]
-    back = sar.to_original_order(*([part[key] for part in parts] for key in ("id", "orig_id")))
-    assert sorted(back.tolist()) == sorted(INTEGERS[:3])
-
-
-def edges_in_numbers(parts: list) -> list[tuple[int, int]]:
-    """The edges of a directory by the numbers that nodes had before they were divided."""
-    numbers = np.concatenate([part["orig_id"] for part in parts])
-    shards = [shard for part in parts for shard in part.all_shard_edges]
-    return [(numbers[u], numbers[v]) for shard in shards for u, v in zip(*map(np.asarray, shard.edges), strict=True)]
