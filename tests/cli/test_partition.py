@@ -102,12 +102,14 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     more = "--balance train_mask in_edges --columns a 1 --add-self-loops --no-header --undirected --seed 3"
     more += " --remove-self-loops"  # as scripts for DGL do before
     fields = "--node-feature x/feat=f.npy --edge-feature w=w.parquet#a,b --memory-limit 1.5MB --assignment given"
+    fields += " --train-nodes x=t.txt --val-nodes x=v.npy --test-nodes x=w.csv#id"
     source, assigning, output = asked_for(monkeypatch, f"{typed} {more} {fields}")
     assert source.args == ({"x:r:y": "dir/r.csv", "y:s:y": "s*.csv"},)
     assert source.keywords["cleaning"] == {"undirected": True, "remove_duplicates": False, "self_loops": "add"}
     assert source.keywords == source.keywords | {
         "num_nodes": {"x": 4, "y": 5}, "columns": ("a", "1"), "header": False, "seed": 3, "memory": 1_500_000,
         "node_features": {"x/feat": "f.npy"}, "edge_features": {"w": "w.parquet#a,b"}, "format": None, "split": None,
+        "train_nodes": {"x": "t.txt"}, "val_nodes": {"x": "v.npy"}, "test_nodes": {"x": "w.csv#id"},
     }  # fmt: skip
     assert (assigning.parts, assigning.method, assigning.seed) == (8, "multilevel", 3)
     assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))

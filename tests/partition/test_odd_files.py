@@ -397,11 +397,6 @@ def test_lists_of_nodes(tmp_path: Path) -> None:
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"2\n0\n"))
     np.save(tmp_path / "val.npy", [1])
     test = parquet(tmp_path, "test.parquet", {"node": [3], "x": [1]})
-    arguments = ["--train-nodes", tmp_path / "train.csv.gz", "--val-nodes", tmp_path / "val.npy"]
-    arguments += ["--test-nodes", f"{test}#node", "--parts", 1, "--out", tmp_path / "p"]
-    assert command("partition", edges_of(tmp_path, 4), *arguments) == 0
-    split = json.loads((tmp_path / "p" / "report.json").read_text())["parts"][0]["split"]
-    assert split == {"train_mask": 2, "val_mask": 1, "test_mask": 1}
     lists = {"train_nodes": tmp_path / "train.csv.gz", "val_nodes": tmp_path / "val.npy", "test_nodes": f"{test}#node"}
     graph = read(edges_of(tmp_path, 4), **lists)
     found = [values(graph, name) for name in ("train_mask", "val_mask", "test_mask")]

@@ -113,23 +113,6 @@ def test_an_assignment_goes_out_and_comes_in(tmp_path: Path, tasks: list[Assignm
     )
 
 
-@pytest.mark.parametrize(
-    "returned, message",
-    [
-        (np.zeros(NUM_NODES - 1, int), "shape"),
-        (np.zeros(NUM_NODES), "float64"),
-        (np.full(NUM_NODES, 2), "method 'mine' puts node 0 into part 2; expected 0 to 1"),
-        (np.full(NUM_NODES, -1), "puts node 0 into part -1"),
-    ],
-)
-def test_what_a_method_returns_is_checked(edges, tmp_path, monkeypatch, returned, message):
-    monkeypatch.setattr(assigning, "method_named", lambda name: lambda task: returned)
-    source, _, output = options_for(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        run_partition(source, AssigningOptions(parts=2, method="mine"), output)
-    assert not output.directory.exists()
-
-
 @pytest.mark.parametrize("largest", [2**31 + 5, 2**40, 2**62])
 def test_one_large_id_is_told_before_it_takes_all_memory(tmp_path: Path, largest: int) -> None:
     (tmp_path / "edges.csv").write_text(f"0,1\n1,2\n2,{largest}\n")

@@ -14,18 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.data.arrays import Array
-from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import ArrayEdges, EdgeSource, GraphSource
+from sar.errors import ConfigError
+from sar.partition.graph_source import EdgeSource, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.write.write import write_partitions
 from tests.partition.written import (
-    COUNTS,
     PARTS,
-    RELATIONS,
-    SmallDisk,
     check_directory,
     content_of,
-    random_source,
     some_assignment,
     sources,
     typed_graph,
@@ -63,20 +59,6 @@ def test_any_graph_is_written_whole(
     assert os.listdir(folder.parent) == ["parts"]
 
 
-def test_slices_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = typed_graph()
-    write(graph, tmp_path / "large")
-    use_small_slices(monkeypatch.setattr)
-    write(graph, tmp_path / "small")
-    two_files = random_source(0, COUNTS, RELATIONS, two_files=True)
-    write(two_files, tmp_path / "two files")
-    assert content_of(tmp_path / "large") == content_of(tmp_path / "small") == content_of(tmp_path / "two files")
-    write(graph, tmp_path / "small halo", num_hops=2)
-    monkeypatch.undo()
-    write(graph, tmp_path / "large halo", num_hops=2)
-    assert content_of(tmp_path / "large halo") == content_of(tmp_path / "small halo") != content_of(tmp_path / "small")
-
-
 # -- what is refused
 
 
@@ -109,23 +91,6 @@ def test_input_that_does_not_fit_is_refused(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("bad", [-1, 31])
-def test_edges_that_end_at_no_node_are_named(tmp_path: Path, bad: int) -> None:
-    graph = typed_graph()
-    writes = graph.edges["author", "writes", "paper"]
-    src, dst = (ends.copy() for ends in writes.read(0, writes.num_edges))
-    src[70] = bad
-    edges = {
-        **graph.edges,
-        ("author", "writes", "paper"): ArrayEdges(src, dst),
-    }  # type: ignore[attr-defined]
-    with pytest.raises(
-        PartitionError, match=f"edges of author:writes:paper, row 70 .*: the source is node {bad}; expected 0 to 30"
-    ):
-        write(replace(graph, edges=edges), tmp_path / "parts")
-    assert os.listdir(tmp_path) == []
-
-
 def test_places_that_are_taken_are_refused(tmp_path: Path) -> None:
     file, partial = tmp_path / "file", tmp_path / "parts.partial"
     file.write_text("mine")
@@ -152,17 +117,6 @@ def test_a_directory_that_others_fill_meanwhile_stays(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"parts' already holds notes.txt, and nothing is overwritten"):
         write(typed_graph(), place, progress=lambda doing, share: (place / "notes.txt").touch())
     assert os.listdir(place) == ["notes.txt"]
-
-
-# -- a full disk
-
-
-@pytest.mark.parametrize("until", [0, 17, 60])
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: int) -> None:
-    SmallDisk(monkeypatch, until)
-    with pytest.raises(PartitionError, match=r"the disk of .* is full \(No space left on device\)"):
-        write(typed_graph(), tmp_path / "parts")
-    assert os.listdir(tmp_path) == []
 
 
 # -- memory

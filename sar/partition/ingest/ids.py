@@ -148,8 +148,8 @@ class _Numbering:
         """Number the IDs of all files; how many there are."""
 
         def of_files() -> Iterator[pyarrow.Array]:
-            count = 0
-            for file in self._files():
+            count, in_files = 0, sum(counts for _, _, counts in self._sent)
+            for file in np.flatnonzero(in_files).tolist():
                 sent = self._read(file).dictionary_encode()
                 order = compute.sort_indices(sent.dictionary)
                 number = np.empty(len(order), np.int64)
@@ -229,10 +229,6 @@ class _Numbering:
 
     def _file(self, name: int | str) -> Path:
         return self._folder / str(name)
-
-    def _files(self) -> list[int]:
-        """Those that have IDs, in order."""
-        return np.flatnonzero(sum(counts for _, _, counts in self._sent)).tolist()
 
     def _read(self, file: int) -> pyarrow.Array:
         """The IDs that were sent to a file."""

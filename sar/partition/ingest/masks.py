@@ -94,11 +94,6 @@ def mask_of_files(mask: str, source: InputFiles, num_nodes: int, given: Column |
     ids = pyarrow.concat_arrays(found)
     if not count:
         raise PartitionError(f"{source.shown} has no node for {mask}; expected IDs of nodes, or leave it out.")
-    if twice := [one["values"].as_py() for one in ids.value_counts() if one["counts"].as_py() > 1][:1]:
-        raise PartitionError(
-            f"{source.shown} has the node {twice[0]!r} more than once; expected a list of the IDs of nodes, each once. "
-            "A mask is a node feature: --node-feature train_mask=FILE."
-        )
     if given is not None and given.dtype.kind != "i":
         wanted = as_bytes(ids)
     else:
@@ -108,6 +103,11 @@ def mask_of_files(mask: str, source: InputFiles, num_nodes: int, given: Column |
             raise PartitionError(
                 f"{source.shown} has other things than integers ({error}); expected IDs of nodes."
             ) from error
+    if twice := [one["values"].as_py() for one in ids.value_counts() if one["counts"].as_py() > 1][:1]:
+        raise PartitionError(
+            f"{source.shown} has the node {twice[0]!r} more than once; expected a list of the IDs of nodes, each once. "
+            "A mask is a node feature: --node-feature train_mask=FILE."
+        )
     chosen = np.zeros(num_nodes, np.bool_)
     if given is None:
         unknown = first_outside(wanted, num_nodes)

@@ -199,15 +199,6 @@ def test_no_json(tmp_path, content, words):
         open_graph(tmp_path, tmp_path / "scratch")
 
 
-def test_nothing_is_overwritten(tmp_path):
-    write_chunked(homogeneous(), tmp_path)
-    with pytest.raises(ConfigError, match="nothing is overwritten"):
-        write_chunked(homogeneous(), tmp_path)
-    mine = tmp_path / "half" / "edges" / "_N%3A_E%3A_N-0.csv"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("mine")
-    with pytest.raises(ConfigError, match="half' already holds edges, and nothing is overwritten"):
-        write_chunked(homogeneous(), tmp_path / "half")
-    assert mine.read_text() == "mine"
+def test_no_chunks(tmp_path):
     with pytest.raises(ConfigError, match="num_chunks is 0"):
         write_chunked(homogeneous(), tmp_path / "more", num_chunks=0)

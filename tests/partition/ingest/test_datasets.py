@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_source import GraphSource
 from sar.partition.in_memory import training_graph
@@ -21,19 +20,6 @@ def test_reverse_edges_and_self_loops() -> None:
     graph = training_graph(tiny(label=np.zeros(4, np.int64)))
     edges = list(zip(*graph.ends(), strict=True))
     assert edges == [(0, 1), (1, 0), (2, 3), (3, 2), (0, 0), (1, 1), (2, 2), (3, 3)]
-
-
-def test_a_split_covers_the_labelled_nodes_once() -> None:
-    graph = community_graph(1000, 4000)
-    graph.node_data["_N"]["label"][:100] = -1
-    split = training_graph(graph, seed=1).node_data["_N"]
-    masks = [split[key] for key in ("train_mask", "val_mask", "test_mask")]
-    assert [int(mask.sum()) for mask in masks] == [540, 180, 180]
-    assert np.array_equal(sum(mask.astype(int) for mask in masks), (split["label"] >= 0).astype(int))
-    own = training_graph(GraphSource.homogeneous(*graph.ends(), 1000, split), seed=2).node_data["_N"]
-    assert all(np.array_equal(own[key], column) for key, column in split.items())
-    with pytest.raises(ConfigError, match="has train_mask already"):
-        training_graph(tiny(label=np.zeros(4, np.int64), train_mask=np.ones(4, np.bool_)))
 
 
 def test_unknown_names_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,13 @@ def test_missing_and_mixed_files(tmp_path):
     ):
         with pytest.raises((ConfigError, PartitionError), match=message):
             open_graph(tmp_path / name, tmp_path, format=format)
+
+
+def test_copies_are_checked_again_for_a_graph_of_fewer_nodes(tmp_path):
+    """Loops are compiled without bounds, and rely on it."""
+    graph = open_graph(write_csv(tmp_path / "edges.csv"), tmp_path / "scratch", num_nodes=40)
+    with pytest.raises(PartitionError, match=r"is node 3\d; expected 0 to 29"):
+        only_ends(replace(graph, num_nodes={"_N": 30}))
 
 
 def test_several_types(tmp_path):
