@@ -89,7 +89,7 @@ def edges(folder: Path) -> None:
     np.savetxt(
         folder / "edges.csv", np.column_stack([pairs, pairs[:, :1]]), "%d", ";", header="from;to;when", comments=""
     )
-    (folder / "tags.txt").write_text("// by hand\nann lee\tbob\nbob\tcy d\n")
+    (folder / "tags.txt").write_text("# by hand\nann lee\tbob\nbob\tcy d\n")
     np.savetxt(folder / "train.txt", np.arange(0, 400, 2), "%d")
     np.savetxt(folder / "val.txt", np.arange(1, 400, 4), "%d")
     np.save(folder / "test.npy", np.arange(3, 400, 4))
