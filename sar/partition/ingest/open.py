@@ -181,7 +181,10 @@ def _open_whole(file: Path, format: str, how: Reading, allow_outside: bool) -> G
     if format == "chunked":
         return open_chunked(file, how, allow_outside=allow_outside)
     stored = open_graph_file(file)
-    edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
+    edges = {}
+    for of in stored.relations:
+        src, dst = of.edges.ends()
+        edges[of.etype] = ArrayEdges(src.numpy(), dst.numpy())
     graph = GraphSource(stored.num_nodes, edges, stored.fields, {of.etype: of.fields for of in stored.relations})
 
     def without(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
