@@ -3,6 +3,8 @@
 _WHOLE_GRAPH = "It computes the whole graph; a loader with fan-out -1 computes a few nodes, see docs/howto/infer.md."
 _SUBGRAPHS = "PyTorch Geometric has {} for graphs of one machine; sar.DistNeighborSampler samples from all workers."
 _COMMENTS = "Comments before the first row begin with # or %."
+_EMPTY = "Leave out the edge type that has no edges."
+_RAW = "Save raw integers as .npy: numpy.save('edges.npy', numpy.fromfile(FILE, 'int32').reshape(-1, 2))."
 _MASKS = "Save the mask to take as an array of its own, (N,)."
 REMOVED = {
     "sar.ClusterGCNSampler": _SUBGRAPHS.format("ClusterLoader"),
@@ -11,6 +13,11 @@ REMOVED = {
     "sar chunk --mask-column": _MASKS,
     "sar partition --comment": _COMMENTS,
     "sar partition --mask-column": _MASKS,
+    "sar chunk --allow-empty": _EMPTY,
+    "sar chunk --dtype": _RAW,
+    "sar partition --allow-empty": _EMPTY,
+    "sar partition --dtype": _RAW,
+    "sar partition --overwrite": "Remove the directory first.",
     "sar examples": "The scripts are in the folder examples/ of the repository.",
     "sar infer --allow-outside": "Put the files of the directory into it.",
     "sar infer --check": _WHOLE_GRAPH,

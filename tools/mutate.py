@@ -224,11 +224,18 @@ MUTANTS = [
         "tests/sampling/test_seed_batches.py::test_one_worker_cuts_as_torchs_loader",
     ),
     Mutant(
-        "an earlier directory that is not put back",
+        "a directory in its place before its files are on the disk",
         "sar/partition/new_directory.py",
-        "old.replace(target)",
+        "sync(path)",
         "pass",
-        "tests/partition/test_writer.py::test_an_error_while_partitions_are_replaced_puts_them_back",
+        "tests/partition/test_integrity.py::test_everything_is_on_the_disk_before_the_directory_has_its_name",
+    ),
+    Mutant(
+        "edges that are taken for checked",
+        "sar/partition/graph_source.py",
+        "of_file.within == ends",
+        "of_file.within is not None",
+        "tests/partition/ingest/test_edges.py::test_copies_are_checked_again_for_a_graph_of_fewer_nodes",
     ),
     Mutant(
         "a skipped fsync",

@@ -48,7 +48,7 @@ class Run(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `sar demo`."""
     add = parser.add_argument
-    add("--dataset", metavar="NAME", help="known to dgl.data or OGB; default: a generated graph")
+    add("--dataset", metavar="NAME", help="known to dgl.data; default: a generated graph")
     add("--data", metavar="DIR", help="folder of downloads")
     add("--parts", type=int, default=2, metavar="W", help="partitions and workers (%(default)s)")
     add("--epochs", type=int, default=40, metavar="N", help="(%(default)s)")

@@ -18,7 +18,8 @@ from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import GraphSource, Progress, logged_stages
 from sar.partition.ingest.chunked import METADATA
 from sar.partition.ingest.sources import FORMATS
-from sar.partition.pipeline import OutputOptions, read_input
+from sar.partition.pipeline import read_input
+from sar.partition.write.write_job import OutputOptions
 
 _TYPED = re.compile(r"([^:=]+:[^:=]+:[^:=]+)=(.+)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -45,13 +46,11 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     header = "whether text begins with names of columns, in all tables; default: found out in each"
     add("--header", action=argparse.BooleanOptionalAction, help=header)
     add("--columns", nargs=2, metavar=("SRC", "DST"), help="of text and Parquet, by name or number")
-    add("--dtype", choices=["int32", "int64"], help="of raw binary edges")
     split = "make masks of these shares of the labelled nodes, such as 0.6,0.2,0.2, drawn with --seed"
     add("--split", type=_shares, metavar="TRAIN,VAL,TEST", help=split)
     for name in ("train", "val", "test"):
         listed = f"file with the IDs of the nodes of {name}_mask, such as train.csv, an .npy file or FILE#COLUMN"
         add(f"--{name}-nodes", action="append", default=[], metavar="[NTYPE=]FILE", help=listed)
-    add("--allow-empty", action="store_true", help="take files without edges")
     add("--allow-nan", action="store_true", help="take NaN in features")
     add(
         "--allow-outside",
@@ -74,11 +73,11 @@ def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -
 
 def input_of(arguments: argparse.Namespace) -> Callable[[Path], GraphSource]:
     """Reads the input with the options that `add_input` declares; its argument is a directory for copies."""
-    as_given = ("format", "delimiter", "header", "dtype", "allow_nan", "allow_outside", "ids")
+    as_given = ("format", "delimiter", "header", "allow_nan", "allow_outside", "ids")
     return partial(
         read_input,
         _path(arguments.input),
-        **{name: getattr(arguments, name) for name in (*as_given, "allow_empty", "split", "seed", "memory")},
+        **{name: getattr(arguments, name) for name in (*as_given, "split", "seed", "memory")},
         cleaning={
             "undirected": arguments.undirected,
             "remove_duplicates": arguments.remove_duplicates,

@@ -4,11 +4,8 @@ import argparse
 import time
 from pathlib import Path
 
-import numpy as np
-
 from sar.cli.model_file import load_model
 from sar.comm import session
-from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.outofcore.workers import initialize_comms
 from sar.partition.ingest.arrow import read_node_list
@@ -41,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.workers is not None and arguments.workers < 1:
         raise ConfigError(f"--workers {arguments.workers}: expected at least 1.")
     start = time.perf_counter()
-    nodes = None if arguments.nodes is None else _read_nodes(arguments.nodes, arguments.header)
+    nodes = None if arguments.nodes is None else read_node_list(arguments.nodes, arguments.header)
     make_model = load_model(arguments.model)
     initialize_comms()
     infer(
@@ -58,16 +55,3 @@ def run(arguments: argparse.Namespace) -> int:
     if session.rank() == 0:
         print(f"wrote {arguments.out} in {time.perf_counter() - start:.1f} s")
     return 0
-
-
-def _read_nodes(source: str, header: bool | None) -> Array:
-    if not source.endswith(".npy"):
-        return read_node_list(source, header)
-    try:
-        with open(source, "rb") as file:
-            nodes: Array = np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        pickled = ": it holds pickled objects, which can run code. Save integers or strings."
-        why = pickled if "allow_pickle" in str(error) else f" as an .npy file: {error}"
-        raise ConfigError(f"--nodes {source} cannot be read{why}") from error
-    return nodes

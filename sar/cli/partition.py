@@ -8,7 +8,8 @@ from sar.errors import ConfigError
 from sar.host.memory import machine_memory
 from sar.partition.assign.assigning import IN_EDGES, METHODS, MULTILEVEL, Assigned, AssigningOptions, PartsByMemory
 from sar.partition.assign.task import VOLUME_BOUND
-from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
+from sar.partition.pipeline import run_assignment, run_partition
+from sar.partition.write.write_job import OutputOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep a halo of H hops and the edges out of each part, as dgl.distributed.partition_graph does; default: "
         "only the edges into a part, which is all that sar reads",
     )
-    add("--overwrite", action="store_true", help="replace earlier partitions in DIR, once the new ones are complete")
     add = parser.add_argument_group("assignment").add_argument
     methods = ", ".join(METHODS)
     add("--method", default=MULTILEVEL, metavar="METHOD", help=f"{methods}; metis is multilevel (%(default)s)")

@@ -204,19 +204,6 @@ def open_npy(path: Path) -> tuple[StoredArray, bool]:
     return array, transposed
 
 
-def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> StoredArray:
-    """The rows of a file without a header; `PartitionError` if it is missing, or its size is no multiple of a row."""
-    row_bytes = math.prod(row_shape) * dtype.itemsize
-    with open_file(path, _CHECK_NAME) as file:
-        size = os.fstat(file.fileno()).st_size
-    if size % row_bytes:
-        raise PartitionError(
-            f"{path} has {size} bytes, which is no multiple of {row_bytes}, a row of {math.prod(row_shape)} {dtype}: "
-            "it is truncated, or of another dtype. Copy it again, or name the dtype."
-        )
-    return StoredArray(path, 0, (size // row_bytes, *row_shape), dtype)
-
-
 def as_column(stored: StoredArray, name: str | None = None) -> StoredArray:
     """An array of one of DGL's files as a column; `PartitionError`, with its name, if it is bfloat16."""
     if stored.stored == BFLOAT16:

@@ -3,8 +3,8 @@
 Readers of files make a `GraphSource`; methods and the writer take it. Nothing here loads a whole graph.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -148,6 +148,7 @@ class ArrayEdges(EdgeSource):
 
     src: Column
     dst: Column
+    within: tuple[int, int] | None = None  # if all ends are known to be nodes: how many there are of both types
 
     @property
     def num_edges(self) -> int:
@@ -156,21 +157,6 @@ class ArrayEdges(EdgeSource):
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
         rows = slice(start, stop)
         return np.ascontiguousarray(self.src[rows], np.int64), np.ascontiguousarray(self.dst[rows], np.int64)
-
-
-@dataclass(frozen=True)
-class ReversedEdges(EdgeSource):
-    """Edges the other way round."""
-
-    edges: EdgeSource
-
-    @property
-    def num_edges(self) -> int:
-        return self.edges.num_edges
-
-    def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        src, dst = self.edges.read(start, stop)
-        return dst, src
 
 
 @dataclass(frozen=True)
@@ -198,7 +184,7 @@ class GraphSource:
 
     num_nodes: Mapping[str, int]  # N_t by node type
     edges: Mapping[CanonicalEtype, EdgeSource]  # by (source type, relation, destination type); whoever reads them
-    # relies on their ends being nodes, which is checked here and nowhere else
+    # relies on their ends being nodes, which is checked as they are read, or has been as they were copied
     node_data: Mapping[str, Mapping[str, Column]]  # by node type, then name: columns of N_t rows
     edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]  # likewise of E_r rows, in the order of the edges
     name: str = ""  # of the graph, if its files have one
@@ -209,7 +195,8 @@ class GraphSource:
         for etype, source in self.edges.items():
             of_file = source.edges if isinstance(source, _CheckedEdges) else source
             ends = self.num_nodes.get(etype[0], 0), self.num_nodes.get(etype[2], 0)
-            edges[etype] = _CheckedEdges(of_file, ends, ":".join(etype))
+            is_checked = isinstance(of_file, ArrayEdges) and of_file.within == ends
+            edges[etype] = of_file if is_checked else _CheckedEdges(of_file, ends, ":".join(etype))
         object.__setattr__(self, "edges", edges)
 
     @classmethod
@@ -264,18 +251,3 @@ class GraphSource:
         pieces = [(np.empty(0, np.int64), np.empty(0, np.int64)), *self.chunks()]
         src, dst = (np.concatenate(ids) for ids in zip(*pieces, strict=True))
         return src, dst
-
-    def with_reverse_edges(self, etypes: Collection[CanonicalEtype] | None = None) -> "GraphSource":
-        """The graph with, for every relation r or for some, a relation `r reversed` of its edges the other way round.
-
-        `ConfigError` if there is such a relation already.
-        """
-        edges, edge_data = {**self.edges}, {**self.edge_data}
-        for etype in self.edges if etypes is None else etypes:
-            reverse = etype[2], f"{etype[1]} reversed", etype[0]
-            if reverse in edges:
-                raise ConfigError(f"there is a relation {reverse} already; rename it, or leave the graph directed.")
-            edges[reverse] = ReversedEdges(self.edges[etype])
-            if etype in self.edge_data:
-                edge_data[reverse] = self.edge_data[etype]
-        return replace(self, edges=edges, edge_data=edge_data)

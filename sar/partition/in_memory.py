@@ -20,8 +20,9 @@ from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.features import without_nan
 from sar.partition.ingest.masks import check_splits, with_masks, with_split
 from sar.partition.ingest.objects import as_array, from_object
-from sar.partition.pipeline import OutputOptions, run_partition
+from sar.partition.pipeline import run_partition
 from sar.partition.write.write import PartitionReport, by_worker_0, part_sizes
+from sar.partition.write.write_job import OutputOptions
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
 

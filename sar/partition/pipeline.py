@@ -1,7 +1,7 @@
 """The whole job of `sar partition`: open a graph, assign its nodes to parts, write the parts, report."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,26 +17,13 @@ from sar.partition.ingest.masks import with_split
 from sar.partition.ingest.open import open_graph
 from sar.partition.ingest.sources import ADVICE, Files
 from sar.partition.inspect.report import DirectoryReport
-from sar.partition.new_directory import check_replaceable, new_directory
+from sar.partition.new_directory import check_free, new_directory
 from sar.partition.write.write import write_parts
-from sar.partition.write.write_job import check_hops, check_writable
+from sar.partition.write.write_job import OutputOptions, check_writable
 
 _TRAINER = "trainer_id"
-_MANY_NODES, _MANY_FOR_AN_EDGE = (
-    10**7,
-    1000,
-)  # public lists of edges with gaps in their IDs have 10 nodes an edge at most
-
-
-@dataclass(frozen=True)
-class OutputOptions:
-    """The options of writing, as in `write_partitions`."""
-
-    directory: Path
-    name: str = ""  # the graph's own, else `graph`
-    memory: int | None = None  # bytes that each step may add to the process
-    num_hops: int | None = None
-    overwrite: bool = False
+_MANY_NODES, _MANY_FOR_AN_EDGE = 10**7, 1000
+"""More nodes than that, and than so many an edge, come of gaps: public lists have 10 nodes an edge at most."""
 
 
 class Outcome(NamedTuple):
@@ -67,17 +54,16 @@ def run_partition(
     if isinstance(assigning.parts, int) and not 1 <= assigning.parts < 2**31:
         least = "at least 1" if assigning.parts < 1 else "at most 2**31 - 1"
         raise ConfigError(f"{assigning.parts} parts were asked for; expected {least}.")
-    check_hops(output.num_hops)
     if assigning.write_assignment is not None:
-        check_replaceable(assigning.write_assignment)
-    with new_directory(output.directory, overwrite=output.overwrite) as directory:
+        check_free(assigning.write_assignment)
+    with new_directory(output.directory) as directory:
         if isinstance(source, GraphSource):
             graph = source
         else:
             progress("reading the input", 0.0)
             graph = source(directory.scratch / "input")
-        name = output.name or graph.name or "graph"
-        check_writable(graph, name, output.memory)
+        output = replace(output, name=output.name or graph.name or "graph")
+        check_writable(graph, output)
         assigned = assign(assigning, graph, directory.scratch / "method", output.memory, progress, more_weights)
         if assigning.write_assignment is not None:
             with new_directory(assigning.write_assignment) as made:
@@ -86,20 +72,10 @@ def run_partition(
             graph = _with_trainers(graph, assigned.part_of)
             parts, num_parts = assigned.part_of // trainers, assigned.num_parts // trainers
             assigned = assigned._replace(part_of=parts, num_parts=num_parts)
-        method = assigned.method or "custom"
-        report = write_parts(
-            directory,
-            graph,
-            assigned.part_of,
-            assigned.num_parts,
-            name,
-            method,
-            output.memory,
-            output.num_hops,
-            progress,
-        )
+        part_of, num_parts, method = assigned.part_of, assigned.num_parts, assigned.method or "custom"
+        report = write_parts(directory, graph, part_of, num_parts, method, output, progress)
         report.save(directory.path)
-    return Outcome(directory.target / f"{name}.json", assigned, report, graph.notes)
+    return Outcome(directory.target / f"{output.name}.json", assigned, report, graph.notes)
 
 
 def run_assignment(

@@ -105,14 +105,6 @@ def test_partitions_are_found_among_the_scripts_arguments(script: Path, tmp_path
     assert errors.startswith("sar launch: 2 workers; ")
 
 
-def test_memory_is_kept_on_request(script: Path) -> None:
-    process = launch("--allocator", "kept", script, "succeed")
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    [report] = reports(output)
-    assert report["variables"]["SAR_ALLOCATOR"] == "kept"
-
-
 @pytest.mark.parametrize(
     ("words", "environment", "loaded"),
     [

@@ -7,16 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from sar import load_dgl_partition_data
 from sar.cli import chunk, main
 from sar.cli import partition as command
-from sar.common_tuples import SPLIT
 from sar.host.memory import machine_memory
 from sar.partition import pipeline
 from sar.partition.assign.assignment_files import read_assignment
-from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.inspection import inspect_directory
 from tests.python_process import run
 from tests.stages import without_stages
@@ -106,54 +102,31 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     more = "--balance train_mask in_edges --columns a 1 --add-self-loops --no-header --undirected --seed 3"
     more += " --remove-self-loops"  # as scripts for DGL do before
     fields = "--node-feature x/feat=f.npy --edge-feature w=w.parquet#a,b --memory-limit 1.5MB --assignment given"
+    fields += " --train-nodes x=t.txt --val-nodes x=v.npy --test-nodes x=w.csv#id"
     source, assigning, output = asked_for(monkeypatch, f"{typed} {more} {fields}")
     assert source.args == ({"x:r:y": "dir/r.csv", "y:s:y": "s*.csv"},)
     assert source.keywords["cleaning"] == {"undirected": True, "remove_duplicates": False, "self_loops": "add"}
     assert source.keywords == source.keywords | {
         "num_nodes": {"x": 4, "y": 5}, "columns": ("a", "1"), "header": False, "seed": 3, "memory": 1_500_000,
         "node_features": {"x/feat": "f.npy"}, "edge_features": {"w": "w.parquet#a,b"}, "format": None, "split": None,
+        "train_nodes": {"x": "t.txt"}, "val_nodes": {"x": "v.npy"}, "test_nodes": {"x": "w.csv#id"},
     }  # fmt: skip
     assert (assigning.parts, assigning.method, assigning.seed) == (8, "multilevel", 3)
     assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))
-    assert (output.directory, output.name, output.memory, output.overwrite) == (Path("parts"), "r", 1_500_000, False)
+    assert (output.directory, output.name, output.memory) == (Path("parts"), "r", 1_500_000)
 
 
 def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    how = "--format text --delimiter ; --header --allow-nan --dtype int32 --imbalance 0.2 --allow-outside"
-    clean = "--remove-duplicates --remove-self-loops --overwrite --split 0.5,0.25,0.25 --num-hops 2"
+    how = "--format text --delimiter ; --header --allow-nan --imbalance 0.2 --allow-outside"
+    clean = "--remove-duplicates --remove-self-loops --split 0.5,0.25,0.25 --num-hops 2"
     source, assigning, output = asked_for(monkeypatch, f"a.txt b.txt --parts 2 --out parts {how} {clean}")
     assert source.args == (["a.txt", "b.txt"],)
     assert source.keywords["cleaning"] == {"undirected": False, "remove_duplicates": True, "self_loops": "remove"}
     assert source.keywords == source.keywords | {
-        "format": "text", "delimiter": ";", "header": True, "dtype": "int32", "allow_nan": True, "allow_outside": True,
+        "format": "text", "delimiter": ";", "header": True, "allow_nan": True, "allow_outside": True,
         "split": (0.5, 0.25, 0.25),
     }  # fmt: skip
-    assert (assigning.imbalance, output.overwrite, output.num_hops) == (0.2, True, 2)
-
-
-def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path, edges: Path) -> None:
-    rng = np.random.default_rng(1)
-    rows = "".join(f"{i},{x:.3f},{y:.3f},{i % 4}\n" for i, (x, y) in enumerate(rng.random((50, 2))))
-    (tmp_path / "nodes.csv").write_text("id,x,y,class\n" + rows)
-    features = [f"--node-feature=feat={tmp_path}/nodes.csv#x,y", f"--node-feature=label={tmp_path}/nodes.csv#class"]
-    options = ["--parts", "2", "--split", "0.6,0.2,0.2", "--name", "mine", "--out", str(tmp_path / "parts")]
-    assert main(["partition", str(edges), *features, *options]) == 0
-    parts = [load_dgl_partition_data(tmp_path / "parts" / "mine.json", p, "cpu").node_features for p in range(2)]
-    data = {name: torch.cat([part[f"_N/{name}"] for part in parts]) for name in ("feat", "label", *SPLIT)}
-    assert data["feat"].shape == (50, 2)
-    assert data["label"].bincount().tolist() == [13, 13, 12, 12]
-    assert all(data[name].dtype == torch.bool for name in SPLIT)
-    assert [int(data[name].sum()) for name in SPLIT] == [30, 10, 10]
-    assert int(sum(data[name].int() for name in SPLIT).max()) == 1
-
-
-def test_as_many_parts_as_fit(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["partition", str(edges), *AUTOMATIC, "--method", "random", "--out", str(tmp_path / "parts")]
-    assert main([*typed, "--reserve", "1MB"]) == 0
-    said = capsys.readouterr().out
-    assert "\nmethod random\n2 parts: 2 workers hold one each" in f"\n{said}"
-    assert "a worker has 1,072.7 of 1,073.7 MB for them" in said
-    assert len(inspect_directory(tmp_path / "parts").parts) == 2
+    assert (assigning.imbalance, output.num_hops) == (0.2, 2)
 
 
 def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,18 +137,6 @@ def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.Capture
     assert found.algo_name == "random"
     assert set(found.parts.tolist()) == {0, 1, 2}
     assert sorted(os.listdir(tmp_path)) == ["assigned", "edges.csv"]
-
-
-def test_the_chunked_form_keeps_the_graph_and_its_name(tmp_path: Path, edges: Path) -> None:
-    chunked, parts = tmp_path / "chunked", tmp_path / "parts"
-    assert main(["chunk", str(edges), "--chunks", "3", "--name", "mine", "--out", str(chunked)]) == 0
-    assert sorted(os.listdir(tmp_path)) == ["chunked", "edges.csv"]
-    direct, through = (open_graph(path, tmp_path / "scratch") for path in (str(edges), chunked))
-    for (src, dst), (other_src, other_dst) in zip(direct.chunks(), through.chunks(rows=300), strict=True):
-        assert (src == other_src).all()
-        assert (dst == other_dst).all()
-    assert main(["partition", str(chunked), "--parts", "2", "--out", str(parts)]) == 0
-    assert (parts / "mine.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["partition", "chunk"])

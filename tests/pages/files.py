@@ -86,12 +86,10 @@ def edges(folder: Path) -> None:
     rng = np.random.default_rng(0)
     pairs = rng.integers(0, 400, (3000, 2))
     np.save(folder / "edges.npy", pairs)
-    pairs.astype(np.int32).tofile(folder / "edges.bin")
     np.savetxt(
         folder / "edges.csv", np.column_stack([pairs, pairs[:, :1]]), "%d", ";", header="from;to;when", comments=""
     )
-    (folder / "tags.txt").write_text("// by hand\nann lee\tbob\nbob\tcy d\n")
-    (folder / "none.csv").write_text("src,dst\n")
+    (folder / "tags.txt").write_text("# by hand\nann lee\tbob\nbob\tcy d\n")
     np.savetxt(folder / "train.txt", np.arange(0, 400, 2), "%d")
     np.savetxt(folder / "val.txt", np.arange(1, 400, 4), "%d")
     np.save(folder / "test.npy", np.arange(3, 400, 4))
@@ -109,15 +107,6 @@ def edges(folder: Path) -> None:
         pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
 
 
-def method(folder: Path) -> None:
-    """`edges`, and what the installation of a package with the method `by-degree` leaves."""
-    edges(folder)
-    installed = folder / "my_methods-1.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-methods\nVersion: 1\n")
-    (installed / "entry_points.txt").write_text("[sar.partition_methods]\nby-degree = my_methods:by_degree\n")
-
-
 def script(folder: Path) -> None:
     """A training script that takes any arguments, and says who it is."""
     lines = ("import sar", "sar.initialize_comms()", "print(f'worker {sar.rank()} of {sar.world_size()}')")
@@ -133,5 +122,5 @@ def npz(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, model, npz, script)
+    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, model, npz, script)
 }

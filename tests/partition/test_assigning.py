@@ -1,6 +1,7 @@
 """What `sar partition` balances: fields of nodes and in-edges, by any method."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,22 +89,19 @@ def test_sums_of_an_edge_field() -> None:
     assert set(weights) == {"nodes of type a", "nodes of type b"}
 
 
-def test_edge_fields_that_cannot_be_balanced() -> None:
-    for name, words in (
-        ("none", "edge fields train_mask, w, wrong"),
-        ("wrong", "in_edges/wrong': row 7 has NaN or less than 0"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            balance_weights(community_edges(), [f"{IN_EDGES}/{name}"])
-
-
-def test_both_names_of_the_default_method_give_the_same_parts(tmp_path: Path) -> None:
-    """DGL says `metis`."""
-    graph = community_edges()
-    options = [AssigningOptions(3), AssigningOptions(3, "multilevel"), AssigningOptions(3, "metis")]
-    parts = [assign(one, graph, tmp_path / "scratch", None, lambda doing, share: None).part_of for one in options]
-    assert np.array_equal(parts[0], parts[1])
-    assert np.array_equal(parts[0], parts[2])
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        (f"{IN_EDGES}/none", "edge fields train_mask, w, wrong"),
+        (f"{IN_EDGES}/wrong", "in_edges/wrong': row 7 has NaN or less than 0"),
+        ("none", "in_edges, or one of the node fields feat"),
+        ("feat", r"shape \(400, 3\)"),
+    ],
+)
+def test_fields_that_cannot_be_balanced(name: str, words: str) -> None:
+    graph = replace(community_edges(), node_data={"_N": {"feat": np.ones((400, 3))}})
+    with pytest.raises(ConfigError, match=words):
+        balance_weights(graph, [name])
 
 
 @pytest.mark.parametrize("method", ["random", "ldg", "spring", "multilevel", "metis"])

@@ -116,14 +116,3 @@ def test_the_next_item_is_made_while_one_is_in_use():
 
     for item in made_ahead(items()):
         assert second_begun.wait(60), item
-
-
-def test_an_error_reaches_who_takes_the_items():
-    def items():
-        yield 1
-        raise ValueError("no more")
-
-    made = made_ahead(items())
-    assert next(made) == 1
-    with pytest.raises(ValueError, match="no more"):
-        next(made)

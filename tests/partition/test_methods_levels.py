@@ -57,19 +57,6 @@ def test_equal_tasks_give_equal_parts_within_the_limits(tmp_path, planted, metho
     assert max(balance.values()) <= 1.05 + 1e-6, balance
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_share_of_each_stage_goes_up_to_one(tmp_path, planted, method, few_entries):
-    stages = {}
-    METHODS[method](
-        task_of(planted[0], 4, tmp_path, progress=lambda doing, share: stages.setdefault(doing, []).append(share))
-    )
-    assert next(iter(stages)) == "neighbour lists"
-    assert stages["neighbour lists"][-1] == 1
-    for shares in stages.values():
-        assert shares == sorted(shares)
-        assert 0 <= shares[0] <= shares[-1] <= 1
-
-
 # ---- ldg
 
 
@@ -161,14 +148,6 @@ def test_refinement_lowers_the_cut_and_empties_parts_that_are_too_full(tmp_path,
     assert after.edge_cut < before.edge_cut - 0.1
     assert before.balance["nodes"] > 1.5
     assert max(after.balance.values()) <= 1.05 + 1e-6
-
-
-def test_refinement_puts_no_more_into_a_part_than_fits(tmp_path):
-    leaves = np.arange(1, 400)
-    csr = ExternalCsr.of_graph(source(leaves, 0 * leaves, 400), tmp_path / "lists")
-    part_of = (np.arange(400) % 4).astype(np.int32)
-    refine(csr, np.full((400, 1), 1 / 120, np.float32), part_of, 4, 1, 0, lambda share: None)
-    assert np.bincount(part_of).max() == 120
 
 
 # ---- METIS

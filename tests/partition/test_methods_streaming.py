@@ -7,7 +7,7 @@ import pytest
 
 from sar.cli.demo import community_graph
 from sar.data.arrays import Array
-from sar.errors import ConfigError, PartitionError
+from sar.errors import ConfigError
 from sar.partition.assign.assigning import method_named
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_source import GraphSource
@@ -98,14 +98,6 @@ def test_types_are_counted_through_and_progress_is_told(name: str) -> None:
     assert np.array_equal(parts, method_named(name)(flat))
     assert calls[-1][1] == 1.0
     assert all(0 <= share <= 1 and doing for doing, share in calls)
-
-
-@pytest.mark.parametrize("edge", [(0, 3), (-1, 0), (2**40, 1)])
-def test_edges_that_end_outside_are_told(edge: tuple[int, int]) -> None:
-    end, node = ("source", edge[0]) if not 0 <= edge[0] < 3 else ("destination", edge[1])
-    told = rf"edges of _N:_E:_N, row 1 \(from 0\): the {end} is node {node}; expected 0 to 2"
-    with pytest.raises(PartitionError, match=told):
-        method_named("spring")(edge_task(3, [(0, 1), edge], 2))
 
 
 def test_unknown_names_are_told() -> None:

@@ -16,10 +16,8 @@ import pytest
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.partition.graph_source import GraphSource
 from sar.partition.in_memory import partition_graph
-from sar.partition.ingest.chunked import write_chunked
 from sar.partition.ingest.cleanup import clean_up
 from tests.partition.ingest.sources import (
-    ONE,
     command,
     edges_of,
     file_of,
@@ -38,7 +36,6 @@ READ: list[tuple[str, str, dict[str, Any], list[tuple[Any, Any]]]] = [
     # name of the file, content, options, edges
     ("e.csv", "\ufeff# note\r\nsrc,dst\r\n0,1\r\n\r\n1,2\r\n", {}, [(0, 1), (1, 2)]),
     ("e.txt", "# Nodes: 3 Edges: 2\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n", {}, [(0, 1), (1, 2)]),
-    ("e.csv", "node_1,node_2\n0,1\n1,2\n", {}, [(0, 1), (1, 2)]),
     ("e.csv", 'name,src,dst\n"x, ""y""",0,1\n"#z",1,"2"\n', {}, [(0, 1), (1, 2)]),
     ("e.csv", '"label, long";src;dst\n"a;b";0;1\n', {}, [(0, 1)]),
     ("e.csv", "src,dst,\n0,1,\n1,2,\n", {}, [(0, 1), (1, 2)]),
@@ -49,7 +46,7 @@ READ: list[tuple[str, str, dict[str, Any], list[tuple[Any, Any]]]] = [
     ("e.csv", "weight,dst,src\n2.5,1,0\n", {"columns": (2, 1)}, [(0, 1)]),
     ("e.csv", "Quelle,Größe,Ziel\n0,9,1\n", {"columns": ("Quelle", "Ziel")}, [(0, 1)]),
     ("e.csv", "Target,Source,Weight\n1,0,5\n", {}, [(0, 1)]),
-    ("e.csv", "0,1\n1,2\n", {"header": True}, [(1, 2)]),
+    ("e.csv", "0,1\n1,2\n", {"header": True, "columns": (0, 1)}, [(1, 2)]),
     ("e.csv", "0x1,0x2\n0x0,0xA\n", {}, [(1, 2), (0, 10)]),  # no header
     ("e.csv", f"0,{2**63 - 2}\n{2**53 + 1} , 007\n\n", {}, [(0, 2**63 - 2), (2**53 + 1, 7)]),
     ("e.csv", "src,dst\n1,a\nb,1\n", {"ids": "map"}, [("1", "a"), ("b", "1")]),  # mixed, so all are strings
@@ -114,7 +111,7 @@ REFUSED: list[tuple[str, str | bytes, dict[str, Any], str]] = [  # name of the f
     ("g.npz", b"x", {}, "is an .npz file, which is not read.*sar.partition_graph"),
     *((name, "%%MatrixMarket matrix coordinate pattern\n3 3 1\n2 1\n", options, "is a MatrixMarket file")
       for name, options in (("g.mtx", {}), ("g.mtx.gz", {}), ("g.txt", {}))),
-    *(("e.csv", content, {"ids": ids}, "there are no edges of _N:_E:_N in .*--allow-empty")
+    *(("e.csv", content, {"ids": ids}, "there are no edges of _N:_E:_N")
       for content in ("", "src,dst\n", "# one\n% two\n", "\n\n", "\ufeff") for ids in (None, "map")),
 ]  # fmt: skip
 
@@ -149,15 +146,9 @@ def test_ends_that_are_named_in_the_other_order(tmp_path: Path, header: str, end
     assert edges(header.split(",")[::-1]) == [(1, 0), (2, 1)]
 
 
-def test_ends_that_are_named_by_node_types(tmp_path: Path) -> None:
-    path = file_of(tmp_path, "e.csv", "item_id,user_id\n1,0\n2,1\n")
-    assert pairs(read({"item:bought by:user": path})) == [(1, 0), (2, 1)]
-    assert pairs(read({"user:buys:item": path})) == [(0, 1), (1, 2)]
-
-
 @pytest.mark.parametrize(
-    "header", ["target,id", "id,source", "source_id,source_name", "to,target", "tail,head", "node2,node1", "a,b", "y,x",
-               "col,row", "end,start", "person,friend", "src,dst,source,target"]
+    "header", ["target,id", "id,source", "source_id,source_name", "to,target", "tail,head", "node2,node1",
+               "node_1,node_2", "a,b", "y,x", "col,row", "end,start", "person,friend", "src,dst,source,target"]
 )  # fmt: skip
 def test_names_that_do_not_tell_are_refused(tmp_path: Path, header: str) -> None:
     path = file_of(tmp_path, "e.csv", f"{header}\n1,0{',1,0' * (header.count(',') > 1)}\n")
@@ -167,20 +158,12 @@ def test_names_that_do_not_tell_are_refused(tmp_path: Path, header: str) -> None
     assert pairs(read(path, columns=(second, first))) == [(0, 1)]
 
 
-def test_empty_files_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    graph = read(file_of(tmp_path, "e.csv", "src,dst\n"), ids="map", allow_empty=True)
-    assert (graph.num_nodes, pairs(graph)) == ({"_N": 0}, [])
+def test_binary_files_without_edges(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", np.empty((0, 2), int))
-    none: list[int] = []
-    columns = {"src": pyarrow.array(none, pyarrow.int64()), "dst": pyarrow.array(none, pyarrow.int64())}
-    for path in (tmp_path / "e.npy", parquet(tmp_path, "e.parquet", columns)):
+    none = pyarrow.array([], pyarrow.int64())
+    for path in (tmp_path / "e.npy", parquet(tmp_path, "e.parquet", {"src": none, "dst": none})):
         with pytest.raises(PartitionError, match="there are no edges"):
-            read(path)
-        assert read(path, num_nodes=4, allow_empty=True).total_edges == 0
-    arguments = [tmp_path / "e.npy", "--num-nodes", 4, "--parts", 2, "--method", "random", "--out", tmp_path / "p"]
-    assert command("partition", *arguments) == 1
-    assert "--allow-empty" in capsys.readouterr().err
-    assert command("partition", "--allow-empty", *arguments) == 0
+            read(path, num_nodes=4)
 
 
 def test_damage_is_an_error(tmp_path: Path) -> None:
@@ -193,7 +176,7 @@ def test_damage_is_an_error(tmp_path: Path) -> None:
 
 def test_options_and_remarks_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = file_of(tmp_path, "edges.csv", "0,1\n1,2\n2,0\n")
-    assert command("partition", path, "--header", "--parts", 2, "--out", tmp_path / "h") == 0
+    assert command("partition", path, "--header", "--columns", 0, 1, "--parts", 2, "--out", tmp_path / "h") == 0
     assert "edges.csv: the first line, 0, 1, was taken for names of columns" in capsys.readouterr().out
     path = file_of(tmp_path, "a.txt", "# by hand\nsrc\tdst\nann\tbob\nbob\tcy d\n")
     arguments = ["--ids", "map", "--parts", 1, "--delimiter", "TAB", "--out", tmp_path / "p"]
@@ -269,12 +252,6 @@ def test_files_that_are_not_read_are_told(tmp_path: Path) -> None:
     assert "_edges_b.csv" in note
 
 
-def test_numbers_in_names_of_files(tmp_path: Path) -> None:
-    for name in ("p1²3.csv", "p10.csv", "p2.csv", "p٣.csv"):
-        file_of(tmp_path, name, "0,1\n")
-    assert read(tmp_path).total_edges == 4
-
-
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_part_files_without_rows(tmp_path: Path, order: tuple[int, int]) -> None:
     times = [1700000000123456789, 9007199254740993, 2]
@@ -295,12 +272,6 @@ def test_part_files_without_rows(tmp_path: Path, order: tuple[int, int]) -> None
         dtype = kind.value_type if pyarrow.types.is_list(kind) or name == "g" else kind
         assert (found[:].tolist(), found.dtype) == (column, dtype.to_pandas_dtype())
     assert values(graph, "u") == values(graph, "v") == times
-
-
-def test_no_rows_at_all_keep_the_type_of_the_schema(tmp_path: Path) -> None:
-    path = parquet(tmp_path, "w.parquet", {"w": pyarrow.array([], pyarrow.int16())})
-    graph = read(file_of(tmp_path, "e.csv", "src,dst\n"), allow_empty=True, num_nodes=2, edge_features={"w": path})
-    assert (graph.edge_data[ONE]["w"].shape, graph.edge_data[ONE]["w"].dtype) == ((0,), np.int16)
 
 
 # Features: a table (nodes.csv, or in Parquet), what to take of it, and what comes out
@@ -340,7 +311,7 @@ def test_features_of_tables(tmp_path: Path, table: Any, selector: str, options: 
 def test_the_header_option_is_for_every_table(tmp_path: Path) -> None:
     edges, weight = file_of(tmp_path, "e.csv", "0,1\n1,0\n"), file_of(tmp_path, "w.csv", "7\n8\n")
     assert weights(read(edges, header=False, edge_features={"w": weight})) == [7, 8]
-    graph = read(edges, header=True, edge_features={"w": weight})
+    graph = read(edges, header=True, columns=(0, 1), edge_features={"w": weight})
     assert (pairs(graph), weights(graph)) == ([(1, 0)], [8])
 
 
@@ -426,11 +397,6 @@ def test_lists_of_nodes(tmp_path: Path) -> None:
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"2\n0\n"))
     np.save(tmp_path / "val.npy", [1])
     test = parquet(tmp_path, "test.parquet", {"node": [3], "x": [1]})
-    arguments = ["--train-nodes", tmp_path / "train.csv.gz", "--val-nodes", tmp_path / "val.npy"]
-    arguments += ["--test-nodes", f"{test}#node", "--parts", 1, "--out", tmp_path / "p"]
-    assert command("partition", edges_of(tmp_path, 4), *arguments) == 0
-    split = json.loads((tmp_path / "p" / "report.json").read_text())["parts"][0]["split"]
-    assert split == {"train_mask": 2, "val_mask": 1, "test_mask": 1}
     lists = {"train_nodes": tmp_path / "train.csv.gz", "val_nodes": tmp_path / "val.npy", "test_nodes": f"{test}#node"}
     graph = read(edges_of(tmp_path, 4), **lists)
     found = [values(graph, name) for name in ("train_mask", "val_mask", "test_mask")]
@@ -479,28 +445,6 @@ def test_masks_and_lists_that_were_taken_for_each_other(tmp_path: Path) -> None:
         read(edges_of(tmp_path), num_nodes=3, node_features={"train_mask": file_of(tmp_path, "t.txt", "0\n2\n")})
     with pytest.raises(ConfigError, match="cannot tell the format"):
         read(edges_of(tmp_path), train_nodes=file_of(tmp_path, "train.pt", b"\0"))
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_a_column_that_says_train_or_test(tmp_path: Path, ending: str) -> None:
-    words = ["train", "test", "val", "train"]
-    lines = "id,split\n" + "".join(f"{i},{word}\n" for i, word in enumerate(words))
-    path = file_of(tmp_path, "n.csv", lines) if ending == "csv" else parquet(tmp_path, "n.parquet", {"split": words})
-    lists: Any = {f"{name}_nodes": f"{path}#split" for name in ("train", "val", "test")}
-    graph = read(edges_of(tmp_path, 4), **lists)
-    found = [values(graph, f"{name}_mask") for name in ("train", "val", "test")]
-    assert np.array(found).astype(int).tolist() == [[1, 0, 0, 1], [0, 0, 1, 0], [0, 1, 0, 0]]
-    with pytest.raises(PartitionError, match=r"4 rows .*expected 5"):
-        read(edges_of(tmp_path, 5), **lists)
-    path = file_of(tmp_path, "m.csv", "split\ntrain\ntest\ntrain\ntrian\n")
-    with pytest.raises(PartitionError, match=r"'trian'.*expected"):
-        read(edges_of(tmp_path, 4), train_nodes=f"{path}#split")
-    edges = file_of(tmp_path, "e.csv", "src,dst\nann,bob\nbob,ann\n")
-    path = file_of(tmp_path, "m.csv", "id,split\nbob,train\nann,test\n")
-    with pytest.raises(PartitionError, match="id="):
-        read(edges, ids="map", train_nodes=f"{path}#split")
-    graph = read(edges, ids="map", node_features={"id": f"{path}#id"}, train_nodes=f"{path}#split")
-    assert values(graph, "train_mask") == [True, False]
 
 
 # Others
@@ -569,15 +513,6 @@ def test_strings_of_parquet_in_all_forms(tmp_path: Path) -> None:
         assert named(read(parquet(tmp_path, "e.parquet", ends), ids="map")) == [("zoë", "b"), ("b", "zoë")]
     with pytest.raises(PartitionError, match="UTF"):
         read(parquet(tmp_path, "e.parquet", {"src": [b"\xff"], "dst": [b"a"]}), ids="map")
-
-
-def test_options_beside_a_whole_graph(tmp_path: Path) -> None:
-    whole = write_chunked(GraphSource.homogeneous(np.array([0]), np.array([1]), 2, {}), tmp_path / "g")
-    table = file_of(tmp_path, "n.txt", "name x;label\na b;3\nc d;4\n")
-    graph = read(whole, delimiter=";", header=True, node_features={"label": f"{table}#label"})
-    assert values(graph, "label") == [3, 4]
-    with pytest.raises(ConfigError, match="says itself what is in it"):
-        read(whole, delimiter=";")
 
 
 def test_columns_of_pyg_and_labels_of_one_column_are_planned(

@@ -11,7 +11,8 @@ from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, PartsByMemory, assign
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
-from sar.partition.pipeline import OutputOptions, run_partition
+from sar.partition.pipeline import run_partition
+from sar.partition.write.write_job import OutputOptions
 from sar.train.counted_graph import CountingGroup, count_graph, counted_graph
 from tests.partition.tasks import odd_graphs
 

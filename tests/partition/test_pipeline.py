@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sar.data.arrays import Array
-from sar.errors import ConfigError, PartitionError
+from sar.errors import ConfigError
 from sar.partition.assign import assigning
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.assign.assignment_files import read_assignment
@@ -17,7 +17,8 @@ from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.inspection import inspect_directory
-from sar.partition.pipeline import OutputOptions, read_input, run_partition
+from sar.partition.pipeline import read_input, run_partition
+from sar.partition.write.write_job import OutputOptions
 from tests.partition.written import check_directory, content_of
 
 ONLY = ("_N", "_E", "_N")
@@ -26,10 +27,9 @@ NUM_NODES, NUM_EDGES = 40, 150
 
 @pytest.fixture
 def edges(tmp_path: Path) -> tuple[Array, Array]:
-    """Edges, also as `edges.csv` and, with features, as `.npy`."""
+    """Edges, also with features as `.npy`."""
     rng = np.random.default_rng(0)
     src, dst = rng.integers(0, NUM_NODES, (2, NUM_EDGES))
-    np.savetxt(tmp_path / "edges.csv", np.stack([src, dst], 1), "%d", ",")
     np.save(tmp_path / "edges.npy", np.stack([src, dst]))
     np.save(tmp_path / "feat.npy", rng.random((NUM_NODES, 3)))
     np.save(tmp_path / "train_mask.npy", np.arange(NUM_NODES) < 10)
@@ -95,56 +95,6 @@ def test_the_report_says_what_inspection_finds(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "parts" / "report.json").read_text()) == json.loads(json.dumps(found.summary()))
 
 
-def test_edges_are_cleaned_up(tmp_path: Path) -> None:
-    (tmp_path / "edges.csv").write_text("0,1\n1,2\n0,1\n3,3\n2,1\n")
-    cleaning = {"undirected": True, "self_loops": "add"}
-    source = partial(read_input, tmp_path / "edges.csv", num_nodes=5, cleaning=cleaning, memory=2**26)
-    run_partition(source, AssigningOptions(2, "random"), OutputOptions(tmp_path / "parts", memory=2**26))
-    src, dst = [0, 1, 1, 2, 0, 1, 2, 3, 4], [1, 0, 2, 1, 0, 1, 2, 3, 4]
-    graph = GraphSource({"_N": 5}, {ONLY: ArrayEdges(np.array(src), np.array(dst))}, {}, {})
-    part_of = read_parts(tmp_path / "parts", 5)
-    check_directory(tmp_path / "parts", "graph", graph, part_of, 2)
-
-
-def read_parts(folder: Path, num_nodes: int) -> Array:
-    """The part of each node, by the files of original IDs."""
-    from tests.partition.written import load_tensors
-
-    part_of = np.empty(num_nodes, int)
-    for part in range(len(list(folder.glob("part*")))):
-        [ids] = load_tensors(str(folder / f"part{part}" / "orig_nids.dgl")).values()
-        part_of[ids.numpy()] = part
-    return part_of
-
-
-def test_what_is_balanced(tmp_path: Path, edges: tuple[Array, Array], tasks: list[AssignmentTask]) -> None:
-    source, _, output = options_for(tmp_path)
-    run_partition(source, AssigningOptions(3, "dealt", balance=("train_mask", "in_edges")), output)
-    weights = tasks[0].weights
-    assert np.array_equal(weights["train_mask"], np.arange(NUM_NODES) < 10)
-    assert np.array_equal(weights["in_edges"], np.bincount(edges[1], minlength=NUM_NODES))
-
-
-@pytest.mark.usefixtures("edges", "tasks")
-@pytest.mark.parametrize(
-    "balance, words",
-    [
-        ("nix", "in_edges, or one of the node fields feat, train_mask"),
-        ("feat", r"shape \(40, 3\)"),
-        ("bad", "row 7 has"),
-    ],
-)
-def test_balances_that_make_no_sense_are_refused(tmp_path: Path, balance: str, words: str) -> None:
-    source, _, output = options_for(tmp_path)
-    if balance == "bad":
-        np.save(tmp_path / "bad.npy", np.where(np.arange(NUM_NODES) == 7, -1.0, 0.0))
-        source = partial(open_graph, tmp_path / "edges.npy", node_features={"bad": tmp_path / "bad.npy"})
-    before = content_of(tmp_path)
-    with pytest.raises(ConfigError, match=words):
-        run_partition(source, AssigningOptions(3, "dealt", balance=(balance,)), output)
-    assert content_of(tmp_path) == before
-
-
 @pytest.mark.usefixtures("edges")
 def test_an_assignment_goes_out_and_comes_in(tmp_path: Path, tasks: list[AssignmentTask]) -> None:
     source, _, output = options_for(tmp_path)
@@ -156,41 +106,11 @@ def test_an_assignment_goes_out_and_comes_in(tmp_path: Path, tasks: list[Assignm
     assert outcome.assigned[2:] == ("dealt", f"read from {folder}")
     assert content_of(tmp_path / "again") == content_of(tmp_path / "parts")
     assert len(tasks) == 1
-    with pytest.raises(ConfigError, match=r"holds _N\.txt, partition_meta\.json, and nothing is overwritten; name"):
+    with pytest.raises(ConfigError, match=r"holds _N\.txt, partition_meta\.json, and nothing is overwritten"):
         run_partition(source, AssigningOptions(3, "dealt", write_assignment=folder), OutputOptions(tmp_path / "third"))
     assert sorted(os.listdir(tmp_path)) == sorted(
-        ["again", "assignment", "parts", "edges.csv", "edges.npy", "feat.npy", "train_mask.npy", "weight.npy"]
+        ["again", "assignment", "parts", "edges.npy", "feat.npy", "train_mask.npy", "weight.npy"]
     )
-
-
-@pytest.mark.usefixtures("tasks")
-def test_damaged_input_leaves_nothing(tmp_path: Path, edges: tuple[Array, Array]) -> None:
-    source, method, output = options_for(tmp_path)
-    edges[0][77] = -1
-    np.save(tmp_path / "edges.npy", np.stack(edges))
-    before = content_of(tmp_path)
-    with pytest.raises(PartitionError, match="-1"):
-        run_partition(source, method, output)
-    with pytest.raises(ConfigError, match="0 parts"):
-        run_partition(source, AssigningOptions(0), output)
-    assert content_of(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    "returned, message",
-    [
-        (np.zeros(NUM_NODES - 1, int), "shape"),
-        (np.zeros(NUM_NODES), "float64"),
-        (np.full(NUM_NODES, 2), "method 'mine' puts node 0 into part 2; expected 0 to 1"),
-        (np.full(NUM_NODES, -1), "puts node 0 into part -1"),
-    ],
-)
-def test_what_a_method_returns_is_checked(edges, tmp_path, monkeypatch, returned, message):
-    monkeypatch.setattr(assigning, "method_named", lambda name: lambda task: returned)
-    source, _, output = options_for(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        run_partition(source, AssigningOptions(parts=2, method="mine"), output)
-    assert not output.directory.exists()
 
 
 @pytest.mark.parametrize("largest", [2**31 + 5, 2**40, 2**62])

@@ -183,6 +183,25 @@ def typed_graph() -> GraphSource:
     return random_source(0, COUNTS, RELATIONS)
 
 
+def small_types() -> GraphSource:
+    """Types with fewer nodes and relations with fewer edges than parts, or none at all."""
+    rng = np.random.default_rng(0)
+    counts = {"paper": 60, "author": 25, "prize": 1, "editor": 0}
+    relations = {
+        ("author", "writes", "paper"): 150,
+        ("paper", "cites", "paper"): 200,
+        ("paper", "wins", "prize"): 2,
+        ("prize", "honours", "author"): 1,
+        ("editor", "accepts", "paper"): 0,
+    }
+    edges = {
+        e: ArrayEdges(rng.integers(0, max(1, counts[e[0]]), n), rng.integers(0, counts[e[2]], n))
+        for e, n in relations.items()
+    }
+    fields = {"paper": {"label": np.arange(60)}, "author": {"feat": rng.random((25, 3))}}
+    return GraphSource(counts, edges, fields, {})
+
+
 def some_assignment(graph: GraphSource) -> Array:
     """Part 2 of 4 stays empty, and most parts lack some type."""
     return np.array([0, 1, 3])[np.random.default_rng(1).integers(0, 3, graph.total_nodes)]

@@ -283,12 +283,11 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     Path("one.csv").write_text("id\nann\ndi\n")
     Path("two.csv").write_text("id,other\nann,1\ndi,2\n")
     pq.write_table(pyarrow.table({"id": ["ann", "di"]}), "nodes.parquet")
-    np.save("nodes.npy", np.array(["ann", "di"]))
-    for nodes in ("one.csv#id", "two.csv#id", "nodes.parquet", "nodes.npy"):
+    for nodes in ("one.csv#id", "two.csv#id", "nodes.parquet"):
         options = ["--nodes", nodes, "--header", "--ntype", "_N", "--classes", "3", "--workers", "1"]
         assert main([*command, *options, "--out", "out.npy"]) == 0
         np.testing.assert_allclose(np.load("out.npy"), expected[1:3], rtol=1e-5)
-    assert main([*command, "--nodes", "nodes.npy", "--out", "some.parquet"]) == 0
+    assert main([*command, "--nodes", "nodes.parquet", "--out", "some.parquet"]) == 0
     assert pandas.read_parquet("some.parquet")["id"].tolist() == ["ann", "di"]
 
     def fails(match, *options, out="other.npy"):
@@ -306,12 +305,12 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
             fails("cannot be written (", out=out)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    np.save("nodes.npy", np.array(["ann", "eve"]))
-    fails("1 of the nodes, such as eve, are not there", "--nodes", "nodes.npy")
+    Path("one.csv").write_text("id\nann\neve\n")
+    fails("1 of the nodes, such as eve, are not there", "--nodes", "one.csv#id")
     np.save("nodes.npy", np.array([1, 2]))
     fails("the nodes are int64 (2,); expected IDs like those there, |S3", "--nodes", "nodes.npy")
     np.save("nodes.npy", np.array(["ann"], object))
-    fails("--nodes nodes.npy cannot be read: it holds pickled objects", "--nodes", "nodes.npy")
+    fails("nodes.npy holds object", "--nodes", "nodes.npy")
     for content in ({"other": torch.zeros(2)}, {"extra": None, "model": {}}, conv):  # a pickled module is not run
         torch.save(content, "model.pt")
         fails("'model.pt' cannot be loaded into the model")

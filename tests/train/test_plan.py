@@ -27,7 +27,7 @@ from sar.partition.in_memory import divide, training_graph
 from sar.train.counted_graph import GraphInfo, count_graph
 from sar.train.plan import MakeModel, plan_training
 from tests.matrix import corner
-from tests.partition.test_write import small_types
+from tests.partition.written import small_types
 from tests.workers import REPOSITORY
 
 KINDS = ("sage", "gcn", "gat")

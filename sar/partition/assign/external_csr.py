@@ -300,14 +300,6 @@ def _count_ends(src: Array, dst: Array, indptr: Array, excess: Array) -> None:
 
 
 @compiled
-def _take(next_place: Array, which: int) -> int:
-    """The next place of a bucket or list, which is then taken."""
-    place: int = next_place[which]
-    next_place[which] += 1
-    return place
-
-
-@compiled
 def _sort_by_bucket(
     own: Array, others: Array, weights: Array | None, bucket_of: Array, ends: Array, records: Array
 ) -> None:
@@ -320,10 +312,12 @@ def _sort_by_bucket(
     # ends[b] is the place of the next record of bucket b and, once all are placed, the end of the bucket.
     for i in range(own.size):
         if own[i] != others[i]:
-            place = _take(ends, bucket_of[own[i]])
+            bucket = bucket_of[own[i]]
+            place = ends[bucket]
             records[place].own, records[place].other = own[i], others[i]
             if weights is not None:
                 records[place].weight = weights[i]
+            ends[bucket] += 1
     for b in range(ends.size - 1, 0, -1):
         ends[b] = ends[b - 1]
     ends[0] = 0
@@ -333,10 +327,12 @@ def _sort_by_bucket(
 def _place(records: Array, first: int, place: Array, neighbours: Array, weights: Array | None) -> None:
     """Put each record at the next place of its node's list."""
     for i in range(records.size):
-        at = _take(place, records[i].own - first)
+        list_number = records[i].own - first
+        at = place[list_number]
         neighbours[at] = records[i].other
         if weights is not None:
             weights[at] = records[i].weight
+        place[list_number] += 1
 
 
 @compiled

@@ -148,16 +148,10 @@ def cluster(
     waiting = np.full(csr.num_nodes + 1, -1, csr.node_dtype)
     for window in csr.windows():
         _join_alike(window, constraints, loads, label, tally, alone, waiting)
-    return _renumbered(label)
-
-
-def _renumbered(label: Array) -> tuple[Array, int]:
-    """Labels as consecutive numbers, and how many there are."""
-    new = np.zeros_like(label)
-    new[label] = 1
-    count = int(new.sum())
-    np.cumsum(new, out=new)
-    return new[label] - 1, count
+    number = np.zeros_like(label)  # of each label that is left: consecutive ones
+    number[label] = 1
+    np.cumsum(number, out=number)
+    return number[label] - 1, int(number[-1])
 
 
 def refine(

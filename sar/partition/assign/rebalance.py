@@ -61,7 +61,18 @@ def move_nodes(task: AssignmentTask, part_of: Array, attachment: Array | None = 
             helped += _exchange(order, rng.permutation(len(moved)), moved, constraints, loads)
             if not helped:
                 break
-    _warn(task, loads, constraints)
+    means = part_means(constraints.weights, task.num_parts)
+    for name, load, mean, limit in zip(["nodes", *task.weights], loads.T, means, constraints.limits, strict=True):
+        if load.max() > limit:
+            logger.warning(
+                "part %d holds %g of '%s', %.3f times the mean; at most %.3f times was asked for, and moving nodes "
+                "could not reach that.",
+                int(load.argmax()),
+                load.max(),
+                name,
+                load.max() / mean,
+                1 + task.imbalance,
+            )
     return moved
 
 
@@ -84,21 +95,6 @@ def _who_moves_first(
     first = by_weight if attachment is None else attachment[nodes] / relief
     in_order: Array = nodes[np.argsort(first, kind="stable")]
     return in_order
-
-
-def _warn(task: AssignmentTask, loads: Array, constraints: Constraints) -> None:
-    means = part_means(constraints.weights, task.num_parts)
-    for name, load, mean, limit in zip(["nodes", *task.weights], loads.T, means, constraints.limits, strict=True):
-        if load.max() > limit:
-            logger.warning(
-                "part %d holds %g of '%s', %.3f times the mean; at most %.3f times was asked for, and moving nodes "
-                "could not reach that.",
-                int(load.argmax()),
-                load.max(),
-                name,
-                load.max() / mean,
-                1 + task.imbalance,
-            )
 
 
 @compiled

@@ -10,7 +10,6 @@ from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import (
     AssignmentTask,
     compiled,
-    count_degrees,
     edge_chunks,
     follow,
     list_schedule,
@@ -74,7 +73,9 @@ def spring(task: AssignmentTask) -> Array:
     result is the paper's, unless it leaves a part above beta N / P.
     """
     weights = task.constraints().weights
-    degree = count_degrees(task)
+    degree = np.zeros(task.graph.total_nodes, index_dtype(2 * task.graph.total_edges))
+    for src, dst in edge_chunks(task, "counting degrees"):
+        _count_degrees(src, dst, degree)
     of_node, num_clusters, richest = _cluster_nodes(task, degree)
     rng = np.random.default_rng(task.seed)
     neighbours = Neighbours(degree, richest, rng.permutation(len(degree)).astype(of_node.dtype))
@@ -111,6 +112,15 @@ def _cluster_nodes(task: AssignmentTask, degree: Array) -> tuple[Array, int, Arr
     alone = np.flatnonzero(of_node == NONE)
     of_node[alone] = np.arange(num_clusters, num_clusters + len(alone))
     return of_node, num_clusters + len(alone), richest
+
+
+@compiled
+def _count_degrees(src: Array, dst: Array, degree: Array) -> None:
+    """Add the edges at every node, but for self-loops."""
+    for i in range(len(src)):
+        if src[i] != dst[i]:
+            degree[src[i]] += 1
+            degree[dst[i]] += 1
 
 
 @compiled

@@ -17,7 +17,7 @@ import numpy as np
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.kernels.compiler import compile_cached
-from sar.partition.graph_source import GraphSource, Progress, check_parts, index_dtype
+from sar.partition.graph_source import GraphSource, Progress, check_parts
 from sar.tensors import splitmix
 from sar.tensors.splitmix import STEP
 
@@ -140,14 +140,6 @@ def edge_chunks(task: AssignmentTask, doing: str) -> Iterator[tuple[Array, Array
         task.progress(doing, done / task.graph.total_edges)
 
 
-def count_degrees(task: AssignmentTask) -> Array:
-    """In-degree plus out-degree of every node, (N,), self-loops left out."""
-    degree = np.zeros(task.graph.total_nodes, index_dtype(2 * task.graph.total_edges))
-    for src, dst in edge_chunks(task, "counting degrees"):
-        _count_degrees(src, dst, degree)
-    return degree
-
-
 @compiled
 def has_capacity(constraints: Constraints, loads: Array, node: int, group: int) -> bool:
     """Whether a node can be added to a group, of loads (groups, K), without breaking a limit."""
@@ -240,11 +232,3 @@ def _largest_load(loads: Array, scale: Array, part: int) -> float:
     for k in range(len(scale)):
         most = max(most, loads[part, k] * scale[k])
     return most
-
-
-@compiled
-def _count_degrees(src: Array, dst: Array, degree: Array) -> None:
-    for i in range(len(src)):
-        if src[i] != dst[i]:
-            degree[src[i]] += 1
-            degree[dst[i]] += 1

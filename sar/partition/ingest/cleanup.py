@@ -89,8 +89,27 @@ def clean_up(
                 f"{relation.removed} of {source.num_edges} edges {':'.join(etype)} were removed{lost}: an earlier one "
                 "has the same ends."
             )
-    cleaned = replace(graph, edges=edges, edge_data=edge_data, notes=notes)
-    return cleaned.with_reverse_edges([one for one in edges if one[0] != one[2]]) if undirected else cleaned
+    for etype in [one for one in edges if one[0] != one[2]] if undirected else ():
+        reverse = etype[2], f"{etype[1]} reversed", etype[0]
+        if reverse in edges:
+            raise ConfigError(f"there is a relation {reverse} already; rename it, or leave the graph directed.")
+        edges[reverse], edge_data[reverse] = _ReversedEdges(edges[etype]), edge_data[etype]
+    return replace(graph, edges=edges, edge_data=edge_data, notes=notes)
+
+
+@dataclass(frozen=True)
+class _ReversedEdges(EdgeSource):
+    """Edges the other way round."""
+
+    edges: EdgeSource
+
+    @property
+    def num_edges(self) -> int:
+        return self.edges.num_edges
+
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
+        src, dst = self.edges.read(start, stop)
+        return dst, src
 
 
 class _Range(NamedTuple):
@@ -136,7 +155,7 @@ class _Relation:
                 for field, file in files.items():
                     file.append(records[field])
             src, dst, *features = (file.array() for file in files.values())
-        return ArrayEdges(src, dst), dict(zip(self.columns, features, strict=True))
+        return ArrayEdges(src, dst, self.num_nodes), dict(zip(self.columns, features, strict=True))
 
     @property
     def record(self) -> np.dtype[Any]:

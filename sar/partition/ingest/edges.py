@@ -1,4 +1,4 @@
-"""The edges of one type, from files of any format: binary files are read in place, others copied once."""
+"""The edges of one type: `.npy` files are read in place, text and Parquet copied once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 
-from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy, open_raw
+from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, find_outside, index_dtype, parts_of_slice
 from sar.partition.ingest.arrow import NotNumbersError, read_table
@@ -18,21 +18,22 @@ _ANY = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True)
 class FileEdges(EdgeSource):
-    """Edges of binary files, one after the other."""
+    """Edges of `.npy` files, one after the other."""
 
     parts: Sequence[tuple[str, EdgeSource]]  # the edges of each file, with its name for errors
     advice: str = ADVICE
 
     @property
     def num_edges(self) -> int:
-        return sum(self._lengths)
+        return sum(self.lengths)
 
     @property
-    def _lengths(self) -> list[int]:
+    def lengths(self) -> list[int]:
+        """The edges of each file."""
         return [edges.num_edges for _, edges in self.parts]
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        slices = parts_of_slice(self._lengths, start, stop)
+        slices = parts_of_slice(self.lengths, start, stop)
         pieces = [self.parts[part][1].read(first, last) for part, first, last in slices]
         if len(pieces) == 1:
             return pieces[0]
@@ -41,7 +42,7 @@ class FileEdges(EdgeSource):
         return src, dst
 
     def describe(self, row: int, problem: str) -> str:
-        [(part, first, _)] = parts_of_slice(self._lengths, row, row + 1)
+        [(part, first, _)] = parts_of_slice(self.lengths, row, row + 1)
         return f"{self.parts[part][0]}, row {first} (from 0): {problem}{self.advice}"
 
 
@@ -76,8 +77,8 @@ def open_edges(
     integer, negative or, if the number of nodes is known, too large; `ConfigError` if the format does not fit.
     """
     if source.format not in ("text", "parquet"):
-        parts = binary_edges(source, ambiguous_are_pairs)
-        return FileEdges(parts, advice), [part.num_edges for _, part in parts]
+        edges = FileEdges(_npy_edges(source, ambiguous_are_pairs), advice)
+        return edges, edges.lengths
     limits = (_ANY if num_nodes[0] is None else num_nodes[0], _ANY if num_nodes[1] is None else num_nodes[1])
     dtype, counts = index_dtype(max(limits) - 1), [0] * len(source.files)
     with ArrayFile(Path(f"{copy}.src"), dtype) as src, ArrayFile(Path(f"{copy}.dst"), dtype) as dst:
@@ -92,7 +93,7 @@ def open_edges(
                 counts[number] += len(sources)
         except NotNumbersError as error:
             raise PartitionError(f"{error}{advice}") from error
-    return ArrayEdges(src.array(), dst.array()), counts
+    return ArrayEdges(src.array(), dst.array(), limits), counts
 
 
 def read_edge_ids(source: InputFiles) -> Iterator[tuple[int, Sequence[pyarrow.Array]]]:
@@ -100,50 +101,28 @@ def read_edge_ids(source: InputFiles) -> Iterator[tuple[int, Sequence[pyarrow.Ar
     if source.format in ("text", "parquet"):
         yield from ((number, batch.columns) for number, batch in read_table(source, "edges", "ids"))
         return
-    unsigned = source.format == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in source.files)
-    for number, (_, edges) in enumerate(binary_edges(source)):
+    unsigned = any(open_npy(file)[0].dtype == np.uint64 for file in source.files)
+    for number, (_, edges) in enumerate(_npy_edges(source)):
         for ends in edges.chunks():
             yield number, [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
 
 
-def binary_edges(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:
-    """Edges of `.npy` or raw files, with their names.
+def _npy_edges(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:
+    """Edges of arrays of (E, 2) or (2, E), or of two of (E,), sources and destinations, with the names of their files.
 
-    Raw files are nothing but integers: pairs, or sources and destinations in two files with `src` and `dst` in their
-    names. `PartitionError` if files are damaged, `ConfigError` if the format is another.
+    Those of (2, 2) are read as the other files, without these as pairs if `ambiguous_are_pairs`. `PartitionError` if
+    they hold no integers or have other shapes, `ConfigError` if the format is another.
     """
     files = source.files
+    if source.format != "npy":
+        raise ConfigError(f"edges in the format {source.format!r} were asked for; expected text, parquet or npy.")
     if source.columns is not None:
         raise ConfigError(f"{files[0]} has no columns to choose from; expected text or Parquet (--columns).")
-    if source.format == "npy":
-        return _npy_edges(files, ambiguous_are_pairs)
-    if source.format != "raw":
-        raise ConfigError(f"edges in the format {source.format!r} were asked for; expected text, parquet, npy or raw.")
-    if source.dtype not in ("int32", "int64", ">i4", ">i8"):
-        raise ConfigError(f"raw edges of dtype {source.dtype} were asked for; expected dtype='int32' or 'int64'.")
-    kind = np.dtype(source.dtype)
-    if _named_ends(files) is not None:
-        return [_two_ends(files, [open_raw(file, kind) for file in files])]
-    return [(str(file), PairEdges(open_raw(file, kind, (2,)))) for file in files]
-
-
-def _npy_edges(files: Sequence[Path], ambiguous_are_pairs: bool) -> list[tuple[str, EdgeSource]]:
-    """Arrays of (E, 2) or (2, E), or two of (E,), sources and destinations.
-
-    Those of (2, 2) are read as the other files, without these as pairs if `ambiguous_are_pairs`. Of two of (E,), names
-    with `src` and `dst` tell which is which, else the first one has the sources. `PartitionError` if they hold no
-    integers or have other shapes.
-    """
     arrays = [open_npy(file) for file in files]
     for file, (array, _) in zip(files, arrays, strict=True):
         if array.dtype.kind not in "iu":
             raise PartitionError(f"{file} holds {array.dtype}; expected integers, IDs of nodes.")
     if all(len(array.shape) == 1 for array, _ in arrays):
-        if len(files) != 2:
-            raise PartitionError(
-                f"{files[0]} and its like, {len(files)} in all, are lists of numbers; expected two, sources and "
-                "destinations, or arrays of (E, 2)."
-            )
         return [_two_ends(files, [array for array, _ in arrays])]
     layouts = set()
     for file, (array, transposed) in zip(files, arrays, strict=True):
@@ -166,17 +145,17 @@ def _npy_edges(files: Sequence[Path], ambiguous_are_pairs: bool) -> list[tuple[s
     return edges
 
 
-def _named_ends(files: Sequence[Path]) -> tuple[int, int] | None:
-    """Which of two files has the sources and which the destinations, by their names."""
-    names = [file.name.lower() for file in files]
-    sources = [i for i, name in enumerate(names) if "src" in name and "dst" not in name]
-    destinations = [i for i, name in enumerate(names) if "dst" in name and "src" not in name]
-    return (sources[0], destinations[0]) if len(files) == 2 and sources and destinations else None
-
-
 def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> tuple[str, EdgeSource]:
-    """The edges of two files, with their names."""
-    source, destination = _named_ends(files) or (0, 1)
+    """The edges of two files, with their names: those with `src` and `dst` in them tell which has the sources, else
+    the first one has them."""
+    if len(files) != 2:
+        raise PartitionError(
+            f"{files[0]} and its like, {len(files)} in all, are lists of numbers; expected two, sources and "
+            "destinations, or arrays of (E, 2)."
+        )
+    first, second = (file.name.lower() for file in files)
+    is_turned = "dst" in first and "src" not in first and "src" in second and "dst" not in second
+    source, destination = (1, 0) if is_turned else (0, 1)
     if arrays[0].shape != arrays[1].shape:
         raise PartitionError(
             f"{files[0]} has {arrays[0].shape[0]} rows and {files[1]} {arrays[1].shape[0]}; expected as many sources "

@@ -1,6 +1,4 @@
-"""Features of nodes and edges, from files of any format: `.npy` and DGL's tensor files are read in place, others
-are copied once.
-"""
+"""Features of nodes and edges: `.npy` files are read in place, text and Parquet are copied once."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +13,11 @@ import pyarrow
 import pyarrow.compute as compute
 
 from sar.common_tuples import GIVEN_ID, SPLIT
-from sar.data.arrays import Array, ArrayFile, StoredArray, as_column, open_npy
-from sar.data.tensor_files import open_tensors
+from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import Column, JoinedColumn
 from sar.partition.ingest.arrow import Kind, NotNumbersError, open_table, read_ids, read_table
-from sar.partition.ingest.sources import ALL_COLUMNS, Files, InputFiles, Reading, Selected, TextFormat
+from sar.partition.ingest.sources import ALL_COLUMNS, Files, InputFiles, Reading, TextFormat
 
 LABEL = "label"
 _NEVER_NAN = (LABEL, *SPLIT)
@@ -91,13 +88,8 @@ def features_by_type(
                 f"{' (or NAME alone)' if len(types) == 1 else ''}."
             )
         source = found[kind][name] = InputFiles.select(files, text)
-        # A wrong column or name is found here, before other files are read for minutes.
-        if source.format in ("text", "parquet"):
+        if source.format != "npy":  # a wrong column is found before other files are read for minutes
             open_table(source, "ids" if name == GIVEN_ID else "feature")
-        elif source.format == "dgl":
-            _open_tensor(source.files[0], source.columns, f"{kind}/{name}")
-        elif source.columns is not None and [*source.columns] != [ALL_COLUMNS]:
-            raise ConfigError(f"{source.files[0]} is an array without columns to choose from; save those to take.")
     return found
 
 
@@ -137,7 +129,7 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
     """
     name = key.rpartition("/")[2]
     column: Column
-    if source.format in ("text", "parquet"):
+    if source.format != "npy":
         try:
             column, counts = _copied(source, name, how.scratch / quote(key, safe=""))
         except PartitionError as error:
@@ -146,8 +138,7 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
             raise
         column = without_nan(column, name, source.shown, allow_nan=how.allow_nan)
     else:
-        is_npy = source.format == "npy"
-        opened = [_open_array(file) if is_npy else _open_tensor(file, source.columns, key) for file in source.files]
+        opened = [_open_array(file) for file in source.files]
         counts = [part.shape[0] for part in opened]
         parts = [
             (file, without_nan(part, name, str(file), allow_nan=how.allow_nan))
@@ -257,7 +248,11 @@ def _classes(source: InputFiles, name: str, copy: Path) -> tuple[StoredArray, li
                 "characters; expected fewer and shorter ones. Number the classes."
             )
     names = sorted(distinct - {"-1"})
-    for one in filter(_is_number, names):
+    for one in names:
+        try:
+            float(one)
+        except ValueError:
+            continue
         raise NotNumbersError(f"If these are class names, {one!r} is none: write another name, or -1 if unknown.")
     number_of = pyarrow.array(names, pyarrow.string())
     shown = ", ".join(f"{i} {one}" for i, one in enumerate(names[:20]))
@@ -268,25 +263,3 @@ def _classes(source: InputFiles, name: str, copy: Path) -> tuple[StoredArray, li
             out.append(compute.index_in(column, number_of).fill_null(-1).to_numpy())
             counts[number] += len(column)
     return out.array(), counts
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _open_tensor(file: Path, inside: Selected, key: str) -> Column:
-    """A tensor of one of DGL's files: the one asked for, else that with the feature's name, else the only one."""
-    tensors = open_tensors(file)
-    if inside is not None and len(inside) != 1:
-        raise ConfigError(f"{file}: {len(inside)} tensors were named; expected one tensor, FILE#NAME.")
-    wanted = [*map(str, inside)] if inside is not None else [key, key.rpartition("/")[2]]
-    found = next((tensors[name] for name in wanted if name in tensors), None)
-    if found is None and inside is None and len(tensors) == 1:
-        (found,) = tensors.values()
-    if found is None:
-        raise ConfigError(f"{file} has no tensor {wanted[-1]!r}; expected one of {', '.join(sorted(tensors))}.")
-    return as_column(found)

@@ -90,9 +90,10 @@ def _mapped(
         for numbering in numberings.values():
             for destination, numbers in numbering.numbers():
                 out[destination].append(numbers)
-        mapped: dict[CanonicalEtype, EdgeSource] = {
-            etype: ArrayEdges(*(out[etype, end].array() for end in _ENDS)) for etype in edges
-        }
+        mapped: dict[CanonicalEtype, EdgeSource] = {}
+        for etype in edges:
+            src, dst = (out[etype, end].array() for end in _ENDS)
+            mapped[etype] = ArrayEdges(src, dst, (counts[etype[0]], counts[etype[2]]))
     return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in numberings.items()}, in_files)
 
 
@@ -147,8 +148,8 @@ class _Numbering:
         """Number the IDs of all files; how many there are."""
 
         def of_files() -> Iterator[pyarrow.Array]:
-            count = 0
-            for file in self._files():
+            count, in_files = 0, sum(counts for _, _, counts in self._sent)
+            for file in np.flatnonzero(in_files).tolist():
                 sent = self._read(file).dictionary_encode()
                 order = compute.sort_indices(sent.dictionary)
                 number = np.empty(len(order), np.int64)
@@ -228,10 +229,6 @@ class _Numbering:
 
     def _file(self, name: int | str) -> Path:
         return self._folder / str(name)
-
-    def _files(self) -> list[int]:
-        """Those that have IDs, in order."""
-        return np.flatnonzero(sum(counts for _, _, counts in self._sent)).tolist()
 
     def _read(self, file: int) -> pyarrow.Array:
         """The IDs that were sent to a file."""

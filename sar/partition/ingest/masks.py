@@ -16,14 +16,6 @@ from sar.partition.ingest.features import LABEL, ColumnView, without_nan
 from sar.partition.ingest.sources import InputFiles
 from sar.tensors.ids import pieces
 
-_SPLIT_OF = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-    **dict.fromkeys(("none", "unlabeled", "unlabelled"), ""),
-}
-"""Words by which a column says to which part of the split a node belongs."""
-
 
 def check_splits(graph: GraphSource) -> GraphSource:
     """The graph with masks of one column, after a pass over masks and labels of nodes, and over masks of edges.
@@ -85,13 +77,11 @@ def with_masks(
     return replace(graph, node_data=node_data)
 
 
-def mask_of_files(
-    mask: str, source: InputFiles, num_nodes: int, given: Column | None, *, rows_are_nodes: bool = True
-) -> Array:
-    """A mask, (N,) bool, of a list of nodes in files, or of a column that says `train`, `val` or `test` of each node.
+def mask_of_files(mask: str, source: InputFiles, num_nodes: int, given: Column | None) -> Array:
+    """A mask, (N,) bool, of a list of nodes in files.
 
-    `given` has the IDs that nodes have in the input; None: 0 to N - 1. `rows_are_nodes` is whether rows of a table are
-    known to be in the order of the nodes. `PartitionError` if there is no ID, or one is no node's, or is there twice.
+    `given` has the IDs that nodes have in the input; None: 0 to N - 1. `PartitionError` if there is no ID, or one is
+    no node's, or is there twice.
     """
     found, count = [pyarrow.array([], pyarrow.string())], 0
     for _, column in read_ids(source):
@@ -104,13 +94,6 @@ def mask_of_files(
     ids = pyarrow.concat_arrays(found)
     if not count:
         raise PartitionError(f"{source.shown} has no node for {mask}; expected IDs of nodes, or leave it out.")
-    if ids[0].as_py().casefold() in _SPLIT_OF and (given is None or count == num_nodes or len(ids.unique()) < count):
-        return _mask_of_words(mask, source, ids, num_nodes, rows_are_nodes)
-    if twice := [one["values"].as_py() for one in ids.value_counts() if one["counts"].as_py() > 1][:1]:
-        raise PartitionError(
-            f"{source.shown} has the node {twice[0]!r} more than once; expected a list of the IDs of nodes, each once. "
-            "A mask is a node feature: --node-feature train_mask=FILE."
-        )
     if given is not None and given.dtype.kind != "i":
         wanted = as_bytes(ids)
     else:
@@ -120,6 +103,11 @@ def mask_of_files(
             raise PartitionError(
                 f"{source.shown} has other things than integers ({error}); expected IDs of nodes."
             ) from error
+    if twice := [one["values"].as_py() for one in ids.value_counts() if one["counts"].as_py() > 1][:1]:
+        raise PartitionError(
+            f"{source.shown} has the node {twice[0]!r} more than once; expected a list of the IDs of nodes, each once. "
+            "A mask is a node feature: --node-feature train_mask=FILE."
+        )
     chosen = np.zeros(num_nodes, np.bool_)
     if given is None:
         unknown = first_outside(wanted, num_nodes)
@@ -136,27 +124,6 @@ def mask_of_files(
     if unknown is not None:
         raise PartitionError(f"{source.shown} has the ID {ids[unknown].as_py()!r}, which no node has.")
     return chosen
-
-
-def _mask_of_words(mask: str, source: InputFiles, words: pyarrow.Array, num_nodes: int, rows_are_nodes: bool) -> Array:
-    """The mask of the nodes of which a column says that they are in its part of the split."""
-    for word in words.unique().to_pylist():
-        if word.casefold() not in _SPLIT_OF:
-            raise PartitionError(
-                f"{source.shown} has {word!r} in a column that says train, val or test; expected one of "
-                f"{', '.join(_SPLIT_OF)} for each node."
-            )
-    if len(words) != num_nodes:
-        raise PartitionError(
-            f"{source.shown} says of {len(words)} rows which split they belong to; expected {num_nodes}, one for each "
-            "node. Correct the file, or list the IDs of nodes."
-        )
-    if not rows_are_nodes:
-        raise PartitionError(
-            f"{source.shown} says train, val or test of its rows, and which nodes these are is not known. Name the "
-            "column of their IDs, too: --node-feature id=FILE#COLUMN."
-        )
-    return np.array([f"{_SPLIT_OF[word.casefold()]}_mask" == mask for word in words.to_pylist()], np.bool_)
 
 
 def with_split(graph: GraphSource, shares: Sequence[float] = (0.6, 0.2, 0.2), seed: int = 0) -> GraphSource:

@@ -14,7 +14,7 @@ from sar.data.arrays import Array, StoredArray, as_column
 from sar.data.graph_files import open_graph_file
 from sar.data.partition_json import parse_edge_type
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, EdgeSource, GraphSource
 from sar.partition.ingest.arrow import TextTable, open_table
 from sar.partition.ingest.chunked import METADATA, open_chunked
 from sar.partition.ingest.edges import open_edges
@@ -24,7 +24,6 @@ from sar.partition.ingest.masks import check_splits, mask_of_files, with_masks
 from sar.partition.ingest.sources import (
     ADVICE,
     FORMATS,
-    LIST_FORMATS,
     Files,
     InputFiles,
     Reading,
@@ -47,14 +46,12 @@ def open_graph(
     delimiter: str | None = None,
     header: bool | None = None,
     columns: tuple[str | int, str | int] | None = None,
-    dtype: str | None = None,
     allow_nan: bool = False,
     allow_outside: bool = False,
     ids: Literal["map"] | None = None,
     train_nodes: Files | Mapping[str, Files] | None = None,
     val_nodes: Files | Mapping[str, Files] | None = None,
     test_nodes: Files | Mapping[str, Files] | None = None,
-    allow_empty: bool = False,
 ) -> GraphSource:
     """Open a graph that may be larger than memory.
 
@@ -71,31 +68,28 @@ def open_graph(
             (E,), and raw files with `src` and `dst` in their names, hold sources and destinations apart;
             or edges of several types: a mapping of `NTYPE:RELATION:NTYPE` to such files.
         scratch: directory for copies in binary; made if it is not there.
-        format: of the graph or the edges: `dgl`, `chunked`, `text`, `parquet`, `npy` or `raw`; None: by the
+        format: of the graph or the edges: `dgl`, `chunked`, `text`, `parquet` or `npy`; None: by the
             names of the files, or their first bytes.
         num_nodes: of edge lists: number of nodes, by type if there are several. None: as many as node features have
             rows, and without these one more than the greatest ID, which takes a pass over binary edges.
-        node_features: more features: files (as above) by `name` or `ntype/name`: `.npy`, Parquet, DGL's tensor files,
-            or text; `file.csv#a` takes column a of several, by name or number from 0, `file.csv#a,b` two together as
-            (N, 2), `file.csv#0-99` a range, and `file.csv#*` all; `file.dgl#x` takes the tensor x. Several files have
-            their rows in the order of the first feature's. A `label` may have names of classes, which are numbered.
+        node_features: more features: files (as above) by `name` or `ntype/name`: `.npy`, Parquet or text;
+            `file.csv#a` takes column a of several, by name or number from 0, `file.csv#a,b` two together as (N, 2),
+            `file.csv#0-99` a range, and `file.csv#*` all. Several files have their rows in the order of the first
+            feature's. A `label` may have names of classes, which are numbered.
         edge_features: likewise, by `name` or `NTYPE:RELATION:NTYPE/name`, in the order of the edges.
         delimiter: of text: one character; None: found out from the first row of each file. Lines before it that begin
             with `#` or `%` are comments.
         header: whether text files begin with names of columns; None: found out. Files of which columns are named do.
         columns: of sources and destinations in text and Parquet files, by name or number from 0; None: told by names
             such as `src` and `dst`, or the only two, if they have no names.
-        dtype: of raw edges: `int32` or `int64`.
         allow_nan: take NaN in features; never in labels and masks. Features are checked while they are read.
         allow_outside: whether a `metadata.json` may name files outside of its directory, also by links.
         ids: `map` for edge lists whose IDs are strings, or integers with gaps: the nodes that they name are numbered,
             and their IDs kept as the node field `id`: (N,) int64, or strings in UTF-8, (N, L) uint8 with zeros at the
             end. A node feature `id` (or `ntype/id`) names the IDs of a table: then node i is that of row i, there may
             be nodes without edges, and the other features' rows are in the same order. None: IDs are 0 to N - 1.
-        train_nodes: files with the IDs of the nodes to train on, or with a word such as `train` or `test` for each
-            node; by node type if there are several.
+        train_nodes: files with the IDs of the nodes to train on; by node type if there are several.
         val_nodes, test_nodes: likewise.
-        allow_empty: whether there may be no edge in the files of an edge type.
 
     Returns:
         The graph. Its `notes` say how many lines were passed over, and other changes to the input.
@@ -113,7 +107,7 @@ def open_graph(
     node_features, edge_features = node_features or {}, edge_features or {}
 
     def listed(files: Files) -> InputFiles:
-        source = InputFiles.select(files, text, LIST_FORMATS)
+        source = InputFiles.select(files, text)
         if source.format != "npy":
             open_table(source, "ids")  # a wrong column is found before other files are read for minutes
         return source
@@ -125,10 +119,10 @@ def open_graph(
     files_of: dict[CanonicalEtype, InputFiles] = {}
     if not isinstance(path, Mapping) and (whole := _whole_file(path, format)) is not None:
         tables = [*node_features, *edge_features, *lists]
-        unused = [num_nodes, ids, columns, dtype, *(() if tables else (delimiter, header))]
+        unused = [num_nodes, ids, columns, *(() if tables else (delimiter, header))]
         if any(option is not None for option in unused):
             raise ConfigError(
-                f"'{path}' says itself what is in it; expected no number of nodes, --ids, --columns or --dtype, and "
+                f"'{path}' says itself what is in it; expected no number of nodes, --ids or --columns, and "
                 "--delimiter or --header only for features beside it."
             )
         graph = _open_whole(*whole, how, allow_outside)
@@ -138,8 +132,7 @@ def open_graph(
     else:
         edges = {}
         for name, files in (path if isinstance(path, Mapping) else {":".join(ONLY_TYPE): path}).items():
-            source, etype = InputFiles.find(files, text, format=format, columns=columns, dtype=dtype), _edge_type(name)
-            source = edges[etype] = replace(source, ends=(etype[0], etype[2]))
+            source = edges[_edge_type(name)] = InputFiles.find(files, text, format=format, columns=columns)
             if source.format in ("text", "parquet"):
                 open_table(source, "edges")
         of_nodes = features_by_type(node_features, [*dict.fromkeys(end for etype in edges for end in etype[::2])], text)
@@ -149,11 +142,11 @@ def open_graph(
             graph, files_of = _open_mapped(edges, of_nodes, how)
         else:
             raise ConfigError(f"the number of nodes (--num-nodes {num_nodes}) and --ids {ids} exclude each other.")
-        for etype, some in graph.edges.items() if not allow_empty else ():
+        for etype, some in graph.edges.items():
             if not some.num_edges:
                 raise PartitionError(
-                    f"there are no edges of {':'.join(etype)} in '{edges[etype].shown}'; expected at least one "
-                    f"(or --allow-empty). {' '.join(text.notes)}"
+                    f"there are no edges of {':'.join(etype)} in '{edges[etype].shown}'; expected at least one, or "
+                    f"leave the edge type out. {' '.join(text.notes)}"
                 )
     of_edges = features_by_type(edge_features, [":".join(etype) for etype in graph.edges], text)
     edge_fields = {
@@ -164,8 +157,7 @@ def open_graph(
 
     def mask_of(mask: str, source: InputFiles, ntype: str) -> Array:
         given = graph.node_data.get(ntype, {}).get(GIVEN_ID) if ids == "map" else None
-        is_ordered = given is None or GIVEN_ID in of_nodes[ntype]
-        return mask_of_files(mask, source, graph.num_nodes[ntype], given, rows_are_nodes=is_ordered)
+        return mask_of_files(mask, source, graph.num_nodes[ntype], given)
 
     graph = check_splits(with_masks(graph, lists, mask_of))
     return replace(graph, notes=(*graph.notes, *text.notes))
@@ -189,7 +181,10 @@ def _open_whole(file: Path, format: str, how: Reading, allow_outside: bool) -> G
     if format == "chunked":
         return open_chunked(file, how, allow_outside=allow_outside)
     stored = open_graph_file(file)
-    edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
+    edges = {}
+    for of in stored.relations:
+        src, dst = of.edges.ends()
+        edges[of.etype] = ArrayEdges(src.numpy(), dst.numpy())
     graph = GraphSource(stored.num_nodes, edges, stored.fields, {of.etype: of.fields for of in stored.relations})
 
     def without(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
@@ -244,7 +239,8 @@ def _open_edge_lists(
                 is_open = source.format == "text" and source.text.header is None
                 if is_open and not TextTable(source.files[0], source.text).has_names:
                     uncertain[ntype] = source
-    opened, files_of = {}, {}
+    opened: dict[CanonicalEtype, EdgeSource] = {}
+    files_of: dict[CanonicalEtype, InputFiles] = {}
     for number, (etype, source) in enumerate(edges.items()):
         limits, copy = (counts[etype[0]], counts[etype[2]]), how.scratch / f"edges-{number}"
         opened[etype], in_files = open_edges(source, limits, copy, advice=advice)
@@ -262,12 +258,15 @@ def _open_edge_lists(
                 f"{least[ntype]}. If its first line names the column, as pandas writes it: --header."
             )
     known = {ntype: least[ntype] if count is None else count for ntype, count in counts.items()}
+    for etype, some in opened.items():
+        if isinstance(some, ArrayEdges):  # a copy, whose IDs are checked, and the greatest has been counted
+            opened[etype] = replace(some, within=(known[etype[0]], known[etype[2]]))
     return GraphSource(known, opened, fields, {}), files_of
 
 
 def _with_rows(edges: InputFiles, rows: Sequence[int]) -> InputFiles:
     """The files of edges, and the rows of each; two with sources and destinations count as one."""
-    is_one = edges.format in ("npy", "raw") and not any(rows[1:])
+    is_one = edges.format == "npy" and not any(rows[1:])
     return replace(edges, files=edges.files[:1] if is_one else edges.files, rows=rows)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from sar.common_tuples import StrPath
 from sar.data.arrays import unreadable
 from sar.data.graph_files import GRAPH_FILE_MARK
-from sar.data.tensor_files import TENSOR_FILE_MARK
 from sar.errors import ConfigError, PartitionError
 
 Files = StrPath | Sequence[StrPath]
@@ -23,18 +22,13 @@ _SUFFIXES = {
     "text": (".csv", ".tsv", ".txt", ".edges", ".edgelist", ".el"),
     "parquet": (".parquet", ".pq"),
     "npy": (".npy",),
-    "raw": (".bin", ".raw", ".i32", ".i64"),
     "dgl": (".dgl",),
     "chunked": (".json",),
 }
 FORMATS = tuple(_SUFFIXES)
-LIST_FORMATS = "text", "parquet", "npy"
-FEATURE_FORMATS = *LIST_FORMATS, "dgl"
-_STARTS = {
-    b"PAR1": "parquet",
-    b"\x93NUMPY": "npy",
-    **{mark.to_bytes(8, "little"): "dgl" for mark in (GRAPH_FILE_MARK, TENSOR_FILE_MARK)},
-}
+COLUMN_FORMATS = "text", "parquet", "npy"
+"""Formats of features and lists of nodes."""
+_STARTS = {b"PAR1": "parquet", b"\x93NUMPY": "npy", GRAPH_FILE_MARK.to_bytes(8, "little"): "dgl"}
 """First bytes of formats, for files whose names do not tell."""
 _SNIFFED_BYTES = 4096
 ALL_COLUMNS = "*"
@@ -86,12 +80,10 @@ class InputFiles:
 
     files: Sequence[Path]
     format: str  # one of `FORMATS`
-    columns: Selected = None  # of a table or an array; or the name of a tensor
+    columns: Selected = None  # of a table
     text: TextFormat = field(default_factory=TextFormat)
-    dtype: str | None = None  # of raw files, `int32` or `int64`; `>i4` or `>i8` if the most significant byte is first
     in_order: bool = True  # whether the order of the files was given, else it is that of their names
     rows: Sequence[int] = ()  # of each file, once they are read
-    ends: tuple[str, str] = ("", "")  # of edges: the types of sources and destinations, which may name their columns
 
     @classmethod
     def find(
@@ -101,7 +93,6 @@ class InputFiles:
         *,
         format: str | None = None,
         columns: Selected = None,
-        dtype: str | None = None,
         among: Sequence[str] = FORMATS,
     ) -> "InputFiles":
         """Find the files. The format is found out if it is None; files whose columns are named have a header.
@@ -111,16 +102,14 @@ class InputFiles:
         if any(isinstance(one, str) and not re.fullmatch(r"[\d-]+|\*", one) for one in columns or ()):
             text = replace(text, header=True)
         found, in_order = find_files(files, text.note)
-        format = format_of(found, format, among)
-        if dtype is not None and format != "raw":
-            raise ConfigError(
-                f"{found[0]} has the format {format}; expected raw integers if a dtype is named (--dtype)."
-            )
-        return cls(found, format, columns, text, dtype, in_order)
+        return cls(found, format_of(found, format, among), columns, text, in_order)
 
     @classmethod
-    def select(cls, files: Files, text: TextFormat, among: Sequence[str] = FEATURE_FORMATS) -> "InputFiles":
-        """As `find`; `#` after the files, or after each one, may precede the columns to take, separated by commas."""
+    def select(cls, files: Files, text: TextFormat) -> "InputFiles":
+        """Find the files of a feature or a list of nodes, `FILE#COLUMN,COLUMN` if not all columns are to be taken.
+
+        The selector stands after the files, or after each one; errors are those of `find`.
+        """
         selectors = set()
 
         def without_selector(one: StrPath) -> StrPath:
@@ -133,7 +122,11 @@ class InputFiles:
         if len(selectors) > 1:
             raise ConfigError(f"files of one feature name other columns, {selectors}; expected the same for all.")
         names = next(iter(selectors), None)
-        return cls.find(files, text, columns=None if names is None else names.split(","), among=among)
+        columns = None if names is None else names.split(",")
+        source = cls.find(files, text, columns=columns, among=COLUMN_FORMATS)
+        if source.format == "npy" and columns not in (None, [ALL_COLUMNS]):
+            raise ConfigError(f"{source.files[0]} is an array without columns to choose from; save those to take.")
+        return source
 
     def in_order_of(self, other: "InputFiles") -> "InputFiles":
         """The files, whose rows belong to those of others, in the same order, as far as names tell it.
@@ -167,29 +160,25 @@ def find_files(files: Files, note: Callable[[str], None] = lambda remark: None) 
     `note` takes a remark on entries of a directory or pattern that are left out: hidden files, names such as
     `_SUCCESS`, which writers of many files leave there, and folders. `PartitionError` if a file is not there.
     """
-    left_out: list[str] = []
+    in_order, names = True, ""
     if not isinstance(files, str | PathLike):
-        found, in_order = [Path(file) for file in files], True
+        found = [Path(file) for file in files]
+    elif not fspath(files):
+        raise PartitionError("the name of a file is empty; expected one.")
+    elif (path := Path(files)).is_dir() or (has_magic(str(path)) and not path.exists()):
+        in_order = False
+        named = path.iterdir() if path.is_dir() else Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        entries = sorted(named, key=_by_number)
+        found = [one for one in entries if one.is_file() and not one.name.startswith((".", "_"))]
+        others = sorted({*entries} - {*found}, key=lambda one: (one.name.startswith((".", "_SUCCESS")), one.name))
+        names = ", ".join(f"{one.name}{'/' * one.is_dir()}" for one in others[:_SHOWN])
+        names += ", ..." * (len(others) > _SHOWN)
+        if others and found:
+            note(f"{files}: files read: {len(found)}; entries left out: {len(others)} ({names})")
     else:
-        path, in_order = Path(files), False
-        is_pattern = has_magic(str(path)) and not path.exists()
-        if not fspath(files):
-            raise PartitionError("the name of a file is empty; expected one.")
-        if path.is_dir() or is_pattern:
-            named = Path(path.anchor).glob(str(path.relative_to(path.anchor))) if is_pattern else path.iterdir()
-            entries = sorted(named, key=_by_number)
-            found = [one for one in entries if one.is_file() and not one.name.startswith((".", "_"))]
-            others = sorted({*entries} - {*found}, key=lambda one: (one.name.startswith((".", "_SUCCESS")), one.name))
-            left_out = [f"{one.name}{'/' * one.is_dir()}" for one in others]
-        elif "," in str(path) and not path.exists():
-            found, in_order = [Path(one) for one in fspath(files).split(",")], True
-        else:
-            found = [path]
-    names = f"{', '.join(left_out[:_SHOWN])}{', ...' * (len(left_out) > _SHOWN)}"
+        found = [Path(one) for one in fspath(files).split(",")] if "," in str(path) and not path.exists() else [path]
     if not found:
         raise PartitionError(f"'{files}' names no files{f', only {names}' * bool(names)}; expected at least one.")
-    if left_out:
-        note(f"{files}: files read: {len(found)}; entries left out: {len(left_out)} ({names})")
     for file in found:
         if not file.is_file():
             raise PartitionError(f"there is no file '{file}'; check its name, and the directory it is relative to.")
@@ -215,24 +204,23 @@ def _format_of(file: Path, among: Sequence[str]) -> str:
     suffix = suffixes[-1].lower() if suffixes else ""
     if suffix in _REFUSED:
         raise ConfigError(f"'{file}' {_REFUSED[suffix]}")
-    found = next((name for name, endings in _SUFFIXES.items() if suffix in endings and name in among), None)
-    if found in (None, "raw"):
-        try:
-            with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
-                start = opened.read(_SNIFFED_BYTES)
-        except (OSError, EOFError) as error:
-            raise unreadable(file, OSError(str(error))) from error
-        found = next((name for mark, name in _STARTS.items() if start.startswith(mark) and name in among), found)
-        if found is None and b"\0" not in start:
-            return "text"
-    if found is None:
+    for name in among:
+        if suffix in _SUFFIXES[name]:
+            return name
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            start = opened.read(_SNIFFED_BYTES)
+    except (OSError, EOFError) as error:
+        raise unreadable(file, OSError(str(error))) from error
+    found = next((name for mark, name in _STARTS.items() if start.startswith(mark) and name in among), None)
+    if found is None and b"\0" in start:
         endings = ", ".join(ending for name in among for ending in _SUFFIXES[name])
         hint = " Name the format: --format." if among is FORMATS else ""
         raise ConfigError(
             f"cannot tell the format of '{file}' by its name or its first bytes; expected one of {', '.join(among)}, "
             f"with an ending among {endings}.{hint}"
         )
-    return found
+    return found or "text"
 
 
 def _by_number(file: Path) -> list[tuple[int, str]]:

@@ -6,9 +6,8 @@ more; the rows of a slice go to their parts' files, behind those of earlier slic
 from front to back.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +76,13 @@ class _Field(NamedTuple):
     name: str
     type_id: int
     column: Column
-    part_of: Callable[[slice], Array]  # the part of each row of a slice
+    part_of: Array  # the part of each node, or of each possible destination of the edges
+    edges: EdgeSource | None = None  # if it is a field of edges
+
+    def parts(self, rows: slice) -> Array:
+        """The part of each row of a slice."""
+        found: Array = self.part_of[rows if self.edges is None else self.edges.read(rows.start, rows.stop)[1]]
+        return found
 
     @property
     def spec(self) -> ArraySpec:
@@ -98,7 +103,7 @@ def write_node_fields(job: WriteJob) -> None:
     """Write the parts' files of node fields and of original node IDs."""
     fields, ids = [], []
     for type_id, ntype in enumerate(job.ntypes):
-        part_of = job.numbering.part_of[job.graph.nodes_of(ntype)].__getitem__
+        part_of = job.numbering.part_of[job.graph.nodes_of(ntype)]
         for key, column in job.graph.node_data.get(ntype, {}).items():
             fields.append(_Field(f"{ntype}/{key}", type_id, column, part_of))
         ids.append(_Field(ntype, type_id, _Numbers((job.graph.num_nodes[ntype],)), part_of))
@@ -111,17 +116,10 @@ def write_edge_fields(job: WriteJob, buckets: EdgeBuckets) -> None:
     """Write the parts' files of edge fields."""
     fields = []
     for type_id, etype in enumerate(job.etypes):
-        part_of_node = job.numbering.part_of[job.graph.nodes_of(etype[2])]
-        part_of = partial(_part_of_destinations, job.graph.edges[etype], part_of_node)
+        part_of = job.numbering.part_of[job.graph.nodes_of(etype[2])]
         for key, column in job.graph.edge_data.get(etype, {}).items():
-            fields.append(_Field(f"{':'.join(etype)}/{key}", type_id, column, part_of))
+            fields.append(_Field(f"{':'.join(etype)}/{key}", type_id, column, part_of, job.graph.edges[etype]))
     _write_fields(job, EDGE_FEATURES, fields, buckets.counts, _EDGE_BYTES)
-
-
-def _part_of_destinations(edges: EdgeSource, part_of_node: Array, rows: slice) -> Array:
-    _, dst = edges.read(rows.start, rows.stop)
-    parts: Array = part_of_node[dst]
-    return parts
 
 
 def _write_fields(job: WriteJob, name: str, fields: Sequence[_Field], counts: Array, work_bytes: int) -> None:
@@ -145,7 +143,7 @@ def _write_fields(job: WriteJob, name: str, fields: Sequence[_Field], counts: Ar
             writers = [layout.writer(file, field.name) for layout, file in zip(layouts, files, strict=True)]
             for rows in pieces(spec.shape[0], job.rows_in_slice(COPIES * spec.row_bytes + work_bytes)):
                 job.progress(f"dividing {field.name}", rows.start / spec.shape[0])
-                order, part_sizes = by_part(field.part_of(rows), job.num_parts)
+                order, part_sizes = by_part(field.parts(rows), job.num_parts)
                 values = np.asarray(field.column[rows])[order].astype(spec.dtype, copy=False)
                 for writer, of_part in zip(writers, np.split(values, part_sizes.cumsum()[:-1]), strict=True):
                     writer.append(of_part)

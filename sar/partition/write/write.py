@@ -21,9 +21,9 @@ from sar.partition.write.divide import EdgeBuckets, write_edge_fields, write_nod
 from sar.partition.write.part_graph import write_part_graph
 from sar.partition.write.write_job import (
     NodeNumbering,
+    OutputOptions,
     WriteJob,
     allow_open_files,
-    check_hops,
     check_writable,
     slice_bytes,
     stored_spec,
@@ -56,7 +56,6 @@ def write_partitions(
     method: str,
     memory: int | None = None,
     num_hops: int | None = None,
-    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PartitionReport:
     """Write the parts of a graph in the format of `dgl.distributed`.
@@ -75,7 +74,6 @@ def write_partitions(
         num_hops: H: parts also keep edges of others, as `dgl.distributed.partition_graph` writes them: a halo of H hops
             against the direction of the edges, and the edges out of their own nodes. It takes H passes over all edges
             for each part. None: the edges into own nodes, which is all that sar reads.
-        overwrite: replace an earlier directory of partitions once the new one is complete.
         progress: called now and then with the present stage and the share of it that is done, 0 to 1.
             Default None: the log tells of stages.
 
@@ -83,17 +81,16 @@ def write_partitions(
         ConfigError: an argument does not fit, memory is too little, or `out_dir` is taken.
         PartitionError: an edge ends at no node, or the disk is full.
     """
-    graph, folder = from_object(graph), Path(os.path.abspath(out_dir))
+    graph, output = from_object(graph), OutputOptions(Path(os.path.abspath(out_dir)), name, memory, num_hops)
 
     def write() -> Array:
-        check_hops(num_hops)
-        with new_directory(folder, overwrite=overwrite) as directory:
-            check_writable(graph, name, memory)
+        with new_directory(output.directory) as directory:
+            check_writable(graph, output)
             told = progress or logged_stages()
-            return part_sizes(write_parts(directory, graph, part_of, num_parts, name, method, memory, num_hops, told))
+            return part_sizes(write_parts(directory, graph, part_of, num_parts, method, output, told))
 
     call = "partitioning (sar.write_partitions), which all workers do together"
-    return PartitionReport.of(folder / f"{name}.json", by_worker_0(call, write, (3, num_parts)))
+    return PartitionReport.of(output.directory / f"{name}.json", by_worker_0(call, write, (3, num_parts)))
 
 
 def part_sizes(report: DirectoryReport) -> Array:
@@ -121,19 +118,17 @@ def write_parts(
     graph: GraphSource,
     part_of: Array,
     num_parts: int,
-    name: str,
     method: str,
-    memory: int | None,
-    num_hops: int | None,
+    output: OutputOptions,
     progress: Progress,
 ) -> DirectoryReport:
     """Write the parts into a directory in the making; the arguments are those of `write_partitions`.
 
     The report is that of `inspect_directory`, without reading what was written.
     """
-    size = slice_bytes(graph.total_nodes, num_parts, memory)
+    name, size = output.name, slice_bytes(graph.total_nodes, num_parts, output.memory)
     allow_open_files(num_parts)
-    job = WriteJob(directory, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, num_hops)
+    job = WriteJob(directory, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, output.num_hops)
     folders = [part_folder(directory.path, part) for part in range(num_parts)]
     buckets = EdgeBuckets(job)
     write_node_fields(job)

@@ -8,6 +8,7 @@ that neither a field nor a part is ever in memory.
 import resource
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,22 @@ class NodeNumbering:
 
 
 @dataclass(frozen=True)
+class OutputOptions:
+    """The options of writing, as in `sar.write_partitions`; `ConfigError` for halos that cannot be."""
+
+    directory: Path
+    name: str = ""  # the graph's own, else `graph`
+    memory: int | None = None  # bytes that each step may add to the process
+    num_hops: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_hops is not None and not 1 <= self.num_hops < 2**31:
+            raise ConfigError(
+                f"num_hops is {self.num_hops}; expected 1 to 2**31 - 1, or none: 0 would drop the edges between parts."
+            )
+
+
+@dataclass(frozen=True)
 class WriteJob:
     """A graph to write, and its directory."""
 
@@ -74,7 +91,7 @@ class WriteJob:
     numbering: NodeNumbering
     slice_bytes: int  # that a slice of the graph may take, with all copies
     progress: Progress
-    num_hops: int | None  # as in `sar.partition.write.write.write_partitions`
+    num_hops: int | None  # as in `OutputOptions`
 
     @property
     def num_parts(self) -> int:
@@ -108,10 +125,10 @@ def stored_spec(name: str, column: Column) -> ArraySpec:
         raise ConfigError(f"field '{name}' cannot be written: {error}") from error
 
 
-def check_writable(graph: GraphSource, name: str, memory: int | None) -> None:
+def check_writable(graph: GraphSource, output: OutputOptions) -> None:
     """Raise `ConfigError`, before anything is done, if DGL's format or the memory cannot hold the graph."""
-    slice_bytes(graph.total_nodes, 1, memory)
-    parts = [name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
+    slice_bytes(graph.total_nodes, 1, output.memory)
+    parts = [output.name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
     unusable = sorted({part for part in parts if not part or "/" in part or ":" in part})
     if unusable:
         raise ConfigError(f"the names {unusable} are empty or have a slash or a colon in them; choose others.")
@@ -129,16 +146,6 @@ def check_writable(graph: GraphSource, name: str, memory: int | None) -> None:
             if tuple(column.shape[:1]) != (rows[kind],):
                 found = tuple(column.shape)
                 raise ConfigError(f"field '{kind}/{key}' has shape {found}; expected {rows[kind]} rows, one for each.")
-
-
-def check_hops(num_hops: int | None) -> None:
-    """Raise `ConfigError` for a halo without hops, or with more than there can be."""
-    if num_hops is not None and num_hops >= 2**31:
-        raise ConfigError(f"num_hops is {num_hops}; expected at most 2**31 - 1.")
-    if num_hops is not None and num_hops < 1:
-        raise ConfigError(
-            f"num_hops is {num_hops}, which would drop the edges between parts; expected 1 or more, or none."
-        )
 
 
 def allow_open_files(count: int) -> None:

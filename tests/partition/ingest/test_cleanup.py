@@ -155,9 +155,9 @@ from sar.partition.ingest.open import open_graph
 
 def peak(count, folder):
     pairs = np.random.default_rng(0).integers(0, 100_000, (count, 2), dtype=np.int32)
-    pairs.tofile(f"{folder}/edges-{count}.bin")
+    np.save(f"{folder}/edges-{count}.npy", pairs)
     del pairs
-    graph = open_graph(f"{folder}/edges-{count}.bin", folder, dtype="int32", num_nodes=100_000)
+    graph = open_graph(f"{folder}/edges-{count}.npy", folder, num_nodes=100_000)
     graph = clean_up(graph, folder, undirected=True, memory=8 << 20)
     assert graph.total_edges > 1.9 * count
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from sar.data.arrays import ArrayFile, StoredArray
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import JoinedColumn
 from sar.partition.ingest.open import open_graph
-from tests.adapters.dgl.directories import save_tensors
 
 ROWS = 10
 FEAT = np.random.default_rng(0).standard_normal((ROWS, 3)).astype(np.float32)
@@ -81,28 +79,6 @@ def test_npy_in_many_files_gives_the_number_of_nodes(edges, tmp_path):
     assert np.array_equal(weight[1:3], FEAT[1:3])
 
 
-def test_parquet(edges, tmp_path):
-    fixed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(FEAT.reshape(-1)), 3)
-    table = {"a": FEAT[:, 0], "b": FEAT[:, 1], "rows": FEAT.tolist(), "fixed": fixed, "label": LABEL, "mask": LABEL > 3}
-    path = tmp_path / "nodes.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(table), path, row_group_size=4)
-    columns = {"ab": "a,b", "rows": "rows", "fixed": "fixed", "label": "label", "train_mask": "mask"}
-    graph = opened(edges, node_features={name: f"{path}#{inside}" for name, inside in columns.items()})
-    fields = {name: column[0:ROWS] for name, column in graph.node_data["_N"].items()}
-    assert np.array_equal(fields["ab"], FEAT[:, :2])
-    assert np.array_equal(fields["rows"], FEAT)
-    assert np.array_equal(fields["fixed"], FEAT)
-    assert np.array_equal(fields["label"], LABEL)
-    assert np.array_equal(fields["train_mask"], LABEL > 3)
-    assert fields["train_mask"].dtype == bool
-    with pytest.raises(ConfigError, match="has no column 'c'; expected one of the columns a, b, rows"):
-        opened(edges, node_features={"x": f"{path}#c"})
-    with pytest.raises(PartitionError, match="has lists in one of a, rows"):
-        opened(edges, node_features={"x": f"{path}#a,rows"})
-    with pytest.raises(ConfigError, match=r"has 6 columns, a, b, .*say which .*'nodes.parquet#a'.*'#a,b', or all with"):
-        opened(edges, node_features={"x": path})
-
-
 @pytest.mark.parametrize(
     "values, message",
     [
@@ -118,39 +94,10 @@ def test_bad_parquet(edges, tmp_path, values, message):
         opened(edges, node_features={"x": tmp_path / "x.parquet"})
 
 
-def test_dgl_tensors(edges, tmp_path):
-    path = tmp_path / "node_feat.dgl"
-    tensors = {"_N/feat": torch.from_numpy(FEAT), "label": torch.from_numpy(LABEL)}
-    save_tensors(str(path), tensors)
-    save_tensors(str(tmp_path / "one.dgl"), {"anything": torch.ones(ROWS, dtype=torch.float16)})
-    save_tensors(str(tmp_path / "bad.dgl"), {"x": torch.ones(ROWS, dtype=torch.bfloat16)})
-    features = {"feat": path, "label": path, "renamed": f"{path}#_N/feat", "one": tmp_path / "one.dgl"}
-    fields = opened(edges, node_features=features).node_data["_N"]
-    assert np.array_equal(fields["feat"][3:5], FEAT[3:5])
-    assert np.array_equal(fields["renamed"][0:ROWS], FEAT)
-    assert np.array_equal(fields["label"][2:8], LABEL[2:8])
-    assert fields["one"].dtype == np.float16
-    with pytest.raises(ConfigError, match="has no tensor 'other'; expected one of _N/feat, label"):
-        opened(edges, node_features={"other": path})
-    with pytest.raises(PartitionError, match=r"bad\.dgl is bfloat16"):
-        opened(edges, node_features={"x": tmp_path / "bad.dgl"})
-
-
-@pytest.mark.parametrize(
-    "bad, problem",
-    [
-        ("1,2", "Expected 3 columns, got 2"),
-        ("1,2,3,4", "Expected 3 columns, got 4"),
-        ("1,,3", "column b: .* invalid value ''"),
-        ("1,x,3", "column b: .* invalid value 'x'"),
-    ],
-)
-def test_a_bad_line_of_text_is_named(edges, tmp_path, monkeypatch, bad, problem):
-    monkeypatch.setattr("sar.partition.ingest.arrow._BLOCK_BYTES", 10)
-    path = tmp_path / "feat.csv"
-    path.write_text("a,b,c\n" + "1,2,3\n" * 8 + f"{bad}\n1,2,3\n")
-    with pytest.raises(PartitionError, match=f"feat.csv, line 10, '{bad}': {problem}"):
-        opened(edges, node_features={"feat": f"{path}#*"})
+def test_lists_beside_scalars_in_parquet(edges, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1.0, 2.0], "rows": [[1.0], [2.0]]}), tmp_path / "x.parquet")
+    with pytest.raises(PartitionError, match="has lists in one of a, rows"):
+        opened(edges, node_features={"x": f"{tmp_path}/x.parquet#a,rows"})
 
 
 def test_nan_is_named_when_it_is_read(edges, tmp_path):

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sar
-from sar.cli import main
 from sar.errors import ConfigError, PartitionError
 from sar.partition.ingest import arrow, ids
 from sar.partition.ingest.open import open_graph
@@ -31,8 +29,6 @@ def write(path: Path, sources: list, destinations: list) -> Path:
         pyarrow.parquet.write_table(pyarrow.table({"src": sources, "dst": destinations}), path)
     elif path.suffix == ".npy":
         np.save(path, np.array([sources, destinations]).T)
-    elif path.suffix == ".bin":
-        np.array([sources, destinations], np.int64).T.tofile(path)
     else:
         lines = "src,dst\n" + "".join(f"{u},{v}\n" for u, v in zip(sources, destinations, strict=True))
         path.write_bytes(gzip.compress(lines.encode()) if path.suffix == ".gz" else lines.encode())
@@ -53,20 +49,23 @@ def named_edges(graph, etype=("_N", "_E", "_N")) -> tuple[list, list]:
 @pytest.mark.parametrize(
     ("suffix", "names"),
     [
-        *((suffix, INTEGERS) for suffix in (".csv", ".parquet", ".npy", ".bin")),
+        *((suffix, INTEGERS) for suffix in (".csv", ".parquet", ".npy")),
         *((suffix, NAMES) for suffix in (".csv", ".parquet")),
     ],
 )
 def test_ids_lead_back_to_the_edges(tmp_path, suffix, names):
     path = write(tmp_path / f"edges{suffix}", *edges_of(names))
-    graph = open_graph(path, tmp_path / "scratch", ids="map", dtype="int64" if suffix == ".bin" else None)
+    graph = open_graph(path, tmp_path / "scratch", ids="map")
     assert graph.num_nodes == {"_N": len(names)}
     assert sorted(given_ids(graph)) == sorted(names)
     assert named_edges(graph) == edges_of(names)
     assert graph.node_data["_N"]["id"].dtype == (np.int64 if names is INTEGERS else np.uint8)
 
 
-@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3)), max_size=40), st.integers(64, 300))
+@given(
+    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3)), min_size=1, max_size=40),
+    st.integers(64, 300),
+)
 def test_numbers_depend_on_the_ids_alone(tmp_path_factory, pairs, buffer_bytes):
     folder = tmp_path_factory.mktemp("ids")
     ends = [u for u, _ in pairs], [v for _, v in pairs]
@@ -74,8 +73,8 @@ def test_numbers_depend_on_the_ids_alone(tmp_path_factory, pairs, buffer_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrow, "_BLOCK_BYTES", buffer_bytes)
         patch.setattr(ids, "_BITS", 2)
-        graph = open_graph(path, folder / "scratch", ids="map", allow_empty=True)
-        assert given_ids(graph) == given_ids(open_graph(backwards, folder / "scratch", ids="map", allow_empty=True))
+        graph = open_graph(path, folder / "scratch", ids="map")
+        assert given_ids(graph) == given_ids(open_graph(backwards, folder / "scratch", ids="map"))
     assert named_edges(graph) == ends
     assert len(given_ids(graph)) == len({*ends[0], *ends[1]})
 
@@ -180,34 +179,3 @@ def test_errors_name_the_id(tmp_path):
     raises(PartitionError, "row 1 .from 0.: column 'src' has no value there")
     pyarrow.parquet.write_table(pyarrow.table({"src": [0.5], "dst": [1.5]}), path)
     raises(PartitionError, "column 'src' is of type double; expected integers or strings")
-
-
-def decoded(rows: np.ndarray) -> list:
-    """As the pages say."""
-    return np.char.decode(rows.view(f"S{rows.shape[1]}")[:, 0]).tolist()
-
-
-def test_a_directory_gives_the_ids_back(tmp_path, capsys):
-    path = write(tmp_path / "edges.csv", *edges_of(NAMES))
-    arguments = ["--ids", "map", "--method", "random", "--parts", "2", "--out"]
-    assert main(["partition", str(path), *arguments, str(tmp_path / "p")]) == 0
-    parts = [sar.load_dgl_partition_data(str(tmp_path / "p"), part, "cpu") for part in range(2)]
-    names = decoded(sar.to_original_order(*([part[key] for part in parts] for key in ("id", "orig_id"))))
-    assert sorted(names) == sorted(NAMES)
-    edges = {(names[u], names[v]) for u, v in edges_in_numbers(parts)}
-    assert edges == {(NAMES[u], NAMES[v]) for u, v in PAIRS}
-
-    sparse = write(tmp_path / "sparse.csv", *edges_of(INTEGERS[:3] * 2))
-    assert main(["partition", str(sparse), "--parts", "2", "--out", str(tmp_path / "q")]) == 1
-    assert "numbered with --ids map" in capsys.readouterr().err
-    assert main(["partition", str(sparse), *arguments, str(tmp_path / "q")]) == 0
-    parts = [sar.load_dgl_partition_data(str(tmp_path / "q"), part, "cpu") for part in range(2)]
-    back = sar.to_original_order(*([part[key] for part in parts] for key in ("id", "orig_id")))
-    assert sorted(back.tolist()) == sorted(INTEGERS[:3])
-
-
-def edges_in_numbers(parts: list) -> list[tuple[int, int]]:
-    """The edges of a directory by the numbers that nodes had before they were divided."""
-    numbers = np.concatenate([part["orig_id"] for part in parts])
-    shards = [shard for part in parts for shard in part.all_shard_edges]
-    return [(numbers[u], numbers[v]) for shard in shards for u, v in zip(*map(np.asarray, shard.edges), strict=True)]
