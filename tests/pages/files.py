@@ -72,15 +72,6 @@ def examples(folder: Path) -> None:
     (folder / "examples").symlink_to(REPOSITORY / "examples")
 
 
-def csv(folder: Path) -> None:
-    """Edges as text, features and labels as arrays."""
-    rng = np.random.default_rng(0)
-    for number in range(2):
-        np.savetxt(folder / f"edges-{number}.csv", rng.integers(0, 400, (1500, 2)), "%d", ",")
-    np.save(folder / "features.npy", rng.random((400, 6), dtype=np.float32))
-    np.save(folder / "labels.npy", rng.integers(0, 3, 400))
-
-
 def edges(folder: Path) -> None:
     """The files that the commands on partitioning name."""
     rng = np.random.default_rng(0)
@@ -109,15 +100,6 @@ def edges(folder: Path) -> None:
         pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
 
 
-def method(folder: Path) -> None:
-    """`edges`, and what the installation of a package with the method `by-degree` leaves."""
-    edges(folder)
-    installed = folder / "my_methods-1.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-methods\nVersion: 1\n")
-    (installed / "entry_points.txt").write_text("[sar.partition_methods]\nby-degree = my_methods:by_degree\n")
-
-
 def script(folder: Path) -> None:
     """A training script that takes any arguments, and says who it is."""
     lines = ("import sar", "sar.initialize_comms()", "print(f'worker {sar.rank()} of {sar.world_size()}')")
@@ -133,5 +115,5 @@ def npz(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, model, npz, script)
+    f.__name__: f for f in (dgl, edges, examples, graph, hetero, model, npz, script)
 }
