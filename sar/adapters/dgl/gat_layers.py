@@ -77,11 +77,12 @@ def dot_gat_conv(
     """`DotGatConv`: scores are products of projected features over the square root of their length."""
     if not is_served(layer, feat) or get_attention:
         return original(layer, graph, feat, get_attention)
+    own: Tensor | None = None
     if not isinstance(feat, tuple):
-        projections, source, own = (layer.fc, layer.fc), feat, None
+        projections, source = (layer.fc, layer.fc), feat
     elif graph.srcdata is graph.dstdata:
         # The layer keeps the features of both ends under one name: if sources are destinations, it has the latter.
-        projections, source, own = (layer.fc_dst, layer.fc_dst), feat[1], None
+        projections, source = (layer.fc_dst, layer.fc_dst), feat[1]
     else:
         projections, (source, own) = (layer.fc_src, layer.fc_dst), feat
     return _attend(layer, graph.call_context(), Score.DOT, projections, source, own)
