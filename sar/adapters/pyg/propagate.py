@@ -330,7 +330,7 @@ def _set_templates(original: Original, conv: MessagePassing, *args: Any, **kwarg
     replace(_replacements(type(conv)))
 
 
-def _with_subclasses(kind: type) -> list[type]:
+def _with_subclasses(kind: Any) -> list[type]:
     return [kind, *(each for subclass in kind.__subclasses__() for each in _with_subclasses(subclass))]
 
 
