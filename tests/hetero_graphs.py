@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from tests.graphs import DATA
 
 
 @dataclass(repr=False)
@@ -74,40 +72,3 @@ def partition_hetero(graph: Any, assignment: Mapping[str, Tensor], num_partition
         partitions.append(PartitionData(shards, ranges, own, ntypes, etypes, None))
     node_ids = {t: torch.cat([mine[number] for mine in nodes]) for number, t in enumerate(ntypes)}
     return HeteroParts(partitions, node_ids, {etype: torch.cat(rows) for etype, rows in edge_ids.items()})
-
-
-def load_hetero(name: str, without: tuple[str, ...] = ()) -> tuple[Any, Tensor, Tensor, Tensor, str]:
-    """A data set as a `DGLGraph`, with sparse features as dense `feat`; skips the test where it is not there.
-
-    Args:
-        name: of the file.
-        without: relations to leave out.
-
-    Returns:
-        The graph, labels of the target type (N,), IDs to train and to test on, and the target type.
-    """
-    import dgl
-
-    path = DATA / f"{name}.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; SAR_TEST_DATA names the folder of the test data sets.")
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files}
-    names = [key.split("/")[1] for key in arrays if key.endswith("/src")]
-    edges = {
-        tuple(key.split(":")): tuple(torch.from_numpy(arrays[f"edges/{key}/{end}"]).long() for end in ("src", "dst"))
-        for key in names
-        if key.split(":")[1] not in without
-    }
-    counts = {key.split("/")[1]: int(value) for key, value in arrays.items() if key.startswith("num_nodes/")}
-    graph = dgl.heterograph(edges, num_nodes_dict=counts)
-    for key in arrays:
-        if key.startswith("feat_data/"):
-            ntype = key.split("/")[1]
-            dense = np.zeros(tuple(arrays[f"feat_shape/{ntype}"]), dtype=np.float32)
-            rows = np.repeat(np.arange(len(dense)), np.diff(arrays[f"feat_indptr/{ntype}"]))
-            dense[rows, arrays[f"feat_indices/{ntype}"]] = arrays[key]
-            graph.nodes[ntype].data["feat"] = torch.from_numpy(dense)
-    target = str(arrays["target"])
-    labels, train, test = (torch.from_numpy(arrays[f"{what}/{target}"]) for what in ("label", "train_idx", "test_idx"))
-    return graph, labels, train, test, target

@@ -5,37 +5,36 @@ import pytest
 from tests.bad_inputs import arguments, commands, directories, fields, set_up
 from tests.core.attempts import catch
 
-CALLS = {"fields": fields.CASES, "arguments": arguments.CASES}
-COMMANDS = {"set_up": set_up.CASES, "commands": commands.CASES, "directories": directories.CASES}
 LAUNCHERS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
-def named(catalogue):
-    return [(kind, name) for kind, cases in catalogue.items() for name in cases]
+def cases(*files):
+    """What `check` compares, and the file."""
+    return [(words, kind, file) for file in files for kind, calls in file.CASES.items() for words in calls]
 
 
-def check(failure, case):
+def check(failure, words, kind):
     assert failure is not None, "nothing was raised"
-    assert case.words in failure.message
-    assert failure.kind == case.error
+    assert words in failure.message
+    assert failure.kind == kind
     assert failure.message[-1] in ".?"
     assert {"SarError", "Printed"} & set(failure.bases)
 
 
-def call(kind, name):
-    return catch(CALLS[kind][name].call)
+def call(file, kind, words):
+    return catch({"fields": fields, "arguments": arguments}[file].CASES[kind][words])
 
 
-@pytest.mark.parametrize("kind, name", named(CALLS))
+@pytest.mark.parametrize("words, kind, file", cases(fields, arguments))
 @pytest.mark.parametrize("world_size", [1])
-def test_a_bad_call(pool, kind, name):
-    [failure] = pool.run(call, kind, name)
-    check(failure, CALLS[kind][name])
+def test_a_bad_call(pool, words, kind, file):
+    [failure] = pool.run(call, file.__name__.rpartition(".")[2], kind, words)
+    check(failure, words, kind)
 
 
-@pytest.mark.parametrize("kind, name", named(COMMANDS))
-def test_a_bad_setting_or_command(tmp_path, monkeypatch, kind, name):
+@pytest.mark.parametrize("words, kind, file", cases(set_up, commands, directories))
+def test_a_bad_setting_or_command(tmp_path, monkeypatch, words, kind, file):
     for variable in LAUNCHERS:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
-    check(catch(COMMANDS[kind][name].call, tmp_path), COMMANDS[kind][name])
+    check(catch(file.CASES[kind][words], tmp_path), words, kind)

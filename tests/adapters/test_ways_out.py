@@ -14,7 +14,7 @@ from torch_geometric.nn import GCN
 from torch_geometric.utils import scatter
 
 import sar
-from sar.errors import FieldError, GraphError, MissingMethodError, PartitionError
+from sar.errors import FieldError, GraphError, MissingMethodError
 from tests.graphs import random_graph
 
 
@@ -99,14 +99,3 @@ def test_the_way_out_is_right(pool, world_size, directory):
         number = originals.argsort()  # the global IDs of nodes
         kept = number[row] % 3 > 0
         torch.testing.assert_close(after_dropping, add_up(x[row[kept]], col[kept], 40)[ids])
-
-
-@pytest.mark.parametrize("of_edges", [False, True])
-def test_nan_in_a_field_is_refused_unless_it_is_allowed(tmp_path, of_edges):
-    graph = make_graph()
-    values = torch.ones(200 if of_edges else 40)
-    values[7] = torch.nan
-    (graph.edata if of_edges else graph.ndata)["v"] = values
-    with pytest.raises(PartitionError, match=r"/v', row 7 .* has NaN; .*--allow-nan, allow_nan="):
-        sar.partition_graph(graph, "graph", 2, tmp_path / "a", part_method="random")
-    sar.partition_graph(graph, "graph", 2, tmp_path / "a", part_method="random", allow_nan=True)

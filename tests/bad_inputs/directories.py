@@ -1,13 +1,11 @@
 """Partition directories that do not load: damaged, incomplete, of other things, or not to be trusted."""
 
 import json
-from functools import partial
 
 import torch
 
 import sar
 from tests.adapters.dgl.directories import dgl, load_tensors, save_graphs, save_tensors
-from tests.bad_inputs import Case
 
 PART = {
     "part_graph": "part{}/graph.dgl",
@@ -114,71 +112,41 @@ def linked(folder):
     (folder / "part0/graph.dgl").symlink_to("/etc/hostname")
 
 
-case = partial(Case, error="PartitionError")
-
 CASES = {
-    "a rank beyond the partitions": case(load(part=2), "own_partition_idx is 2"),
-    "a rank that is text": case(load(part="0"), "own_partition_idx is '0'"),
-    "JSON that ends too early": case(content('{"num_parts": 2,'), "graph.json is not valid JSON: Expecting"),
-    "JSON of nothing": case(content(""), "graph.json is not valid JSON: Expecting"),
-    "JSON of a list": case(content("[1, 2]"), "graph.json has no num_parts, node_map"),
-    "JSON of something else": case(content('{"name": "x"}'), "graph.json has no num_parts, node_map"),
-    "partitions counted in words": case(json_with(num_parts="two"), "graph.json: num_parts is 'two'"),
-    "more partitions than ranges": case(json_with(num_parts=3), "graph.json: node_map of _N is [[0, 2], [2"),
-    "ranges with a hole": case(
-        json_with(node_map={"_N": [[0, 2], [3, 4]]}), "graph.json: node_map of _N in partition 1"
-    ),
-    "ranges of text": case(json_with(edge_map={"_N:_E:_N": ["0-2", "2-4"]}), "graph.json: edge_map of _N:_E:_N in"),
-    "ranges in a file": case(json_with(node_map="node_map.npy"), "graph.json: node_map is 'node_map.npy'"),
-    "ranges of another node type": case(
-        json_with(node_map={"user": [[0, 2], [2, 4]]}), "graph.json: node_map is for the types"
-    ),
-    "another number of nodes": case(json_with(num_nodes=5), "graph.json: num_nodes is 5, but the ID"),
-    "node types without numbers": case(json_with(ntypes={"_N": "first"}), "graph.json: ntypes is {'_N': 'first'}"),
-    "edge types between unknown node types": case(
-        json_with(etypes={"a:b:c": 0}, edge_map={"a:b:c": [[0, 2], [2, 4]]}),
-        "graph.json: the edge types are [('a', 'b'",
-    ),
-    "a partition that is not named": case(json_with(**{"part-1": None}), "graph.json: num_parts is 2, but there are"),
-    "a file outside of the directory": case(
-        named("node_feats", "../other/node_feat.dgl"), "graph.json: node_feats of part-0 is"
-    ),
-    "a file of the system": case(named("part_graph", "/dev/zero"), "graph.json: part_graph of part-0 is"),
-    "a link that leads outside": case(load(linked), "graph.json: part_graph of part-0 is"),
-    "a file that cannot be": case(named("part_graph", "part0/\0"), "graph.json: part_graph of part-0 is"),
-    "a graph that is missing": case(
-        load(lambda folder: (folder / "part0/graph.dgl").unlink()), "Partition 0 of graph.json lacks its graph"
-    ),
-    "features that are missing": case(
-        load(lambda folder: (folder / "part0/node_feat.dgl").unlink()), "Cannot read part0/node_feat.dgl"
-    ),
-    "GraphBolt's format only": case(load(to_graphbolt), "Partition 0 of graph.json is there for"),
-    "a graph that ends too early": case(
-        replaced("part0/graph.dgl", lambda old: old[:5000]), "part0/graph.dgl is truncated, or no DGL"
-    ),
-    "features that end too early": case(
-        replaced("part0/node_feat.dgl", lambda old: old[:80]), "part0/node_feat.dgl is truncated: it ends"
-    ),
-    "a graph with a page of zeros": case(
-        replaced("part0/graph.dgl", lambda old: old[:4096] + bytes(600) + old[4696:]),
-        "part0/graph.dgl has 0x0 where the mark of a",
-    ),
-    "features of zeros": case(
-        replaced("part0/node_feat.dgl", lambda old: bytes(len(old))), "part0/node_feat.dgl has 0x0 where the mark"
-    ),
-    "a file of features for a graph": case(
-        named("part_graph", "part0/node_feat.dgl"), "part0/node_feat.dgl is truncated, or no DGL"
-    ),
-    "the graph of another partition": case(
-        named("part_graph", "part1/graph.dgl"), "part1/graph.dgl holds 2 nodes of partition 0"
-    ),
-    "a file of two graphs": case(graph_with(lambda graph: [graph, graph]), "part0/graph.dgl holds 2 graphs"),
-    "a graph that is no partition": case(graph_with(without_inner_node), "part0/graph.dgl has the node fields ['_ID']"),
-    "IDs that are no whole numbers": case(node_field("_ID", torch.rand(3)), "part0/graph.dgl has _ID of torch.float32"),
-    "a halo outside of the graph": case(
-        node_field("_ID", torch.tensor([0, 1, 9])), "part0/graph.dgl has node IDs outside [0"
-    ),
-    "edges of another partition": case(graph_with(other_edges), "part0/graph.dgl holds 2 edges into the"),
-    "features of fewer nodes": case(features(_N__feat=torch.ones(1, 3)), "'_N/feat' in part0/node_feat.dgl has shape"),
-    "features of an unknown type": case(features(paper__feat=torch.ones(2, 3)), "part0/node_feat.dgl has 'paper/feat'"),
+    "PartitionError": {
+        "own_partition_idx is 2": load(part=2),
+        "own_partition_idx is '0'": load(part="0"),
+        "graph.json is not valid JSON: Expecting": content('{"num_parts": 2,'),
+        "graph.json has no num_parts, node_map": content("[1, 2]"),
+        "graph.json: num_parts is 'two'": json_with(num_parts="two"),
+        "graph.json: node_map of _N is [[0, 2], [2": json_with(num_parts=3),
+        "graph.json: node_map of _N in partition 1": json_with(node_map={"_N": [[0, 2], [3, 4]]}),
+        "graph.json: edge_map of _N:_E:_N in": json_with(edge_map={"_N:_E:_N": ["0-2", "2-4"]}),
+        "graph.json: node_map is 'node_map.npy'": json_with(node_map="node_map.npy"),
+        "graph.json: node_map is for the types": json_with(node_map={"user": [[0, 2], [2, 4]]}),
+        "graph.json: num_nodes is 5, but the ID": json_with(num_nodes=5),
+        "graph.json: ntypes is {'_N': 'first'}": json_with(ntypes={"_N": "first"}),
+        "the edge types are [('a', 'b'": json_with(etypes={"a:b:c": 0}, edge_map={"a:b:c": [[0, 2], [2, 4]]}),
+        "graph.json: num_parts is 2, but there are": json_with(**{"part-1": None}),
+        "graph.json: node_feats of part-0 is": named("node_feats", "../other/node_feat.dgl"),
+        "graph.json: part_graph of part-0 is /dev/zero": named("part_graph", "/dev/zero"),
+        "graph.json: part_graph of part-0 is /etc/hostname": load(linked),
+        "graph.json: part_graph of part-0 is 'part0": named("part_graph", "part0/\0"),
+        "Partition 0 of graph.json lacks its graph": load(lambda folder: (folder / "part0/graph.dgl").unlink()),
+        "Cannot read part0/node_feat.dgl": load(lambda folder: (folder / "part0/node_feat.dgl").unlink()),
+        "Partition 0 of graph.json is there for": load(to_graphbolt),
+        "part0/graph.dgl is truncated, or no DGL": replaced("part0/graph.dgl", lambda old: old[:5000]),
+        "part0/node_feat.dgl is truncated: it ends": replaced("part0/node_feat.dgl", lambda old: old[:80]),
+        "part0/graph.dgl has 0x0": replaced("part0/graph.dgl", lambda old: old[:4096] + bytes(600) + old[4696:]),
+        "part0/node_feat.dgl has 0x0 where the mark": replaced("part0/node_feat.dgl", lambda old: bytes(len(old))),
+        "part0/node_feat.dgl is truncated, or no DGL": named("part_graph", "part0/node_feat.dgl"),
+        "part1/graph.dgl holds 2 nodes of partition 0": named("part_graph", "part1/graph.dgl"),
+        "part0/graph.dgl holds 2 graphs": graph_with(lambda graph: [graph, graph]),
+        "part0/graph.dgl has the node fields ['_ID']": graph_with(without_inner_node),
+        "part0/graph.dgl has _ID of torch.float32": node_field("_ID", torch.rand(3)),
+        "part0/graph.dgl has node IDs outside [0": node_field("_ID", torch.tensor([0, 1, 9])),
+        "part0/graph.dgl holds 2 edges into the": graph_with(other_edges),
+        "'_N/feat' in part0/node_feat.dgl has shape": features(_N__feat=torch.ones(1, 3)),
+        "part0/node_feat.dgl has 'paper/feat'": features(paper__feat=torch.ones(2, 3)),
+    },
 }

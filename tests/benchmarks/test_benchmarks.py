@@ -143,26 +143,6 @@ def test_network_table_compares_with_the_bound(tmp_path: Path) -> None:
     assert row["/ bound"] == "0.94 (0.62-1.25)"
 
 
-@pytest.mark.parametrize(
-    ("lacking", "reason"), [("root", "network namespaces need root"), ("tools", "ip, tc, mount not found")]
-)
-def test_network_says_why_it_does_not_run(
-    lacking: str,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    if lacking == "root":
-        monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
-        monkeypatch.setattr(network.shutil, "which", lambda tool: f"/usr/bin/{tool}")
-    else:
-        monkeypatch.setenv("PATH", str(tmp_path))
-    network.main(["--docs", str(tmp_path)])
-    assert reason in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_the_network_is_as_slow_as_asked(tmp_path: Path) -> None:
     reason = network.obstacle()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.quality import measure_quality
-from tests.partition.tasks import odd_graphs, source
+from tests.partition.tasks import source
 
 
 @pytest.mark.parametrize("num_parts", [1, 3, 20])
@@ -19,11 +19,3 @@ def test_measures_are_those_of_numpy(num_parts):
     for name, nodes in (("nodes", np.arange(200)), ("in_edges", dst)):
         counts = np.bincount(part_of[nodes], minlength=num_parts)
         assert quality.balance[name] == pytest.approx(counts.max() / counts.mean())
-
-
-@pytest.mark.parametrize("name", odd_graphs())
-def test_odd_graphs_have_measures(name):
-    graph = odd_graphs()[name]
-    quality = measure_quality(graph, np.arange(graph.total_nodes) % 4, 4, {"none": np.zeros(graph.total_nodes)})
-    assert 0 <= quality.edge_cut <= 1
-    assert quality.balance["none"] == 1

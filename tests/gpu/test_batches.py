@@ -39,50 +39,13 @@ def results(batch, x, w, device):
     return [each.detach() for each in (*found, *degrees)]
 
 
-def batches(graph, data, device):
-    """A block; `device` is None for the CPU."""
-    given = {"copy_edata": True, "input_node_features": {"x": data.nodes["x"]}, "output_device": device}
-    seeds = graph.node_ids()[::2]
-    (block, _) = sar.DistNeighborSampler([2, 3], **given).sample(graph, seeds)
-    return (block,)
-
-
-def on_both(mine, device, make):
-    """What `make(graph, data, target)` returns for the CPU, None, and for the device."""
-    if device == pretend_gpu.NAME:
-        pretend_gpu.install()
-    partition, data = mine
-    found = []
-    for target in (None, device):
-        with pretend_gpu.in_place_of(device):
-            torch.manual_seed(1)
-            graph = build(partition, 1)
-            graph.edata["w"] = data.edges["w"]
-            found.append(make(graph, data, target))
-    return found
-
-
 def of_layers(graph, data, target):
-    made = []
-    for batch in batches(graph, data, target):
-        made += results(batch, batch.srcdata["x"], batch.edata["w"], target or "cpu")
-    return [each.cpu() for each in made], {each.device.type for each in made}
-
-
-def run(mine, device):
-    """What layers give on the batches of the CPU, and on those of the device."""
-    sar.patch_dgl()
-    return on_both(mine, device, of_layers)
-
-
-@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
-def test_batches(place: Place):
-    parts = SCENARIOS["random"](place.world_size)
-    mine = deal(parts, random_data(parts, torch.float64))
-    for (expected, _), (found, places) in place.pool.run(run, place.device, per_rank=mine):
-        for value, wanted in zip(found, expected, strict=True):
-            assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
-        assert places == {place.device}
+    """Of a block of every second node."""
+    sampler = sar.DistNeighborSampler(
+        [2, 3], copy_edata=True, input_node_features={"x": data.nodes["x"]}, output_device=target
+    )
+    block, _ = sampler.sample(graph, graph.node_ids()[::2])
+    return results(block, block.srcdata["x"], block.edata["w"], target or "cpu")
 
 
 def pair_results(pairs):
@@ -105,27 +68,9 @@ def of_pair_graphs(graph, data, target):
     inner = sar.DistNeighborSampler([2], copy_edata=True, output_device=target)
     edges = graph.edata[dgl.EID].flip(0)[::2]
     _, *pairs, blocks = sar.EdgePredictionSampler(inner, negative_sampler=2).sample(graph, edges)
-    made = [each for of_pairs in pairs for each in pair_results(of_pairs)]
-    assert {each.device.type for each in made} == {target or "cpu"}
-    for back in (of_pairs.to("cpu") for of_pairs in pairs):
-        back.ndata["x"] = back.ndata[dgl.NID].double()
-        back.apply_edges(fn.u_sub_v("x", "x", "difference"))
-        made.append(back.edata["difference"])
-    return [each.detach().cpu() for each in (*made, blocks[-1].dstdata[dgl.NID])]
-
-
-def run_pairs(mine, device):
-    """Results on the pair graphs of the CPU, which are DGL's, and on those of the device."""
-    return on_both(mine, device, of_pair_graphs)
-
-
-@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
-def test_pairs(place: Place):
-    parts = SCENARIOS["random"](place.world_size)
-    mine = deal(parts, random_data(parts, torch.float64))
-    for expected, found in place.pool.run(run_pairs, place.device, per_rank=mine):
-        for value, wanted in zip(found, expected, strict=True):
-            assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
+    there_and_back = [of_pairs.to("cpu").to(target or "cpu") for of_pairs in pairs]
+    made = [each for of_pairs in (*pairs, *there_and_back) for each in pair_results(of_pairs)]
+    return [*made, blocks[-1].dstdata[dgl.NID]]
 
 
 def typed_parts(workers):
@@ -141,28 +86,45 @@ def typed_parts(workers):
     return partition_hetero(graph, assignment, workers).partitions
 
 
-def run_typed(partition, device):
+def of_types(graph, features, target):
+    sampler = sar.DistNeighborSampler([3, 2], input_node_features=features, output_device=target)
+    block, last = sampler.sample(graph, {"a": torch.arange(graph.num_nodes("a"))})
+    of_types = {kind: dgl.nn.SAGEConv(6, 4, "mean") for kind in ("r", "s", "t")}
+    layer = dgl.nn.HeteroGraphConv(of_types).to(target or "cpu", torch.float64)
+    out = layer(block, block.srcdata["x"])
+    return [*out.values(), block.srcnodes["b"].data[dgl.NID], last.dstnodes["a"].data[dgl.NID]]
+
+
+def on_both(mine, device, program):
+    """What a program gives on batches of the CPU, which are DGL's, and on those of the device."""
     if device == pretend_gpu.NAME:
         pretend_gpu.install()
-    features = {name: rows for name, rows in partition.node_features.items() if name.endswith("/x")}
+    sar.patch_dgl()
+    partition, data = mine
     found = []
     for target in (None, device):
         with pretend_gpu.in_place_of(device):
             torch.manual_seed(1)
-            graph = sar.construct_full_graph(partition)
-            sampler = sar.DistNeighborSampler([3, 2], input_node_features=features, output_device=target)
-            block, last = sampler.sample(graph, {"a": torch.arange(graph.num_nodes("a"))})
-            of_types = {kind: dgl.nn.SAGEConv(6, 4, "mean") for kind in ("r", "s", "t")}
-            layer = dgl.nn.HeteroGraphConv(of_types).to(target or "cpu", torch.float64)
-            out = layer(block, block.srcdata["x"])
-            found.append(
-                {**out, "inputs": block.srcnodes["b"].data[dgl.NID], "seeds": last.dstnodes["a"].data[dgl.NID]}
-            )
-            assert {value.device.type for value in found[-1].values()} == {target or "cpu"}
-    return [{name: value.detach().cpu() for name, value in each.items()} for each in found]
+            graph = build(partition, 1)
+            if graph.is_homogeneous:
+                graph.edata["w"] = data.edges["w"]
+            made = program(graph, data, target)
+            assert {each.device.type for each in made} == {target or "cpu"}
+            found.append([each.detach().cpu() for each in made])
+    return found
 
 
+@pytest.mark.parametrize("program", [of_layers, of_pair_graphs, of_types])
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
-def test_blocks_of_several_types(place: Place):
-    for expected, found in place.pool.run(run_typed, place.device, per_rank=typed_parts(place.world_size)):
-        torch.testing.assert_close(found, expected)
+def test_batches(place: Place, program):
+    if program is of_types:
+        mine = [
+            (part, {name: rows for name, rows in part.node_features.items() if name.endswith("/x")})
+            for part in typed_parts(place.world_size)
+        ]
+    else:
+        parts = SCENARIOS["random"](place.world_size)
+        mine = deal(parts, random_data(parts, torch.float64))
+    for expected, found in place.pool.run(on_both, place.device, program, per_rank=mine):
+        for value, wanted in zip(found, expected, strict=True):
+            assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)

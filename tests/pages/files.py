@@ -72,15 +72,6 @@ def examples(folder: Path) -> None:
     (folder / "examples").symlink_to(REPOSITORY / "examples")
 
 
-def csv(folder: Path) -> None:
-    """Edges as text, features and labels as arrays."""
-    rng = np.random.default_rng(0)
-    for number in range(2):
-        np.savetxt(folder / f"edges-{number}.csv", rng.integers(0, 400, (1500, 2)), "%d", ",")
-    np.save(folder / "features.npy", rng.random((400, 6), dtype=np.float32))
-    np.save(folder / "labels.npy", rng.integers(0, 3, 400))
-
-
 def edges(folder: Path) -> None:
     """The files that the commands on partitioning name."""
     rng = np.random.default_rng(0)
@@ -122,5 +113,5 @@ def npz(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, model, npz, script)
+    f.__name__: f for f in (dgl, edges, examples, graph, hetero, model, npz, script)
 }

@@ -16,7 +16,6 @@ import pytest
 from tests.pages.blocks import PAGES, RUNS, Block, Run, new_side, runs_of
 from tests.pages.files import FILES
 from tests.pages.page_processes import PageFailure, PageProcesses
-from tests.workers import REPOSITORY
 
 WHY_NOT = {
     "installs",
@@ -130,24 +129,3 @@ def test_every_block_of_code_says_its_language() -> None:
                 looks = re.search(r"^(\$ )?(sar|python|torchrun|pip|import|from) ", block.code, re.MULTILINE)
                 assert not looks or block.language == "markdown", f"{run.page}:{block.line}"
                 assert block.language in ("text", "toml", "markdown"), f"{run.page}:{block.line}"
-
-
-@pytest.mark.parametrize(
-    "text, fault",
-    [
-        ("```python\nx = 1\n```\n```python\nassert x == 2\n```\n", "AssertionError"),
-        ("```sh\nfalse\n```\n", "exit status 1"),
-        ("```console\n$ echo 3 apples\n4 pears\n```\n", "4 pears"),
-        ("<!-- test: workers=2\nimport sar\nsar.initialize_comms()\nassert sar.rank() == 0\n-->\n", "AssertionError"),
-    ],
-)
-def test_a_block_that_fails_is_told(text: str, fault: str, tmp_path: Path) -> None:
-    [run] = runs_of(REPOSITORY / "broken.md", text)
-    with pytest.raises(pytest.fail.Exception, match=fault):
-        execute(run, tmp_path)
-
-
-def test_a_block_without_a_language_or_with_an_unknown_comment() -> None:
-    for text in ("```\nx\n```\n", "<!-- test: worker=2 -->\n"):
-        with pytest.raises(ValueError, match=r"page\.md:1"):
-            list(runs_of(Path("page.md"), text))

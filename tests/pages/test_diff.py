@@ -27,41 +27,27 @@ def my_graph():
     return graph
 
 
-class Normalised(torch.nn.Module):
-    """Batch normalisation, the user's and a layer's own, and normalised edge weights."""
+class Model(torch.nn.Module):
+    """Normalised edge weights, the user's batch normalisation and a layer's, and `edge_softmax` as imported here."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.last, self.weights = GraphConv(12, 16), EdgeConv(16, 4, batch_norm=True), EdgeWeightNorm()
-        self.norm = torch.nn.BatchNorm1d(16)
+        self.weights, self.first, self.norm = EdgeWeightNorm(), GraphConv(12, 16), torch.nn.BatchNorm1d(16)
+        self.key, self.value = torch.nn.Linear(16, 1), EdgeConv(16, 4, batch_norm=True)
 
     def forward(self, graph, x):
-        h = self.first(graph, x, edge_weight=self.weights(graph, graph.edata["w"]))
-        return self.last(graph, self.norm(h).relu())
-
-
-class Attention(torch.nn.Module):
-    """A user's layer, with `edge_softmax` as this file imported it."""
-
-    def __init__(self):
-        super().__init__()
-        self.key, self.value = torch.nn.Linear(12, 1), torch.nn.Linear(12, 4)
-
-    def forward(self, graph, x):
+        h = self.norm(self.first(graph, x, edge_weight=self.weights(graph, graph.edata["w"]))).relu()
         with graph.local_scope():
-            graph.ndata.update(key=self.key(x), value=self.value(x))
+            graph.ndata.update(key=self.key(h), value=self.value(graph, h))
             graph.apply_edges(fn.u_mul_v("key", "key", "score"))
             graph.edata["weight"] = edge_softmax(graph, graph.edata["score"])
             graph.update_all(fn.u_mul_e("value", "weight", "m"), fn.sum("m", "out"))
             return graph.ndata["out"]
 
 
-MODELS = {model.__name__: model for model in (Normalised, Attention)}
-
-
-def train(code, model, folder, *loaded):
+def train(code, folder, *loaded):
     """What one side of the diff prints, and its parameters and buffers; the old side gets what it loads."""
-    known = {"Model": MODELS[model], "load_my_graph": lambda: loaded}
+    known = {"Model": Model, "load_my_graph": lambda: loaded}
     said, where = StringIO(), os.getcwd()
     os.chdir(folder)
     torch.set_default_dtype(torch.float64)
@@ -74,21 +60,13 @@ def train(code, model, folder, *loaded):
     return [list(map(float, line.split())) for line in said.getvalue().splitlines()], known["model"].state_dict()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """With the partitions that the diff asks for, in double precision."""
-    folder = tmp_path_factory.mktemp("diff")
-    sar.partition_graph(my_graph(), "graph", 2, folder / "partitions" / "graph")
-    return folder
-
-
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("world_size", [2])
-def test_both_sides_train_alike(pool, folder, model):
+def test_both_sides_train_alike(pool, tmp_path):
     graph = my_graph()
+    sar.partition_graph(graph, "graph", 2, tmp_path / "partitions" / "graph")
     rows = (graph.ndata[name] for name in ("feat", "label", "train_mask", "val_mask"))
-    expected, parameters = train(old_side(DIFF), model, folder, graph, *rows)
-    for rank, (printed, theirs) in enumerate(pool.run(train, new_side(DIFF), model, str(folder))):
+    expected, parameters = train(old_side(DIFF), tmp_path, graph, *rows)
+    for rank, (printed, theirs) in enumerate(pool.run(train, new_side(DIFF), str(tmp_path))):
         if rank == 0:
             torch.testing.assert_close(torch.tensor(printed), torch.tensor(expected), rtol=1e-9, atol=1e-9)
         for name, value in parameters.items():

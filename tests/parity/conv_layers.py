@@ -23,97 +23,61 @@ class Conv:
     """A layer and how it is called.
 
     make: builds the layer.
-    call: (layer, graph, x (N, 6), w (E, 1), data) -> output, or several.
+    call: its arguments after the graph, by the names in `arguments`, `option=name` for one with a name; or
+        (layer, graph, x (N, 6), w (E, 1), data) -> output, or several.
     outputs: for each output, whether its rows are nodes or edges.
     """
 
     make: Callable[[], nn.Module]
-    call: Callable[..., Tensor | tuple[Tensor, ...]]
+    call: str | Callable[..., Any] = "x"
     outputs: tuple[str, ...] = ("node",)
 
-
-def plain(layer, graph, x, w, data, **options):
-    return layer(graph, x, **options)
-
-
-def weighted(layer, graph, x, w, data):
-    return layer(graph, x, edge_weight=w.squeeze(1))
-
-
-def with_edges(layer, graph, x, w, data, **options):
-    return layer(graph, x, data.edges["e"] * w, **options)
-
-
-def pair(graph, x):
-    """What DGL takes for sources and destinations; on its blocks the destinations come first."""
-    return x, x[: graph.num_dst_nodes()]
+    def run(self, layer: nn.Module, graph: Any, x: Tensor, w: Tensor, data: Data) -> Any:
+        if not isinstance(self.call, str):
+            return self.call(layer, graph, x, w, data)
+        given, options = arguments(graph, x, w, data), (word.rpartition("=") for word in self.call.split())
+        args, named = [], {}
+        for name, _, value in options:
+            named |= {name: given[value]} if name else {}
+            args += [] if name else [given[value]]
+        made = layer(graph, *args, **named)
+        return made["_N"] if isinstance(made, dict) else made
 
 
-def with_pair(layer, graph, x, w, data):
-    return layer(graph, pair(graph, x))
+def arguments(graph: Any, x: Tensor, w: Tensor, data: Data) -> dict[str, Any]:
+    """What layers are called with, by name; of an edge, its weight is a factor of all."""
+    y, e = data.nodes["y"], data.edges["e"]
+    return {
+        "x": x,
+        "pair": (x, x[: graph.num_dst_nodes()]),  # on DGL's blocks the destinations come first
+        "first": x[:, :1],
+        "by_type": {"_N": x},
+        "y": y,
+        "coordinates": y[:, :3],
+        "vectors": y[:, :2],
+        "scores": y[:, :3].abs(),
+        "mask": y[:, 1] > 0,
+        "kinds": (y[:, 0] > 0).long(),
+        "one_kind": torch.zeros(len(y), dtype=torch.int64, device=y.device),
+        "w": w,
+        "weight": w.squeeze(1),
+        "e": e * w,
+        "pseudo": e[:, :2] * w,
+        "types": edge_types(data),
+        "matrix": torch.linspace(-1, 1, IN * OUT, dtype=x.dtype, device=x.device).view(IN, OUT),
+        "lambda": torch.tensor([1.7], dtype=x.dtype, device=x.device),
+        "on_workers": dist.is_initialized(),  # edges may be sorted by type on one machine only
+        "true": True,
+    }
 
 
-def with_pair_and_edges(layer, graph, x, w, data, weight=False, **options):
-    if weight:
-        options["edge_weight"] = w.squeeze(1)
-    return layer(graph, pair(graph, x), data.edges["e"] * w, **options)
-
-
-def with_types(layer, graph, x, w, data, **options):
-    return layer(graph, x, edge_types(data), **options)
-
-
-def with_types_and_norm(layer, graph, x, w, data):
-    return layer(graph, x, edge_types(data), norm=w)
-
-
-def with_node_and_edge_types(layer, graph, x, w, data, **options):
-    return layer(graph, x, node_types(data), edge_types(data), **options)
-
-
-def said_to_be_sorted(call, layer, graph, x, w, data):
-    """On one machine edges may be sorted by type; a distributed graph has another order."""
-    return call(layer, graph, x, w, data, presorted=dist.is_initialized())
+def edge_types(data: Data) -> Tensor:
+    """Three edge types, (E,) int64, of a fixed pattern."""
+    return (data.edges["e"][:, 0] * 10).long().abs() % 3
 
 
 def normalised_weight(norm, layer, graph, x, w, data):
     return layer(graph, x, edge_weight=dglnn.EdgeWeightNorm(norm)(graph, w.squeeze(1)))
-
-
-def with_weight(layer, graph, x, w, data):
-    return layer(graph, x, weight=torch.linspace(-1, 1, IN * OUT, dtype=x.dtype, device=x.device).view(IN, OUT))
-
-
-def with_pseudo_coordinates(layer, graph, x, w, data):
-    return layer(graph, x, data.edges["e"][:, :2] * w)
-
-
-def with_distances(layer, graph, x, w, data):
-    return layer(graph, x[:, :1], w)
-
-
-def with_coordinates(layer, graph, x, w, data):
-    return layer(graph, x, data.nodes["y"][:, :3], data.edges["e"] * w)
-
-
-def with_initial(layer, graph, x, w, data):
-    return layer(graph, x, data.nodes["y"])
-
-
-def with_initial_and_weight(layer, graph, x, w, data):
-    return layer(graph, x, data.nodes["y"], edge_weight=w.squeeze(1))
-
-
-def with_eigenvectors(layer, graph, x, w, data):
-    return layer(graph, x, eig_vec=data.nodes["y"][:, :2])
-
-
-def with_eigenvectors_and_edges(layer, graph, x, w, data):
-    return layer(graph, x, data.edges["e"] * w, eig_vec=data.nodes["y"][:, :2])
-
-
-def with_lambda_max(layer, graph, x, w, data):
-    return layer(graph, x, torch.tensor([1.7], dtype=x.dtype, device=x.device))
 
 
 def twice(layer, graph, x, w, data):
@@ -128,32 +92,6 @@ def after_a_kernel(layer, graph, x, w, data):
         graph.srcdata["x"] = x
         graph.update_all(fn.copy_u("x", "m"), fn.mean("m", "x"))
         return layer(graph, graph.dstdata["x"])
-
-
-def of_classes(layer, graph, x, w, data):
-    return layer(graph, node_types(data), data.nodes["y"][:, 1] > 0)
-
-
-def of_one_class(layer, graph, x, w, data):
-    return layer(graph, torch.zeros_like(node_types(data)), data.nodes["y"][:, 1] > 0)
-
-
-def of_scores(layer, graph, x, w, data):
-    return layer(graph, data.nodes["y"][:, :3].abs(), data.nodes["y"][:, 1] > 0)
-
-
-def by_type(layer, graph, x, w, data):
-    return layer(graph, {"_N": x})["_N"]
-
-
-def edge_types(data: Data) -> Tensor:
-    """Three edge types, (E,) int64, of a fixed pattern."""
-    return (data.edges["e"][:, 0] * 10).long().abs() % 3
-
-
-def node_types(data: Data) -> Tensor:
-    """Two node types, (N,) int64."""
-    return (data.nodes["y"][:, 0] > 0).long()
 
 
 def per_edge_matrix(e: Tensor) -> Tensor:
@@ -200,7 +138,6 @@ _edge_gat = partial(_no_zero_check, dglnn.EdgeGATConv, IN, 6, 2, 2)
 _gmm = partial(_no_zero_check, dglnn.GMMConv, IN, OUT, 2, 3)
 _sg = partial(_no_zero_check, dglnn.SGConv, IN, OUT, k=2)
 _gcn2 = partial(_no_zero_check, dglnn.GCN2Conv, IN, 1)
-with_attention = partial(plain, get_attention=True)
 NODE_AND_EDGE = ("node", "edge")
 
 
@@ -213,137 +150,133 @@ REGISTRY = {
     **{
         f"GraphConv {norm}{option}": Conv(_graph(norm=norm), call)
         for norm in ("both", "left", "right", "none")
-        for option, call in (("", plain), (", edge_weight", weighted))
+        for option, call in (("", "x"), (", edge_weight", "x edge_weight=weight"))
     },
-    **{
-        f"GraphConv {norm}, wide": Conv(_no_zero_check(dglnn.GraphConv, IN, 8, norm=norm), plain)
-        for norm in ("both", "none")
-    },
-    "GraphConv weight given": Conv(_graph(weight=False), with_weight),
-    "GraphConv pair, activation": Conv(_graph(norm="right", activation=torch.tanh), with_pair),
+    **{f"GraphConv {norm}, wide": Conv(_no_zero_check(dglnn.GraphConv, IN, 8, norm=norm)) for norm in ("both", "none")},
+    "GraphConv weight given": Conv(_graph(weight=False), "x weight=matrix"),
+    "GraphConv pair, activation": Conv(_graph(norm="right", activation=torch.tanh), "pair"),
     **{
         f"EdgeWeightNorm {norm}": Conv(_graph(norm="none"), partial(normalised_weight, norm))
         for norm in ("both", "right", "none")
     },
-    "RelGraphConv": Conv(lambda: dglnn.RelGraphConv(IN, OUT, 3), with_types),
-    "RelGraphConv basis": Conv(lambda: dglnn.RelGraphConv(IN, OUT, 3, "basis", 2), with_types),
-    "RelGraphConv bdd": Conv(lambda: dglnn.RelGraphConv(IN, OUT, 3, "bdd", 2), with_types),
+    "RelGraphConv": Conv(lambda: dglnn.RelGraphConv(IN, OUT, 3), "x types"),
+    "RelGraphConv basis": Conv(lambda: dglnn.RelGraphConv(IN, OUT, 3, "basis", 2), "x types"),
+    "RelGraphConv bdd": Conv(lambda: dglnn.RelGraphConv(IN, OUT, 3, "bdd", 2), "x types"),
     "RelGraphConv layer_norm, norm, no self_loop": Conv(
-        lambda: dglnn.RelGraphConv(IN, OUT, 3, layer_norm=True, self_loop=False), with_types_and_norm
+        lambda: dglnn.RelGraphConv(IN, OUT, 3, layer_norm=True, self_loop=False), "x types norm=w"
     ),
-    "RelGraphConv presorted": Conv(lambda: dglnn.RelGraphConv(IN, OUT, 3), partial(said_to_be_sorted, with_types)),
-    "TAGConv": Conv(lambda: dglnn.TAGConv(IN, OUT), plain),
-    "TAGConv edge_weight": Conv(lambda: dglnn.TAGConv(IN, OUT, 3, activation=torch.tanh), weighted),
-    "GATConv": Conv(_gat(IN, 2, 3), plain),
-    "GATConv one head": Conv(_gat(IN, 4, 1), plain),
-    "GATConv residual": Conv(_gat(IN, 2, 3, residual=True), plain),
-    "GATConv edge_weight": Conv(_gat(IN, 2, 3), weighted),
-    "GATConv get_attention": Conv(_gat(IN, 2, 3, activation=torch.tanh), with_attention, NODE_AND_EDGE),
-    "GATConv pair": Conv(_gat((IN, IN), 2, 3, residual=True, bias=False), with_pair),
-    "GATv2Conv": Conv(_gatv2(IN, 2, 3), plain),
-    "GATv2Conv residual, share_weights": Conv(_gatv2(IN, 2, 3, residual=True, share_weights=True), plain),
-    "GATv2Conv get_attention": Conv(_gatv2(IN, 2, 3, activation=torch.tanh), with_attention, NODE_AND_EDGE),
-    "GATv2Conv pair": Conv(_gatv2((IN, IN), 2, 3), with_pair),
-    "EGATConv": Conv(lambda: dglnn.EGATConv(IN, 6, 2, 3, 2), with_pair_and_edges, NODE_AND_EDGE),
-    "EGATConv edge_weight": Conv(
-        lambda: dglnn.EGATConv(IN, 6, 2, 3, 2), partial(with_pair_and_edges, weight=True), NODE_AND_EDGE
-    ),
+    "RelGraphConv presorted": Conv(lambda: dglnn.RelGraphConv(IN, OUT, 3), "x types presorted=on_workers"),
+    "TAGConv": Conv(lambda: dglnn.TAGConv(IN, OUT)),
+    "TAGConv edge_weight": Conv(lambda: dglnn.TAGConv(IN, OUT, 3, activation=torch.tanh), "x edge_weight=weight"),
+    "GATConv": Conv(_gat(IN, 2, 3)),
+    "GATConv one head": Conv(_gat(IN, 4, 1)),
+    "GATConv residual": Conv(_gat(IN, 2, 3, residual=True)),
+    "GATConv edge_weight": Conv(_gat(IN, 2, 3), "x edge_weight=weight"),
+    "GATConv get_attention": Conv(_gat(IN, 2, 3, activation=torch.tanh), "x get_attention=true", NODE_AND_EDGE),
+    "GATConv pair": Conv(_gat((IN, IN), 2, 3, residual=True, bias=False), "pair"),
+    "GATv2Conv": Conv(_gatv2(IN, 2, 3)),
+    "GATv2Conv residual, share_weights": Conv(_gatv2(IN, 2, 3, residual=True, share_weights=True)),
+    "GATv2Conv get_attention": Conv(_gatv2(IN, 2, 3, activation=torch.tanh), "x get_attention=true", NODE_AND_EDGE),
+    "GATv2Conv pair": Conv(_gatv2((IN, IN), 2, 3), "pair"),
+    "EGATConv": Conv(lambda: dglnn.EGATConv(IN, 6, 2, 3, 2), "pair e", NODE_AND_EDGE),
+    "EGATConv edge_weight": Conv(lambda: dglnn.EGATConv(IN, 6, 2, 3, 2), "pair e edge_weight=weight", NODE_AND_EDGE),
     "EGATConv get_attention": Conv(
         lambda: dglnn.EGATConv(IN, 6, 2, 3, 2),
-        partial(with_pair_and_edges, get_attention=True),
+        "pair e get_attention=true",
         (*NODE_AND_EDGE, "edge"),
     ),
-    "EdgeGATConv": Conv(_edge_gat(), with_edges),
+    "EdgeGATConv": Conv(_edge_gat(), "x e"),
     "EdgeGATConv get_attention, no residual": Conv(
-        _edge_gat(residual=False, activation=torch.tanh), partial(with_edges, get_attention=True), NODE_AND_EDGE
+        _edge_gat(residual=False, activation=torch.tanh), "x e get_attention=true", NODE_AND_EDGE
     ),
-    "EdgeGATConv pair": Conv(_no_zero_check(dglnn.EdgeGATConv, (IN, IN), 6, 2, 2), with_pair_and_edges),
-    "EdgeConv": Conv(_no_zero_check(dglnn.EdgeConv, IN, OUT), plain),
-    "EdgeConv batch_norm": Conv(_no_zero_check(dglnn.EdgeConv, IN, OUT, batch_norm=True), plain),
+    "EdgeGATConv pair": Conv(_no_zero_check(dglnn.EdgeGATConv, (IN, IN), 6, 2, 2), "pair e"),
+    "EdgeConv": Conv(_no_zero_check(dglnn.EdgeConv, IN, OUT)),
+    "EdgeConv batch_norm": Conv(_no_zero_check(dglnn.EdgeConv, IN, OUT, batch_norm=True)),
     **{
         f"SAGEConv {aggregator}{option}": Conv(partial(dglnn.SAGEConv, IN, OUT, aggregator), call)
         for aggregator in ("mean", "gcn", "pool", "lstm")
-        for option, call in (("", plain), (", edge_weight", weighted))
+        for option, call in (("", "x"), (", edge_weight", "x edge_weight=weight"))
     },
-    "SAGEConv mean, wide": Conv(partial(dglnn.SAGEConv, IN, 8, "mean"), plain),
+    "SAGEConv mean, wide": Conv(partial(dglnn.SAGEConv, IN, 8, "mean")),
     "SAGEConv pair, norm, activation": Conv(
-        lambda: dglnn.SAGEConv((IN, IN), OUT, "mean", norm=nn.LayerNorm(OUT), activation=torch.tanh), with_pair
+        lambda: dglnn.SAGEConv((IN, IN), OUT, "mean", norm=nn.LayerNorm(OUT), activation=torch.tanh), "pair"
     ),
-    "SGConv": Conv(_sg(), plain),
-    "SGConv edge_weight": Conv(_sg(), weighted),
+    "SGConv": Conv(_sg()),
+    "SGConv edge_weight": Conv(_sg(), "x edge_weight=weight"),
     "SGConv cached": Conv(_sg(cached=True), twice),
-    "SGConv norm": Conv(_sg(norm=nn.Tanh()), plain),
-    "APPNPConv": Conv(lambda: dglnn.APPNPConv(3, 0.2), plain),
-    "APPNPConv edge_weight": Conv(lambda: dglnn.APPNPConv(3, 0.2), weighted),
+    "SGConv norm": Conv(_sg(norm=nn.Tanh())),
+    "APPNPConv": Conv(lambda: dglnn.APPNPConv(3, 0.2)),
+    "APPNPConv edge_weight": Conv(lambda: dglnn.APPNPConv(3, 0.2), "x edge_weight=weight"),
     **{
         f"GINConv {aggregator}": Conv(
-            lambda aggregator=aggregator: dglnn.GINConv(nn.Linear(IN, OUT), aggregator, 0.3, True), plain
+            lambda aggregator=aggregator: dglnn.GINConv(nn.Linear(IN, OUT), aggregator, 0.3, True)
         )
         for aggregator in ("sum", "mean", "max")
     },
-    "GINConv edge_weight, activation, no function": Conv(lambda: dglnn.GINConv(activation=torch.tanh), weighted),
-    "GINEConv": Conv(lambda: dglnn.GINEConv(nn.Linear(IN, OUT), 0.3, True), with_edges),
-    "GatedGraphConv": Conv(lambda: dglnn.GatedGraphConv(IN, IN, 2, 1), plain),
-    "GatedGraphConv etypes": Conv(lambda: dglnn.GatedGraphConv(IN, 8, 2, 3), with_types),
-    "GatedGCNConv": Conv(lambda: dglnn.GatedGCNConv(IN, 6, 6), with_edges, NODE_AND_EDGE),
+    "GINConv edge_weight, activation, no function": Conv(
+        lambda: dglnn.GINConv(activation=torch.tanh), "x edge_weight=weight"
+    ),
+    "GINEConv": Conv(lambda: dglnn.GINEConv(nn.Linear(IN, OUT), 0.3, True), "x e"),
+    "GatedGraphConv": Conv(lambda: dglnn.GatedGraphConv(IN, IN, 2, 1)),
+    "GatedGraphConv etypes": Conv(lambda: dglnn.GatedGraphConv(IN, 8, 2, 3), "x types"),
+    "GatedGCNConv": Conv(lambda: dglnn.GatedGCNConv(IN, 6, 6), "x e", NODE_AND_EDGE),
     "GatedGCNConv no batch_norm, no residual": Conv(
-        lambda: dglnn.GatedGCNConv(IN, 6, OUT, batch_norm=False, residual=False), with_edges, NODE_AND_EDGE
+        lambda: dglnn.GatedGCNConv(IN, 6, OUT, batch_norm=False, residual=False), "x e", NODE_AND_EDGE
     ),
-    "GMMConv sum, residual": Conv(_gmm("sum", True), with_pseudo_coordinates),
-    "GMMConv mean": Conv(_gmm("mean"), with_pseudo_coordinates),
-    "GMMConv max, residual": Conv(_gmm("max", True), with_pseudo_coordinates),
-    "ChebConv lambda_max": Conv(lambda: dglnn.ChebConv(IN, OUT, 3), with_lambda_max),
-    "ChebConv": Conv(lambda: dglnn.ChebConv(IN, OUT, 3, activation=None), plain),
-    "AGNNConv": Conv(_no_zero_check(dglnn.AGNNConv), plain),
-    "AGNNConv no learn_beta": Conv(_no_zero_check(dglnn.AGNNConv, 0.7, False), plain),
-    "AGNNConv pair": Conv(_no_zero_check(dglnn.AGNNConv), with_pair),
-    "NNConv mean, residual": Conv(lambda: dglnn.NNConv(IN, OUT, nn.Linear(6, IN * OUT), "mean", True), with_edges),
-    "NNConv sum": Conv(lambda: dglnn.NNConv(IN, OUT, per_edge_matrix, "sum"), with_edges),
-    "NNConv max": Conv(lambda: dglnn.NNConv(IN, OUT, nn.Linear(6, IN * OUT), "max"), with_edges),
-    "AtomicConv": Conv(_atomic, with_distances),
-    "AtomicConv features_to_use": Conv(lambda: _atomic(features_to_use=torch.tensor([1.0, 2.0])), with_distances),
-    "CFConv": Conv(lambda: dglnn.CFConv(IN, 6, 5, OUT), with_edges),
-    "DotGatConv": Conv(_no_zero_check(dglnn.DotGatConv, IN, 2, 3), plain),
-    "DotGatConv get_attention": Conv(_no_zero_check(dglnn.DotGatConv, IN, 2, 3), with_attention, NODE_AND_EDGE),
-    "DotGatConv pair": Conv(_no_zero_check(dglnn.DotGatConv, (IN, IN), 2, 3), with_pair),
-    "TWIRLSConv": Conv(_twirls(), plain),
-    "TWIRLSConv norm batch, no precond": Conv(_twirls(norm="batch", precond=False, num_mlp_before=2), plain),
-    "TWIRLSConv norm layer, alp, lam": Conv(_twirls(norm="layer", alp=0.3, lam=0.7, num_mlp_after=2), plain),
-    "TWIRLSConv attention, attn_bef": Conv(_twirls(attention=True, attn_bef=True), plain),
-    "TWIRLSConv attention, use_eta, tau, T, p": Conv(_twirls(attention=True, use_eta=True, tau=0.3, T=4, p=0.5), plain),
+    "GMMConv sum, residual": Conv(_gmm("sum", True), "x pseudo"),
+    "GMMConv mean": Conv(_gmm("mean"), "x pseudo"),
+    "GMMConv max, residual": Conv(_gmm("max", True), "x pseudo"),
+    "ChebConv lambda_max": Conv(lambda: dglnn.ChebConv(IN, OUT, 3), "x lambda"),
+    "ChebConv": Conv(lambda: dglnn.ChebConv(IN, OUT, 3, activation=None)),
+    "AGNNConv": Conv(_no_zero_check(dglnn.AGNNConv)),
+    "AGNNConv no learn_beta": Conv(_no_zero_check(dglnn.AGNNConv, 0.7, False)),
+    "AGNNConv pair": Conv(_no_zero_check(dglnn.AGNNConv), "pair"),
+    "NNConv mean, residual": Conv(lambda: dglnn.NNConv(IN, OUT, nn.Linear(6, IN * OUT), "mean", True), "x e"),
+    "NNConv sum": Conv(lambda: dglnn.NNConv(IN, OUT, per_edge_matrix, "sum"), "x e"),
+    "NNConv max": Conv(lambda: dglnn.NNConv(IN, OUT, nn.Linear(6, IN * OUT), "max"), "x e"),
+    "AtomicConv": Conv(_atomic, "first w"),
+    "AtomicConv features_to_use": Conv(lambda: _atomic(features_to_use=torch.tensor([1.0, 2.0])), "first w"),
+    "CFConv": Conv(lambda: dglnn.CFConv(IN, 6, 5, OUT), "x e"),
+    "DotGatConv": Conv(_no_zero_check(dglnn.DotGatConv, IN, 2, 3)),
+    "DotGatConv get_attention": Conv(_no_zero_check(dglnn.DotGatConv, IN, 2, 3), "x get_attention=true", NODE_AND_EDGE),
+    "DotGatConv pair": Conv(_no_zero_check(dglnn.DotGatConv, (IN, IN), 2, 3), "pair"),
+    "TWIRLSConv": Conv(_twirls()),
+    "TWIRLSConv norm batch, no precond": Conv(_twirls(norm="batch", precond=False, num_mlp_before=2)),
+    "TWIRLSConv norm layer, alp, lam": Conv(_twirls(norm="layer", alp=0.3, lam=0.7, num_mlp_after=2)),
+    "TWIRLSConv attention, attn_bef": Conv(_twirls(attention=True, attn_bef=True)),
+    "TWIRLSConv attention, use_eta, tau, T, p": Conv(_twirls(attention=True, use_eta=True, tau=0.3, T=4, p=0.5)),
     "TWIRLSConv cached": Conv(_twirls(num_mlp_before=0, hidden_d=IN), twice),
-    "TWIRLSUnfoldingAndAttention": Conv(_unfolding, plain),
-    "PNAConv": Conv(_pna, plain),
-    "PNAConv std, moment3": Conv(lambda: _pna(aggregators=["std", "moment3"]), plain),
-    "PNAConv evaluation": Conv(lambda: _pna().eval(), plain),
-    "PNAConv edge_feat, towers, no residual": Conv(
-        lambda: _pna(num_towers=2, edge_feat_size=6, residual=False), with_edges
-    ),
-    "DGNConv": Conv(_dgn, with_eigenvectors),
-    "DGNConv edge_feat, towers": Conv(lambda: _dgn(num_towers=2, edge_feat_size=6), with_eigenvectors_and_edges),
-    "HGTConv": Conv(lambda: dglnn.HGTConv(IN, 3, 2, 2, 3, dropout=0.0), with_node_and_edge_types),
+    "TWIRLSUnfoldingAndAttention": Conv(_unfolding),
+    "PNAConv": Conv(_pna),
+    "PNAConv std, moment3": Conv(lambda: _pna(aggregators=["std", "moment3"])),
+    "PNAConv evaluation": Conv(lambda: _pna().eval()),
+    "PNAConv edge_feat, towers, no residual": Conv(lambda: _pna(num_towers=2, edge_feat_size=6, residual=False), "x e"),
+    "DGNConv": Conv(_dgn, "x eig_vec=vectors"),
+    "DGNConv edge_feat, towers": Conv(lambda: _dgn(num_towers=2, edge_feat_size=6), "x e eig_vec=vectors"),
+    "HGTConv": Conv(lambda: dglnn.HGTConv(IN, 3, 2, 2, 3, dropout=0.0), "x kinds types"),
     "HGTConv use_norm, other width": Conv(
-        lambda: dglnn.HGTConv(IN, 2, 2, 2, 3, dropout=0.0, use_norm=True), with_node_and_edge_types
+        lambda: dglnn.HGTConv(IN, 2, 2, 2, 3, dropout=0.0, use_norm=True), "x kinds types"
     ),
-    "HGTConv presorted": Conv(
-        lambda: dglnn.HGTConv(IN, 3, 2, 2, 3, dropout=0.0), partial(said_to_be_sorted, with_node_and_edge_types)
-    ),
-    "GroupRevRes": Conv(lambda: dglnn.GroupRevRes(dglnn.SAGEConv(3, 3, "mean"), 2), plain),
+    "HGTConv presorted": Conv(lambda: dglnn.HGTConv(IN, 3, 2, 2, 3, dropout=0.0), "x kinds types presorted=on_workers"),
+    "GroupRevRes": Conv(lambda: dglnn.GroupRevRes(dglnn.SAGEConv(3, 3, "mean"), 2)),
     "GroupRevRes after update_all": Conv(lambda: dglnn.GroupRevRes(dglnn.SAGEConv(2, 2, "gcn"), 3), after_a_kernel),
-    "EGNNConv": Conv(lambda: dglnn.EGNNConv(IN, 5, OUT), with_coordinates, ("node", "node")),
-    "EGNNConv edge_feat": Conv(lambda: dglnn.EGNNConv(IN, 5, OUT, 6), with_coordinates, ("node", "node")),
-    "GCN2Conv": Conv(_gcn2(), with_initial),
+    "EGNNConv": Conv(lambda: dglnn.EGNNConv(IN, 5, OUT), "x coordinates e", ("node", "node")),
+    "EGNNConv edge_feat": Conv(lambda: dglnn.EGNNConv(IN, 5, OUT, 6), "x coordinates e", ("node", "node")),
+    "GCN2Conv": Conv(_gcn2(), "x y"),
     "GCN2Conv edge_weight, own weights, activation": Conv(
-        _gcn2(project_initial_features=False, activation=torch.tanh), with_initial_and_weight
+        _gcn2(project_initial_features=False, activation=torch.tanh), "x y edge_weight=weight"
     ),
-    **{f"HeteroGraphConv {how}": Conv(partial(_typed, how), by_type) for how in ("sum", "mean", "max", "min", "stack")},
-    "LabelPropagation classes": Conv(lambda: dglnn.LabelPropagation(3, 0.4), of_classes),
-    "LabelPropagation one class": Conv(lambda: dglnn.LabelPropagation(3, 0.4), of_one_class),
+    **{
+        f"HeteroGraphConv {how}": Conv(partial(_typed, how), "by_type")
+        for how in ("sum", "mean", "max", "min", "stack")
+    },
+    "LabelPropagation classes": Conv(lambda: dglnn.LabelPropagation(3, 0.4), "kinds mask"),
+    "LabelPropagation one class": Conv(lambda: dglnn.LabelPropagation(3, 0.4), "one_kind mask"),
     "LabelPropagation scores, row, no clamp": Conv(
-        lambda: dglnn.LabelPropagation(3, 0.4, norm_type="row", clamp=False), of_scores
+        lambda: dglnn.LabelPropagation(3, 0.4, norm_type="row", clamp=False), "scores mask"
     ),
     "LabelPropagation classes, normalize, reset": Conv(
-        lambda: dglnn.LabelPropagation(3, 0.4, normalize=True, reset=True), of_classes
+        lambda: dglnn.LabelPropagation(3, 0.4, normalize=True, reset=True), "kinds mask"
     ),
 }
 CONVS = {name: conv for name, conv in REGISTRY.items() if hasattr(dglnn, layer_of(name))}
@@ -387,7 +320,7 @@ def conv_gradients(graph, data: Data, name: str, seeds: Tensor | None = None) ->
     layer = conv.make().to(data.nodes["x"])
     part = whole(graph) if seeds is None else block_of(graph, data, seeds)
     x, w = data.leaf("x"), data.leaf("w")
-    made = conv.call(layer, part.graph, x[part.src], w[part.edges], part.take(data))
+    made = conv.run(layer, part.graph, x[part.src], w[part.edges], part.take(data))
     outputs = made if isinstance(made, tuple) else (made,)
     cotangents = {"node": data.nodes["cotangent"][part.dst], "edge": data.edges["edge cotangent"][part.edges]}
     results: Results = {}

@@ -80,6 +80,40 @@ def weighted_sum(rows: Tensor, cotangent: Tensor) -> Tensor:
     return (flat * cotangent[:, : flat.shape[1]]).sum()
 
 
+def gradients(out: Tensor, data: Data, module: nn.Module | None = None, **leaves: Tensor) -> Results:
+    """The output of all nodes, (N, ...), and gradients of leaves of the nodes, and of a module's parameters.
+
+    Their loss is a weighted sum of the output; an output that is not floating point has none.
+    """
+    if not out.is_floating_point():
+        return {"node out": out.double()}
+    weighted_sum(out, data.nodes["cotangent"].repeat(1, 6)).backward()
+    results = {"node out": out} | {f"node {name}.grad": leaf.grad for name, leaf in leaves.items()}
+    return results if module is None else results | parameter_gradients(module)
+
+
+def typed_gradients(
+    outputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor], x: Mapping[str, Tensor], module: nn.Module
+) -> Results:
+    """As `gradients` of several node types: "node TYPE", "node TYPE.grad" and those of parameters."""
+    sum(weighted_sum(rows, cotangents[ntype]) for ntype, rows in outputs.items()).backward()  # type: ignore[union-attr]
+    results = {f"node {ntype}": rows.detach() for ntype, rows in outputs.items()}
+    results |= {f"node {ntype}.grad": leaf.grad for ntype, leaf in x.items() if leaf.grad is not None}
+    return results | parameter_gradients(module)
+
+
+def assert_typed_close(by_rank: Sequence[Results], expected: Results, node_ids: Mapping[str, Tensor]) -> None:
+    """Compare `typed_gradients` of workers, whose nodes have these IDs in the whole graph; more gradients are 0."""
+    for key in expected.keys() | {key for key in by_rank[0] if key.endswith(".grad")}:
+        found = [results[key] for results in by_rank]
+        if key not in expected:
+            assert not any(rows.any() for rows in found), key
+        elif key.startswith("same "):
+            assert_close(found[0], expected[key])
+        else:
+            assert_close(torch.cat(found), expected[key][node_ids[key.split(" ")[1].removesuffix(".grad")]])
+
+
 def parameter_gradients(module: nn.Module) -> Results:
     """Gradients summed over workers by `sar.gather_grads`, or as they are on one machine."""
     if dist.is_initialized():

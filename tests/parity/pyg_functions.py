@@ -1,10 +1,6 @@
-"""Functions of `torch_geometric.utils` and transforms on a distributed edge index: exact, refused, or local by nature.
+"""Functions of `torch_geometric.utils` and transforms on a distributed edge index: exact, refused, or local."""
 
-python -m tests.parity.pyg_functions        # writes the second table of docs/pyg_layers.md
-"""
-
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +11,7 @@ from torch_geometric.data import Data
 
 from tests.parity.harness import Data as Rows
 from tests.parity.harness import Results
-from tests.parity.pyg_layers import PAGE, edges_of
+from tests.parity.pyg_layers import edges_of
 
 
 class Graph(NamedTuple):
@@ -55,11 +51,11 @@ def run(graph: Any, rows: Rows, name: str, kind: str) -> Results:
     return cases[name](graph_of(graph, rows))
 
 
-def node(make: Callable[[], Any], *names: str, **fields: Any) -> Case:
+def node(make: Callable[[], Any], *names: str) -> Case:
     """Some fields of the nodes after a transform."""
 
     def case(graph: Graph) -> Results:
-        made = make()(graph.data(**fields))
+        made = make()(graph.data())
         return {f"node {name}": made[name].double() for name in names or ("x",)}
 
     return case
@@ -147,7 +143,6 @@ UTILS_PACKAGES = ("dropout_path", "to_cugraph", "to_networkit", "to_rdmol", "to_
 """Not tried: these need packages that are not here, or data that has no edges."""
 
 T = transforms
-FACES = {"face": torch.tensor([[0], [1], [2]])}
 
 TRANSFORMS_EXACT: dict[str, Case] = {
     "AddRemainingSelfLoops": sums(lambda: T.AddRemainingSelfLoops("edge_weight"), "edge_weight"),
@@ -172,54 +167,6 @@ TRANSFORMS_EXACT: dict[str, Case] = {
     "ToDevice": node(lambda: T.ToDevice("cpu")),
 }
 
-TRANSFORMS_REFUSED: dict[str, Case] = {
-    "AddLaplacianEigenvectorPE": node(lambda: T.AddLaplacianEigenvectorPE(2)),
-    "AddRandomWalkPE": node(lambda: T.AddRandomWalkPE(2)),
-    "Cartesian": edge(T.Cartesian),
-    "Center": node(T.Center),
-    "Delaunay": node(T.Delaunay),
-    "Distance": edge(T.Distance),
-    "FaceToEdge": node(T.FaceToEdge, **FACES),
-    "FeaturePropagation": lambda g: T.FeaturePropagation(g.x > 0)(g.data()),
-    "FixedPoints": node(lambda: T.FixedPoints(7)),
-    "GDC": node(T.GDC),
-    "GenerateMeshNormals": node(T.GenerateMeshNormals, **FACES),
-    "GridSampling": node(lambda: T.GridSampling(1.0)),
-    "HalfHop": node(T.HalfHop),
-    "KNNGraph": node(T.KNNGraph),
-    "LaplacianLambdaMax": node(T.LaplacianLambdaMax),
-    "LargestConnectedComponents": node(T.LargestConnectedComponents),
-    "LineGraph": node(T.LineGraph),
-    "LocalDegreeProfile": node(T.LocalDegreeProfile),
-    "NodePropertySplit": node(lambda: T.NodePropertySplit("popularity", [0.3, 0.1, 0.1, 0.3, 0.2])),
-    "NormalizeFeatures": node(T.NormalizeFeatures),
-    "NormalizeRotation": node(T.NormalizeRotation),
-    "NormalizeScale": node(T.NormalizeScale),
-    "Pad": node(lambda: T.Pad(50, 400)),
-    "Polar": edge(T.Polar),
-    "RadiusGraph": node(lambda: T.RadiusGraph(1.0)),
-    "RandomFlip": node(lambda: T.RandomFlip(0)),
-    "RandomLinkSplit": node(T.RandomLinkSplit),
-    "RandomNodeSplit": node(lambda: T.RandomNodeSplit(num_val=4, num_test=5)),
-    "RandomRotate": node(lambda: T.RandomRotate(10.0)),
-    "RandomScale": node(lambda: T.RandomScale((1.0, 2.0))),
-    "RandomShear": node(lambda: T.RandomShear(1.0)),
-    "RemoveDuplicatedEdges": node(T.RemoveDuplicatedEdges),
-    "RemoveIsolatedNodes": node(T.RemoveIsolatedNodes),
-    "RootedEgoNets": node(lambda: T.RootedEgoNets(1)),
-    "RootedRWSubgraph": node(lambda: T.RootedRWSubgraph(1)),
-    "SIGN": node(lambda: T.SIGN(2)),
-    "SVDFeatureReduction": node(lambda: T.SVDFeatureReduction(3)),
-    "SamplePoints": node(lambda: T.SamplePoints(5), **FACES),
-    "Spherical": edge(T.Spherical),
-    "TargetIndegree": edge(T.TargetIndegree),
-    "ToDense": node(lambda: T.ToDense(40)),
-    "ToSparseTensor": node(T.ToSparseTensor),
-    "ToUndirected": node(T.ToUndirected),
-    "TwoHop": node(T.TwoHop),
-    "VirtualNode": node(T.VirtualNode),
-}
-
 TRANSFORMS_LOCAL: dict[str, tuple[Case, str]] = {
     "IndexToMask": (lambda g: node(T.IndexToMask, "train_mask")(g), _ROWS),
     "MaskToIndex": (lambda g: {"node index": T.MaskToIndex()(g.data()).train_index}, _ROWS),
@@ -229,48 +176,20 @@ TRANSFORMS_LOCAL: dict[str, tuple[Case, str]] = {
 TRANSFORMS_PACKAGES = ("AddGPSE", "AddMetaPaths", "AddRandomMetaPaths", "ToSLIC")
 """Not tried: these need packages or models that are not here, or several types of edges; or take images."""
 
+
+def refused_transform(kind: type) -> Case:
+    """What refuses it comes before its own code, so it needs no arguments."""
+    transform = kind.__new__(kind)
+    transform.norm, transform.max = True, None  # of those that scale
+    return lambda g: transform(g.data())
+
+
+TRANSFORMS_REFUSED: dict[str, Case] = {
+    name: refused_transform(getattr(T, name))
+    for name in sorted({*T.__all__} - {"BaseTransform", *TRANSFORMS_EXACT, *TRANSFORMS_LOCAL, *TRANSFORMS_PACKAGES})
+}
+
 KINDS = {
     "utils": (UTILS_EXACT, UTILS_REFUSED, UTILS_LOCAL),
     "transforms": (TRANSFORMS_EXACT, TRANSFORMS_REFUSED, TRANSFORMS_LOCAL),
 }
-
-
-def all_that_take_a_graph() -> Iterator[str]:
-    """The names in `utils` whose arguments have an edge index or a `Data`, and all transforms."""
-    for name in utils.__all__:
-        if {"edge_index", "data"} & set(inspect.signature(getattr(utils, name)).parameters):
-            yield name
-    yield from set(T.__all__) - {"BaseTransform"}
-
-
-BEGIN, END = "<!-- written by tests/parity/pyg_functions.py -->\n", "<!-- end of functions -->\n"
-
-
-def table() -> str:
-    """The table, in Markdown."""
-    rows = [("of", "exact", "refused", "local by nature")]
-    for kind, (exact, refused, local) in KINDS.items():
-        why = {}
-        for name, (_, reason) in local.items():
-            why.setdefault(reason, []).append(name)
-        cells = ["; ".join(f"{reason}: {_names(names)}" for reason, names in why.items())]
-        rows.append((f"`{kind}`", _names(exact), _names(refused), *cells))
-    lines = [f"| {' | '.join(row)} |\n" for row in rows]
-    return "".join([lines[0], "|----|-------|---------|-----------------|\n", *lines[1:]])
-
-
-def _names(names: Any) -> str:
-    found = {}
-    for name in names:
-        function, _, options = name.partition(" ")
-        found.setdefault(function, []).append(options)
-    return ", ".join(f"`{name}`" + (f" ({', '.join(how)})" if any(how) else "") for name, how in found.items())
-
-
-def write_table() -> None:
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.split(END)[1]}")
-
-
-if __name__ == "__main__":
-    write_table()

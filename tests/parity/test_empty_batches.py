@@ -28,9 +28,9 @@ def layers_of(format, batch):
     """Each layer with a call that makes its outputs of `x`, and the fields of nodes and edges in the batch."""
     if format == "pyg":
         fields = Data({"x": batch.x, "y": batch.y}, {"e": batch.e, "w": batch.w})
-        for name, (make, call) in LAYERS.items():
-            layer = sar.pyg.convert_norms(make().double(), distributed=False)  # as other tests have had an edge index
-            yield name, layer, lambda layer, x, call=call: call(layer, x, batch.edge_index, fields)
+        for name, case in LAYERS.items():
+            layer = sar.pyg.convert_norms(case.make().double(), distributed=False)  # other tests have had an edge index
+            yield name, layer, lambda layer, x, case=case: case.run(layer, x, batch.edge_index, fields)
         for name, make in AGGREGATIONS.items():
             yield name, SimpleConv(make()).double(), lambda layer, x: layer(x, batch.edge_index)
         return
@@ -41,7 +41,7 @@ def layers_of(format, batch):
             yield (
                 name,
                 conv.make().double(),
-                lambda layer, x, call=conv.call, fields=fields: call(layer, block, x, fields.edges["w"], fields),
+                lambda layer, x, conv=conv, fields=fields: conv.run(layer, block, x, fields.edges["w"], fields),
             )
 
 

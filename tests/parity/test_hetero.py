@@ -9,12 +9,11 @@ import dgl.function as fn
 import dgl.nn.pytorch as dglnn
 import pytest
 import torch
-import torch.distributed as dist
 
 import sar
 from tests.hetero_graphs import partition_hetero
 from tests.matrix import corner
-from tests.parity.harness import assert_close, weighted_sum
+from tests.parity.harness import assert_close, assert_typed_close, typed_gradients
 
 COUNTS = {"paper": 40, "author": 25, "topic": 20}
 RELATIONS = {
@@ -105,13 +104,7 @@ def run(graph, features, cotangents, name):
     torch.manual_seed(3)
     x = {ntype: h.clone().requires_grad_() for ntype, h in features.items()}
     layer, outputs = PROGRAMS[name](graph, x)
-    loss = sum(weighted_sum(outputs[ntype], cotangents[ntype]) for ntype in outputs)
-    loss.backward()
-    if dist.is_initialized():
-        sar.gather_grads(layer)
-    grads = {f"x {ntype}": h.grad for ntype, h in x.items() if h.grad is not None}
-    parameters = {name: p.grad for name, p in layer.named_parameters()}
-    return {k: v.detach() for k, v in outputs.items()}, grads, parameters
+    return typed_gradients(outputs, cotangents, x, layer)
 
 
 def run_on_worker(path, mode, names):
@@ -277,18 +270,8 @@ def compare(by_mode, graph, node_map, names):
     cotangents = {t: graph.nodes[t].data["cotangent"] for t in COUNTS}
     expected = [run(graph.local_var(), features, cotangents, name) for name in names]
     for by_rank in by_mode.values():
-        for number, (outputs, grads, parameters) in enumerate(expected):
-            parts = [results[number] for results in by_rank]
-            for ntype, value in outputs.items():
-                assert_close(torch.cat([p[0][ntype] for p in parts]), value[node_map[ntype]])
-            for ntype in COUNTS:
-                mine = torch.cat([p[1][f"x {ntype}"] for p in parts]) if f"x {ntype}" in parts[0][1] else None
-                if f"x {ntype}" in grads:
-                    assert_close(mine, grads[f"x {ntype}"][node_map[ntype]])
-                else:
-                    assert mine is None or not mine.any()
-            for key, value in parameters.items():
-                assert_close(parts[0][2][key], value)
+        for number, results in enumerate(expected):
+            assert_typed_close([found[number] for found in by_rank], results, node_map)
 
 
 class TwoLayers(torch.nn.Module):
@@ -309,12 +292,7 @@ def train_on_blocks(blocks, features, cotangents):
     torch.manual_seed(4)
     x = {ntype: h.clone().requires_grad_() for ntype, h in features.items()}
     model = TwoLayers()
-    outputs = model(blocks, x)
-    sum(weighted_sum(outputs[ntype], cotangents[ntype]) for ntype in outputs).backward()
-    if dist.is_initialized():
-        sar.gather_grads(model)
-    parameters = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {k: v.detach() for k, v in outputs.items()}, {k: h.grad for k, h in x.items()}, parameters
+    return typed_gradients(model(blocks, x), cotangents, x, model)
 
 
 def global_ids(data, rows):
@@ -367,22 +345,20 @@ def test_message_flow_graphs_of_several_types(pool, num_parts, world_size, direc
     none = torch.empty(0, dtype=torch.int64)
     cotangents = {t: graph.nodes[t].data["cotangent"][wanted.get(t, none)] for t in COUNTS}
     inputs = {t: graph.nodes[t].data["x"][ids] for t, ids in targets.items()}
-    outputs, x_grads, parameters = train_on_blocks(blocks, inputs, cotangents)
+    expected = train_on_blocks(blocks, inputs, cotangents)
     for mode in (1, 2, 3):
         by_rank = pool.run(_with_seeds, str(path), mode, per_rank=seeds)
         read = original([rows for _, rows in by_rank])
+        results, order = [result for result, _ in by_rank], {}
         for ntype in COUNTS:
             assert sorted(read[ntype].tolist()) == sorted(targets[ntype].tolist())
             place = {node: row for row, node in enumerate(targets[ntype].tolist())}
-            order = torch.tensor([place[node] for node in read[ntype].tolist()], dtype=torch.int64)
-            parts = [result for result, _ in by_rank]
-            if ntype in outputs:
-                assert_close(torch.cat([p[0][ntype] for p in parts]), outputs[ntype])
-            mine = [p[1][ntype] for p in parts]
-            if x_grads[ntype] is not None and len(x_grads[ntype]):
-                assert_close(torch.cat(mine), x_grads[ntype][order])
-        for name, grad in parameters.items():
-            assert_close(by_rank[0][0][2][name], grad)
+            order[f"node {ntype}.grad"] = torch.tensor([place[node] for node in read[ntype].tolist()]).long()
+        for key, value in expected.items():
+            if key.startswith("same "):
+                assert_close(results[0][key], value)
+            elif len(value):
+                assert_close(torch.cat([result[key] for result in results]), value[order.get(key, slice(None))])
 
 
 def own_counts(path):

@@ -11,7 +11,7 @@ import sar
 from tests.core.attempts import assert_disagreement, fail_on_all_ranks
 from tests.matrix import corner
 from tests.parity.conv_layers import conv_gradients
-from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
+from tests.parity.harness import check, gradients, parameter_gradients, random_data
 from tests.parity.scenarios import SCENARIOS
 
 
@@ -84,8 +84,7 @@ def gin_of_unlike_ends(graph, data):
     patch()
     x, layer = data.leaf("x"), dgl.nn.GINConv(None, "sum", 0.3).double()
     wide, exact = layer(graph, (x[:, :1], x)), layer(graph, (x.float(), x))
-    weighted_sum(wide + exact, data.nodes["cotangent"]).backward()
-    return {"node wide": wide, "node exact": exact, "node x.grad": x.grad}
+    return {"node wide": wide, **gradients(wide + exact, data, x=x)}
 
 
 @pytest.mark.parametrize("world_size", [2])
@@ -107,8 +106,7 @@ def gin_with_eps(graph, data, eps, hooked):
         out = layer(graph, x)
     finally:
         hook.remove()
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node out": out, "node x.grad": x.grad}
+    return gradients(out, data, x=x)
 
 
 @pytest.mark.parametrize("world_size", [2])
@@ -148,9 +146,7 @@ def equal_widths(graph, data, name, hooked):
         product = layer.apply_func if name.startswith("GIN") else layer.fc_neigh
         product.register_forward_hook(hook)
     out = layers[1](graph, layers[0](graph, constant)) + layers[0](graph, x)
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    seen_rows = {f"node seen {i}": rows for i, rows in enumerate(seen)}
-    return {"node out": out, "node x.grad": x.grad, **seen_rows, **parameter_gradients(layers)}
+    return {f"node seen {i}": rows for i, rows in enumerate(seen)} | gradients(out, data, layers, x=x)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

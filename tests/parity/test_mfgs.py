@@ -199,14 +199,3 @@ def test_bad_seeds_are_refused_everywhere(pool, world_size, how):
     outcomes = pool.outcomes(bad_seeds, how, per_rank=parts.partitions)
     assert [outcome.kind for outcome in outcomes] == ["GraphError", *["PeerError"] * (world_size - 1)]
     assert all("seed_nodes" in outcome.message for outcome in outcomes)
-
-
-def ndata_of_block(partition):
-    (block,) = sar.construct_mfgs(partition, torch.empty(0, dtype=torch.int64), 1)
-    return block.ndata
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_ndata_is_refused(pool, world_size):
-    outcomes = pool.outcomes(ndata_of_block, per_rank=SCENARIOS["random"](world_size).partitions)
-    assert {outcome.kind for outcome in outcomes} == {"GraphError"}

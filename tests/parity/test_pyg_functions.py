@@ -1,8 +1,11 @@
 """Functions and transforms of PyTorch Geometric on workers: equal to one machine's, or refused."""
 
+import inspect
+
 import pytest
 import torch
 from torch_geometric import nn as pyg
+from torch_geometric import utils
 from torch_geometric.data import Data
 
 import sar
@@ -11,7 +14,7 @@ from sar.errors import GraphError
 from tests.matrix import corner
 from tests.parity import pyg_functions
 from tests.parity.harness import check, random_data, run_everywhere
-from tests.parity.pyg_functions import KINDS, PAGE, graph_of, run
+from tests.parity.pyg_functions import KINDS, graph_of, run
 from tests.parity.pyg_layers import random_parts
 
 
@@ -27,15 +30,6 @@ def refusals(graph, rows):
                     others[f"{kind} {name}"] = error
     assert not others, f"these did not raise a GraphError: {others}"
     return {}
-
-
-def greatest(graph, rows):
-    """The greatest number says how many rows this worker's nodes have."""
-    edges, x = graph_of(graph, rows)[:2]
-    assert int(edges[0].max()) + 1 == int(edges.max()) + 1 == len(x)
-    with pytest.raises(GraphError, match="max"):
-        edges.max(dim=1)
-    return {"node degrees": pyg_functions.utils.degree(edges[0])}
 
 
 class Doubled(pyg_functions.T.BaseTransform):
@@ -79,7 +73,7 @@ def models(graph, rows):
 @pytest.mark.parametrize("world_size", [2, corner(1), corner(3)])
 def test_what_is_refused(pool, world_size):
     parts = random_parts(world_size, even=True)
-    run_everywhere(pool, parts, random_data(parts, torch.float64), [(refusals, ()), (greatest, ()), (models, ())], (1,))
+    run_everywhere(pool, parts, random_data(parts, torch.float64), [(refusals, ()), (models, ())], (1,))
 
 
 @pytest.mark.parametrize("world_size", [2, corner(1), corner(3)])
@@ -97,14 +91,11 @@ def test_what_is_local_runs(pool, world_size):
 
 
 def test_everything_is_here():
-    known = {name.split(" ")[0] for kind in KINDS.values() for cases in kind for name in cases}
-    assert known | {*pyg_functions.UTILS_PACKAGES, *pyg_functions.TRANSFORMS_PACKAGES} >= set(
-        pyg_functions.all_that_take_a_graph()
-    )
-    exact, _, local = ({name.split(" ")[0] for name in cases} for cases in KINDS["transforms"])
+    """All transforms, and functions whose arguments have an edge index or a `Data`."""
+    functions = {name: inspect.signature(getattr(utils, name)).parameters for name in utils.__all__}
+    functions = {name for name, parameters in functions.items() if {"edge_index", "data"} & {*parameters}}
+    of_utils, of_transforms = ([{name.split(" ")[0] for name in cases} for cases in kind] for kind in KINDS.values())
+    assert functions <= set().union(*of_utils, pyg_functions.UTILS_PACKAGES)
+    exact, _, local = of_transforms
     assert exact | local == refused.EXACT_TRANSFORMS | refused.SCALING_TRANSFORMS
-    assert set(refused.FUNCTIONS) <= {name.split(" ")[0] for name in KINDS["utils"][1]}
-
-
-def test_the_table_in_the_docs_is_of_these():
-    assert pyg_functions.table() in PAGE.read_text(), "python -m tests.parity.pyg_functions writes it"
+    assert set(refused.FUNCTIONS) <= of_utils[1]

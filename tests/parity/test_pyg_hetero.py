@@ -6,15 +6,14 @@ import torch
 import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric import utils
-from torch_geometric.data import HeteroData
 
 import sar
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.errors import GraphError
 from tests.hetero_graphs import partition_hetero
 from tests.matrix import corner
-from tests.parity import pyg_layers
-from tests.parity.harness import assert_close, check, parameter_gradients, random_data, weighted_sum
+from tests.parity.harness import assert_typed_close, check, gradients, random_data, typed_gradients
+from tests.parity.pyg_layers import edges_of
 from tests.parity.scenarios import SCENARIOS
 from tests.parity.test_hetero import OUT, WIDTH, whole_graph
 
@@ -70,10 +69,7 @@ def results(name, features, cotangents, edges):
     model = layers((list(features), list(edges)))[name]().double()
     x = {ntype: rows.clone().requires_grad_() for ntype, rows in features.items()}
     out = {ntype: rows for ntype, rows in model(x, edges).items() if rows is not None}
-    sum(weighted_sum(rows, cotangents[ntype]) for ntype, rows in out.items()).backward()
-    made = {f"out {ntype}": rows.detach() for ntype, rows in out.items()}
-    made |= {f"grad {ntype}": rows.grad for ntype, rows in x.items()}
-    return made | parameter_gradients(model)
+    return typed_gradients(out, cotangents, x, model)
 
 
 def plain_names(edges):
@@ -118,12 +114,7 @@ def test_several_edge_types(pool, world_size, kind):
         for name in LAYERS:
             renamed = plain_names(edges) if name == "to_hetero" else edges
             expected = results(name, features, cotangents, renamed)
-            for key, value in expected.items():
-                found = [by_type[name][key] for by_type in by_rank]
-                if key.startswith("same "):
-                    assert_close(found[0], value)
-                else:
-                    assert_close(torch.cat(found), value[parts.node_ids[key.split(" ")[1]]])
+            assert_typed_close([by_type[name] for by_type in by_rank], expected, parts.node_ids)
 
 
 def loops_between_types(data):
@@ -169,9 +160,7 @@ def with_missing_relations(graph, data, name):
     layer = getattr(pyg, name)(6, 4, 7, **({"heads": 2} if name == "RGATConv" else {"num_bases": 3})).double()
     kinds = (data.edges["w"][:, 0] * 2).long().clamp(max=5)
     x = data.leaf("x")
-    out = layer(x, pyg_layers.edges_of(graph), kinds)
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+    return gradients(layer(x, edges_of(graph), kinds), data, layer, x=x)
 
 
 @pytest.mark.parametrize("scenario", ["random", "first worker without nodes", "isolated", "no edges"])
@@ -180,30 +169,3 @@ def test_relations_without_edges(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
     cases = [(with_missing_relations, (name,)) for name in ("RGCNConv", "FastRGCNConv", "RGATConv")]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,))
-
-
-def in_order_on_worker(directory):
-    data = sar.pyg.load_partition(directory)
-    torch.manual_seed(5)
-    x = {ntype: data[ntype].x for ntype in data.node_types}
-    out = pyg.HGTConv(WIDTH, 4, data.metadata()).double()(x, data.edge_index_dict)
-    papers = sar.to_original_order(out["paper"].detach(), data["paper"].orig_id, out=f"{directory}/papers.npy")
-    writes = data["author", "writes", "paper"]
-    found = sar.to_original_order(writes.edge_attr, writes.orig_id, out=f"{directory}/edges.npy")
-    return torch.from_numpy(papers[:]), torch.from_numpy(found[:])
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_results_in_the_order_of_the_data(pool, world_size, tmp_path):
-    graph, data = whole_graph(), HeteroData()
-    for ntype in graph.ntypes:
-        data[ntype].x = graph.nodes[ntype].data["x"].double()
-    for etype in graph.canonical_etypes:
-        data[etype].edge_index = torch.stack(graph.edges(etype=etype))
-    data["author", "writes", "paper"].edge_attr = torch.arange(120.0).view(60, 2).repeat(2, 1)
-    sar.partition_graph(data, "graph", 2, str(tmp_path), part_method="random")
-    for papers, edges in pool.run(in_order_on_worker, str(tmp_path)):
-        torch.manual_seed(5)
-        out = pyg.HGTConv(WIDTH, 4, data.metadata()).double()(data.x_dict, data.edge_index_dict)
-        assert_close(papers, out["paper"].detach())
-        assert torch.equal(edges, data["author", "writes", "paper"].edge_attr)

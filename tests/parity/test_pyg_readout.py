@@ -16,7 +16,7 @@ import sar
 from sar.adapters.pyg import refused
 from sar.errors import ConfigError, GraphError
 from tests.matrix import corner
-from tests.parity.harness import check, parameter_gradients, random_data, run_everywhere, weighted_sum
+from tests.parity.harness import check, gradients, parameter_gradients, random_data, run_everywhere
 from tests.parity.pyg_layers import edges_of, random_parts
 from tests.parity.scenarios import SCENARIOS
 from tests.workers import REPOSITORY
@@ -77,9 +77,8 @@ def norm_results(graph, data, name, training, several):
     layer(x, *arguments)  # moves the running statistics
     layer.train(training)
     out = layer(x, *arguments)
-    weighted_sum(out, data.nodes["cotangent"]).backward()
     state = {f"same state {key}": value.double() for key, value in layer.state_dict().items()}
-    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer), **state}
+    return {**gradients(out, data, layer, x=x), **state}
 
 
 @pytest.mark.parametrize("scenario", ["random", "first worker without nodes"])
@@ -114,9 +113,7 @@ def deep(graph, data, compiled):
         model = deepcopy(sar.pyg.convert_norms(model))
         sar.sync_params(model)
     run = torch.compile(model, backend="eager") if compiled and dist.is_initialized() else model
-    out = run(x, edges)
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(model)}
+    return gradients(run(x, edges), data, model, x=x)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.processes("torch.compile"))])
@@ -296,8 +293,7 @@ NEIGHBOURS = ("max_pool_neighbor_x", "avg_pool_neighbor_x")
 def pooled_neighbours(graph, data, name):
     x = data.leaf("x")
     out = getattr(pyg.pool, name)(Data(x=x.relu(), edge_index=edges_of(graph), num_nodes=len(x))).x
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node out": out, "node x.grad": x.grad}
+    return gradients(out, data, x=x)
 
 
 @pytest.mark.parametrize("world_size", [2])

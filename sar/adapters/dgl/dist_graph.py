@@ -105,7 +105,16 @@ class _ServedPartition(NamedTuple):
         node_ranges = _ranges(book._typed_nid_range, book.ntypes)
         edge_ranges = _ranges(book._typed_eid_range, book.canonical_etypes)
         served = cls(book, graph, node_ranges, edge_ranges)
-        served._check()
+        own, own_edges = graph.node_id[graph.is_inner], graph.edges[EID][graph.owned]
+        (start, end), (first, last) = served.own_range, edge_ranges[served.part, [0, -1], [0, 1]].tolist()
+        if not is_permutation(own, start, end) or not is_permutation(own_edges, first, last):
+            raise PartitionError(
+                f"The graph in this machine's shared memory, with {len(own)} own nodes, does not fit its partition "
+                f"book; expected, for partition {served.part}, the nodes [{start}, {end}) and the edges [{first}, "
+                f"{last}) into them. Servers of several partitions on one host overwrite each other's memory, unless "
+                "each has a /dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned "
+                "again."
+            )
         return served
 
     @property
@@ -116,17 +125,6 @@ class _ServedPartition(NamedTuple):
     def own_range(self) -> tuple[int, int]:
         """The partition's nodes, [start, end)."""
         return int(self.node_ranges[self.part, 0, 0]), int(self.node_ranges[self.part, -1, 1])
-
-    def _check(self) -> None:
-        own, edges = self.graph.node_id[self.graph.is_inner], self.graph.edges[EID][self.graph.owned]
-        (start, end), (first, last) = self.own_range, self.edge_ranges[self.part, [0, -1], [0, 1]].tolist()
-        if not is_permutation(own, start, end) or not is_permutation(edges, first, last):
-            raise PartitionError(
-                f"The graph in this machine's shared memory, with {len(own)} own nodes, does not fit its partition "
-                f"book; expected, for partition {self.part}, the nodes [{start}, {end}) and the edges [{first}, {last})"
-                " into them. Servers of several partitions on one host overwrite each other's memory, unless each has "
-                "a /dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned again."
-            )
 
 
 def _ranges(ranges: Mapping[Any, np.ndarray[Any, Any]], types: list[Any]) -> IdRanges:

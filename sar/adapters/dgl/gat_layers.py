@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sar.core.collective import CallContext
 from sar.core.eager import is_exactly, views_of_nothing
 from sar.core.graph.graph import Features, GraphShardManager, layer_inputs, own_rows
 from sar.core.passing.attention import attention, recompute_linear
@@ -50,24 +51,11 @@ def gat_conv(
     if not is_served(layer, feat) or get_attention:
         return original(layer, graph, feat, edge_weight, get_attention)
     context, source, destination = layer_inputs(graph, feat, layer.feat_drop)
-    _refuse_isolated(layer, context.relation.has_isolated)
-    project_src, project_dst = (layer.fc_src, layer.fc_dst) if hasattr(layer, "fc_src") else (layer.fc, layer.fc)
-    with views_of_nothing(context.relation.num_edges):
-        x = _heads(layer, project_src(source))
-        y = _heads(layer, project_dst(destination)) if isinstance(feat, tuple) else own_rows(context, x)
-        result = attention(
-            context,
-            Score.ADDITIVE,
-            x,
-            y,
-            attn=layer.attn_l[0],
-            attn_dst=layer.attn_r[0],
-            factor=layer.leaky_relu.negative_slope,
-            dropout=layer.attn_drop.p if layer.attn_drop.training else 0.0,
-            edge_weight=edge_weight,
-            recompute=recompute_linear(project_src, source, (layer._num_heads, layer._out_feats)),
-        )
-        return _finish(layer, result, destination, layer.bias if layer.has_explicit_bias else None)
+    projections = (layer.fc_src, layer.fc_dst) if hasattr(layer, "fc_src") else (layer.fc, layer.fc)
+    own = destination if isinstance(feat, tuple) else None
+    vectors = {"attn": layer.attn_l[0], "attn_dst": layer.attn_r[0]}
+    result = _attend(layer, context, Score.ADDITIVE, projections, source, own, edge_weight=edge_weight, **vectors)
+    return _finish(layer, result, destination, layer.bias if layer.has_explicit_bias else None)
 
 
 def gatv2_conv(
@@ -77,22 +65,10 @@ def gatv2_conv(
     if not is_served(layer, feat) or get_attention:
         return original(layer, graph, feat, get_attention)
     context, source, destination = layer_inputs(graph, feat, layer.feat_drop)
-    _refuse_isolated(layer, context.relation.has_isolated)
-    with views_of_nothing(context.relation.num_edges):
-        x = _heads(layer, layer.fc_src(source))
-        shared = layer.share_weights and not isinstance(feat, tuple)
-        y = own_rows(context, x) if shared else _heads(layer, layer.fc_dst(destination))
-        result = attention(
-            context,
-            Score.DYNAMIC,
-            x,
-            y,
-            attn=layer.attn[0],
-            factor=layer.leaky_relu.negative_slope,
-            dropout=layer.attn_drop.p if layer.attn_drop.training else 0.0,
-            recompute=recompute_linear(layer.fc_src, source, (layer._num_heads, layer._out_feats)),
-        )
-        return _finish(layer, result, destination, None)
+    own = None if layer.share_weights and not isinstance(feat, tuple) else destination
+    projections = layer.fc_src, layer.fc_dst
+    result = _attend(layer, context, Score.DYNAMIC, projections, source, own, attn=layer.attn[0])
+    return _finish(layer, result, destination, None)
 
 
 def dot_gat_conv(
@@ -101,30 +77,38 @@ def dot_gat_conv(
     """`DotGatConv`: scores are products of projected features over the square root of their length."""
     if not is_served(layer, feat) or get_attention:
         return original(layer, graph, feat, get_attention)
-    context = graph.call_context()
-    _refuse_isolated(layer, context.relation.has_isolated)
-    shares_ends = graph.srcdata is graph.dstdata
+    own: Tensor | None = None
     if not isinstance(feat, tuple):
-        source, project_src = feat, layer.fc
-    elif shares_ends:
+        projections, source = (layer.fc, layer.fc), feat
+    elif graph.srcdata is graph.dstdata:
         # The layer keeps the features of both ends under one name: if sources are destinations, it has the latter.
-        source, project_src = feat[1], layer.fc_dst
+        projections, source = (layer.fc_dst, layer.fc_dst), feat[1]
     else:
-        source, project_src = feat[0], layer.fc_src
-    x = _heads(layer, project_src(source))
-    several = isinstance(feat, tuple) and not shares_ends
-    y = _heads(layer, layer.fc_dst(feat[1])) if several else own_rows(context, x)
-    recompute = recompute_linear(project_src, source, (layer._num_heads, layer._out_feats))
-    return attention(context, Score.DOT, x, y, factor=layer._out_feats**-0.5, recompute=recompute)
+        projections, (source, own) = (layer.fc_src, layer.fc_dst), feat
+    return _attend(layer, graph.call_context(), Score.DOT, projections, source, own)
 
 
-def _refuse_isolated(layer: Any, has_isolated: bool) -> None:
-    if has_isolated and not layer._allow_zero_in_degree:
+def _attend(
+    layer: Any, context: CallContext, score: Score, projections: tuple[Any, Any], source: Tensor, own: Tensor | None,
+    **operands: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The layer's attention, (N_dst, H, C), to projected features of the sources.
+
+    Those of the destinations are projected from `own`, or are among the sources' if it is None.
+    """
+    if context.relation.has_isolated and not layer._allow_zero_in_degree:
         raise GraphError("There are nodes without in-edges; add self-loops, or set allow_zero_in_degree=True.")
-
-
-def _heads(layer: Any, projected: Tensor) -> Tensor:
-    return projected.view(len(projected), layer._num_heads, layer._out_feats)
+    heads = layer._num_heads, layer._out_feats
+    factor, dropout = heads[1] ** -0.5, 0.0  # of DotGatConv
+    if score is not Score.DOT:
+        drop = layer.attn_drop
+        factor, dropout = layer.leaky_relu.negative_slope, drop.p if drop.training else 0.0
+    with views_of_nothing(context.relation.num_edges):
+        x, y = projections[0](source), None if own is None else projections[1](own)
+        x = x.view(len(x), *heads)
+        y = own_rows(context, x) if y is None else y.view(len(y), *heads)
+        recompute = recompute_linear(projections[0], source, heads)
+        return attention(context, score, x, y, factor=factor, dropout=dropout, recompute=recompute, **operands)
 
 
 def _finish(layer: Any, result: Tensor, destination: Tensor, bias: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.adapters.dgl.advice import missing_method
-from sar.adapters.dgl.patched_layers import with_patched_dgl
+from sar.adapters.dgl.patched_layers import patch_if_imported
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
@@ -40,7 +40,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@with_patched_dgl
 def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
     """Make the distributed graph of a partitioned graph; called by all workers together.
 
@@ -56,6 +55,7 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
         PartitionError: if the data contradicts itself or the number of workers.
         CommunicationError: if another worker raised, or holds another graph.
     """
+    patch_if_imported()
     logger.info("making the graph of this worker's partition")
     structure, features = build_structure(partition_data, session.current_group(), DGL)
     logger.info(
@@ -67,7 +67,6 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
     return make_graph(structure, features, partition_data.partition_book)
 
 
-@with_patched_dgl
 def construct_mfgs(
     partition_data: PartitionData, seed_nodes: Seeds, n_layers: int, keep_seed_nodes: bool = True
 ) -> list[GraphShardManager]:
@@ -92,6 +91,7 @@ def construct_mfgs(
         GraphError: for seeds that are not integers, not of this partition, of an unknown type, or given twice.
         PartitionError, CommunicationError: as `construct_full_graph`.
     """
+    patch_if_imported()
     return build_mfgs(partition_data, seed_nodes, n_layers, keep_seed_nodes, DGL)
 
 

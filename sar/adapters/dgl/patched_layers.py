@@ -10,12 +10,12 @@ distributed graphs only.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial, partialmethod, wraps
 from operator import attrgetter
 from types import FunctionType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from packaging.version import Version
@@ -38,8 +38,6 @@ from sar.logging_setup import logger
 from sar.nn.edge_softmax import edge_softmax
 from sar.nn.statistics import DistributedBN1D, normalise
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _FORWARD = "forward"
 
 _PRODUCTS = Operand(Target.U, "feature @ weight, as no module has hooks")
@@ -320,16 +318,10 @@ _replaced: list[tuple[Any, str, Any]] = []
 """Modules, classes and functions, the name in each that has been replaced, and the original."""
 
 
-def with_patched_dgl(make: Callable[P, T]) -> Callable[P, T]:
-    """`make`, a maker of distributed graphs, with a call of `patch_dgl` before it if `Config.patch_dgl` allows."""
-
-    @wraps(make)
-    def patch_and_make(*args: P.args, **kwargs: P.kwargs) -> T:
-        if Config.patch_dgl and sys.modules.get("dgl") is not None:
-            patch_dgl()
-        return make(*args, **kwargs)
-
-    return patch_and_make
+def patch_if_imported() -> None:
+    """`patch_dgl`, if DGL is imported and `Config.patch_dgl` allows."""
+    if Config.patch_dgl and sys.modules.get("dgl") is not None:
+        patch_dgl()
 
 
 def patch_dgl() -> None:

@@ -32,40 +32,36 @@ class Arguments:
 
 def arguments_of(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mapping[str, Any]) -> Arguments | None:
     """The arguments of `message`; None if one of them may span edges."""
-    found = Arguments({}, {}, {}, {})
+    found, names = Arguments({}, {}, {}, {}), conv.inspector.get_param_names
     group, num_edges = edges.numbering.graph._structure.group, edges.size(1)
     weights = kwargs.get("alpha")
-    sources = [(name, kwargs) for name in attention.parameters(conv, "message")]
+    sources = [(name, kwargs) for name in names("message")]
     if isinstance(weights, attention.Weights):
-        sources += [(name, weights.given) for name in attention.parameters(conv, "edge_update")]
+        sources += [(name, weights.given) for name in names("edge_update")]
     for name, given in sources:
         if name in conv.special_args:
             if name not in attention.SOFTMAX_ARGUMENTS or not attention.in_one_pass(conv):
                 return None
             found.others[name] = attention.SOFTMAX_ARGUMENTS[name]
-            continue
-        side = {"_j": 0, "_i": 1}.get(name[-2:])
-        if side is None:
-            if name in given:
-                value = given[name]
-                if isinstance(value, GuardedTensor):
-                    return None
-                is_edge = isinstance(value, Tensor) and value.dim() > 0
-                if is_edge:  # a tensor of another kind may have as many rows as this worker has edges
-                    what = f"{type(conv).__name__} has a row of {name}, {tuple(value.shape[1:])}, for each edge"
-                    with group.guard():
-                        is_edge = all(group.agree(what, len(value) == num_edges))
-                    if not is_edge and name.startswith("edge_") and len(value) > 1:
-                        return None  # to whatever PyTorch Geometric makes of it
-                (found.edge if is_edge else found.others)[name] = value
-            continue
-        value = given.get(name[:-2])
-        if isinstance(value, tuple | list):
-            value = value[side]
-        if not isinstance(value, Tensor):
-            found.others[name] = value
-        else:
-            (found.dst if side else found.src)[name] = value.movedim(conv.node_dim, 0)
+        elif name[-2:] in ("_j", "_i"):
+            of_targets, value = name[-1] == "i", given.get(name[:-2])
+            value = value[of_targets] if isinstance(value, tuple | list) else value
+            if isinstance(value, Tensor):
+                (found.dst if of_targets else found.src)[name] = value.movedim(conv.node_dim, 0)
+            else:
+                found.others[name] = value
+        elif name in given:
+            value = given[name]
+            if isinstance(value, GuardedTensor):
+                return None
+            is_edge = isinstance(value, Tensor) and value.dim() > 0
+            if is_edge:  # a tensor of another kind may have as many rows as this worker has edges
+                what = f"{type(conv).__name__} has a row of {name}, {tuple(value.shape[1:])}, for each edge"
+                with group.guard():
+                    is_edge = all(group.agree(what, len(value) == num_edges))
+                if not is_edge and name.startswith("edge_") and len(value) > 1:
+                    return None  # to whatever PyTorch Geometric makes of it
+            (found.edge if is_edge else found.others)[name] = value
     return found
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing, aggr, conv
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
-from sar.adapters.pyg.guarded import Original, replace
+from sar.adapters.pyg.guarded import Original, Replacements
 from sar.core.eager import is_written_in
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
@@ -79,24 +79,22 @@ def in_one_pass(layer: MessagePassing) -> bool:
         return False
     if isinstance(layer, conv.RGATConv) and (layer.mod or layer.attention_mechanism != "across-relation"):
         return False
-    if returns_weights(layer) or layer._edge_update_forward_pre_hooks:
+    # Outside of its own forward the layer might return them.
+    if layer.__dict__.get("_returns_weights", isinstance(layer, RETURNING)) or layer._edge_update_forward_pre_hooks:
         return False
     own = [getattr(layer, name, None) for name in METHODS]
     unchanged = all(method is None or is_written_in(method, "torch_geometric") for method in own)
     return unchanged and not layer._edge_update_forward_hooks
 
 
-def returns_weights(layer: MessagePassing) -> bool:
-    """Whether the layer returns weights of edges in this call, or might do so outside of its own forward."""
-    return bool(layer.__dict__.get("_returns_weights", isinstance(layer, RETURNING)))
-
-
 def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, Any]) -> Tensor | None:
     """The result of `propagate`, (N_dst, H, C), by the engine's attention; None if that lacks an option."""
-    dropout = getattr(layer, "dropout", 0.0) if layer.training else 0.0
+    weights, dropout = given.get("alpha"), getattr(layer, "dropout", 0.0) if layer.training else 0.0
     if not isinstance(layer, (conv.TransformerConv, *GAT)) or not 0 <= dropout <= 1:
         return None
-    weights, context = given.get("alpha"), edges.passes[0].call_context()
+    if not isinstance(weights, Weights) and not in_one_pass(layer):
+        return None
+    context = edges.passes[0].call_context()
     if isinstance(layer, conv.TransformerConv) and layer.lin_edge is None and given.get("edge_attr") is None:
         query, value, size = given["query"], given["value"], layer.out_channels
         both = torch.cat([given["key"], value], -1)  # travel and add up together; scores see the keys alone
@@ -123,9 +121,10 @@ def message(layer: MessagePassing, batch: EdgeBatch, others: Mapping[str, Any]) 
     rows = {name: values.movedim(0, layer.node_dim) for side in (batch.src, batch.dst) for name, values in side.items()}
     given = {**rows, **batch.data, **others}
     with _asked.set_to((batch, exponentials)):
+        names = layer.inspector.get_param_names
         if isinstance(given.get("alpha"), Weights):
-            given["alpha"] = layer.edge_update(**{name: given[name] for name in parameters(layer, "edge_update")})
-        made = layer.message(**{name: given[name] for name in parameters(layer, "message") if name in given})
+            given["alpha"] = layer.edge_update(**{name: given[name] for name in names("edge_update")})
+        made = layer.message(**{name: given[name] for name in names("message") if name in given})
     if isinstance(layer.__dict__.get("_alpha"), Tensor):
         layer._alpha = layer._alpha.new_empty(0)  # nobody reads it
     sent = {"message": made.movedim(layer.node_dim, 0)}
@@ -157,11 +156,6 @@ def normalised(parts: Sequence[Sums]) -> Tensor:
     return (reduce(torch.add, totals) / weight.unsqueeze(2)).view(shape)
 
 
-def parameters(layer: MessagePassing, function: str) -> list[str]:
-    """The names of the arguments of one of a layer's functions."""
-    return layer.inspector.get_param_names(function)
-
-
 _asked: PerThread[tuple[EdgeBatch, list[Tensor]] | None] = PerThread(None)
 """The edges on which a message is being made, and the exponentials that it has asked for."""
 
@@ -188,10 +182,10 @@ def _noting(place: int) -> Callable[..., Any]:
     return forward
 
 
-def install() -> None:
-    """Replace the functions that the layers call."""
-    for kind in RETURNING:
-        places = list(signature(kind.forward).parameters)
-        replace(kind, "forward", _noting(places.index("return_attention_weights") - 1))
-    for kind in WITH_SOFTMAX:
-        replace(sys.modules[kind.__module__], "softmax", _softmax)
+REPLACED: Replacements = [
+    *(
+        (kind, "forward", _noting([*signature(kind.forward).parameters].index("return_attention_weights") - 1))
+        for kind in RETURNING
+    ),
+    *((sys.modules[kind.__module__], "softmax", _softmax) for kind in WITH_SOFTMAX),
+]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -69,19 +68,16 @@ def whole_graph(count: int, device: torch.device) -> BatchVector:
 # -- operations
 
 
-def _changed(func: Callable[..., Any]) -> Callable[..., Any]:
+_CHANGES = (Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.view, Tensor.reshape, Tensor.expand, Tensor.expand_as)
+
+
+@BatchVector.handles(*_CHANGES, told=True)
+def _change(func: Callable[..., Any], vector: BatchVector, *args: Any, **kwargs: Any) -> BatchVector:
     """On another device, or in the shape in which `scatter` wants its index."""
-
-    def handler(vector: BatchVector, *args: Any, **kwargs: Any) -> BatchVector:
-        return BatchVector.of(plainly(func, vector, *args, **kwargs), vector.count)
-
-    return handler
+    return BatchVector.of(plainly(func, vector, *args, **kwargs), vector.count)
 
 
-for _func in (Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.view, Tensor.reshape, Tensor.expand, Tensor.expand_as):
-    BatchVector.handles(_func)(_changed(_func))
-for _equality in EQUALITY:  # graphs have one number on all workers
-    BatchVector.handles(_equality)(partial(plainly, _equality))
+BatchVector.handles(*EQUALITY, told=True)(plainly)  # graphs have one number on all workers
 
 
 @BatchVector.handles(Tensor.numel, Tensor.nelement, torch.numel)

@@ -16,6 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from sar.adapters.pyg import attention, batch_vector, layers, norms, propagate, refused
 from sar.adapters.pyg import operations as operations  # gives an edge index its handlers
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
+from sar.adapters.pyg.guarded import replace
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import GraphError
@@ -27,7 +28,7 @@ EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm", ETYPE: "edg
 Fields = Mapping[str, Mapping[str, Tensor]]
 
 for _part in (attention, layers, refused, propagate):  # so that layers run on an empty batch, too
-    _part.install()
+    replace(_part.REPLACED)
 
 
 class PartData(Data):  # type: ignore[misc]  # PyTorch Geometric has no types

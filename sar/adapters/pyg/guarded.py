@@ -15,6 +15,7 @@ from sar.errors import GraphError
 Handler = Callable[..., Any]
 Original = Callable[..., Any]  # of PyTorch Geometric, which a function of ours stands in for
 Handlers = dict[Any, Handler]
+Replacements = list[tuple[Any, str, Callable[..., Any]]]  # the owner of a function, its name, and what is called for it
 Guarded = TypeVar("Guarded", bound="GuardedTensor")
 
 
@@ -40,11 +41,11 @@ class GuardedTensor(Tensor):
         return guarded
 
     @classmethod
-    def handles(cls, *functions: Any) -> Callable[[Handler], Handler]:
-        """Make a function the handler of some operations."""
+    def handles(cls, *functions: Any, told: bool = False) -> Callable[[Handler], Handler]:
+        """Make a function the handler of some operations. `told`: its first argument is which of them was called."""
 
         def register(handler: Handler) -> Handler:
-            cls.handlers.update(dict.fromkeys(functions, handler))
+            cls.handlers.update({each: functools.partial(handler, each) if told else handler for each in functions})
             return handler
 
         return register
@@ -76,21 +77,19 @@ class GuardedTensor(Tensor):
 
 EQUALITY = (Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__, torch.eq, torch.ne)
 
+_METHODS = (
+    "size dim numel nelement __len__ is_floating_point stride is_complex is_contiguous get_device element_size "
+    "__hash__ new_ones new_zeros new_empty new_full"
+)
+_ATTRIBUTES = (
+    "shape dtype device layout ndim is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_nested is_sparse_csr "
+    "requires_grad grad_fn is_leaf grad"
+)
+_FUNCTIONS = "numel is_floating_point is_complex is_tensor ones_like zeros_like empty_like full_like rand_like"
 _RIGHT = {
-    *(getattr(Tensor, name) for name in ("size", "dim", "numel", "nelement", "__len__", "is_floating_point", "stride")),
-    *(getattr(Tensor, name) for name in ("is_complex", "is_contiguous", "get_device", "element_size", "__hash__")),
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_meta", "is_sparse")
-    ),
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("is_quantized", "is_mkldnn", "is_nested", "is_sparse_csr", "requires_grad", "grad_fn", "is_leaf")
-    ),
-    Tensor.grad.__get__,  # type: ignore[union-attr]
-    *(getattr(torch, name) for name in ("numel", "is_floating_point", "is_complex", "is_tensor", "ones_like")),
-    *(getattr(torch, name) for name in ("zeros_like", "empty_like", "full_like", "rand_like")),
-    *(getattr(Tensor, name) for name in ("new_ones", "new_zeros", "new_empty", "new_full")),
+    *(getattr(Tensor, name) for name in _METHODS.split()),
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()),
+    *(getattr(torch, name) for name in _FUNCTIONS.split()),
 }
 """Functions that are right as they stand: they ask nothing of the numbers of their first argument."""
 
@@ -106,23 +105,26 @@ def plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return func(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
 
-def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Let `owner.name(...)` call `function(original, ...)`. Once: `function` is not put in its own place.
+def replace(replacements: Replacements) -> None:
+    """Let each `owner.name(...)` call `function(original, ...)`. Once: `function` is not put in its own place.
 
     `torch.jit.script` takes the source of the original, and looks up names in the globals of what it is given: these
     are the original's, too.
     """
-    original = getattr(owner, name)
-    if getattr(original, "replaced_by", None) is function:
-        return
+    for owner, name, function in replacements:
+        original = getattr(owner, name)
+        if getattr(original, "replaced_by", None) is not function:
+            setattr(owner, name, _standing_in(original, name, function))
 
+
+def _standing_in(original: Original, name: str, function: Callable[..., Any]) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
     made: Any = FunctionType(call.__code__, original.__globals__, name, None, call.__closure__)
     made = functools.wraps(original)(made)
     made.replaced_by = function
-    setattr(owner, name, made)
+    return made
 
 
 @GuardedTensor.handles(Tensor.__repr__)

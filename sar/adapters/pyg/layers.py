@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,11 +11,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import conv
 from torch_geometric.nn.attention import performer
-from torch_geometric.nn.conv import han_conv, hgt_conv
+from torch_geometric.nn.conv import gat_conv, gatv2_conv, han_conv, hgt_conv
 from torch_geometric.utils import get_laplacian
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, check_rows
-from sar.adapters.pyg.guarded import Original, replace
+from sar.adapters.pyg.guarded import Original, Replacements
 from sar.core.eager import uncompiled, views_of_nothing
 from sar.core.passing.messages import meanwhile
 from sar.host.per_thread import PerThread
@@ -47,6 +46,9 @@ def _beside(name: str) -> Callable[..., Any]:
                 del self.__dict__[name]
 
     return forward
+
+
+LOOPS = ("remove_self_loops", "add_self_loops")
 
 
 def _kept(name: str) -> Callable[..., Any]:
@@ -151,17 +153,15 @@ def _linear_attention(original: Original, q: Tensor, k: Tensor, v: Tensor) -> Te
     return q @ sums[..., :-1] / (q @ sums[..., -1:])
 
 
-def install() -> None:
-    """Replace the forwards."""
-    replace(conv.ChebConv, "__norm__", _greatest_of_all)
-    replace(hgt_conv, "construct_bipartite_edge_index", _joined)
-    replace(han_conv, "group", _weigh_paths)
-    replace(conv.HANConv, "forward", _over_all_nodes)
-    replace(performer, "linear_attention", _linear_attention)
-    replace(conv.GPSConv, "forward", _linearly)
-    replace(conv.DirGNNConv, "forward", _both_ways)
-    for name in ("remove_self_loops", "add_self_loops"):
-        for kind in (conv.GATConv, conv.GATv2Conv):
-            replace(sys.modules[kind.__module__], name, _kept(name))
-    for kind, root in ROOTS.items():
-        replace(kind, "forward", _beside(root))
+REPLACED: Replacements = [
+    (conv.ChebConv, "__norm__", _greatest_of_all),
+    (hgt_conv, "construct_bipartite_edge_index", _joined),
+    (han_conv, "group", _weigh_paths),
+    (conv.HANConv, "forward", _over_all_nodes),
+    (performer, "linear_attention", _linear_attention),
+    (conv.GPSConv, "forward", _linearly),
+    (conv.DirGNNConv, "forward", _both_ways),
+    *((gat_conv, name, _kept(name)) for name in LOOPS),
+    *((gatv2_conv, name, _kept(name)) for name in LOOPS),
+    *((kind, "forward", _beside(root)) for kind, root in ROOTS.items()),
+]

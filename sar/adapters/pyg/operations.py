@@ -51,20 +51,14 @@ def _to(value: NodeNumbers, *args: Any, **kwargs: Any) -> Any:
     return value
 
 
-def _compared(func: Callable[..., Any]) -> Callable[..., Any]:
-    def handler(value: Any, other: Any) -> Any:
-        """Whether each edge's ends are equal, or two rows of sources."""
-        source, ends = (value, other) if isinstance(value, NodeNumbers) else (other, value)
-        alike = isinstance(ends, type(source)) and ends.numbering is source.numbering
-        if not alike and not _are_destinations(ends, source):
-            raise refuse("Comparing plain numbers with those")
-        return plainly(func, value, other)
-
-    return handler
-
-
-for _equality in EQUALITY:
-    NodeNumbers.handles(_equality)(_compared(_equality))
+@NodeNumbers.handles(*EQUALITY, told=True)
+def _compare(func: Callable[..., Any], value: Any, other: Any) -> Any:
+    """Whether each edge's ends are equal, or two rows of sources."""
+    source, ends = (value, other) if isinstance(value, NodeNumbers) else (other, value)
+    alike = isinstance(ends, type(source)) and ends.numbering is source.numbering
+    if not alike and not _are_destinations(ends, source):
+        raise refuse("Comparing plain numbers with those")
+    return plainly(func, value, other)
 
 
 def _are_destinations(ends: Any, sources: Tensor) -> bool:
@@ -209,26 +203,20 @@ def _numel(value: NodeNumbers) -> int:
     return max(plain(value).numel(), 1)
 
 
-def _expanded(func: Callable[..., Any]) -> Callable[..., Any]:
-    def handler(index: Tensor, *shape: Any) -> Any:
-        """`scatter` expands its index so: one dimension counts edges, the others are repeated."""
-        sizes = shape[0].shape if isinstance(shape[0], Tensor) else shape[0] if len(shape) == 1 else shape
-        if not isinstance(index, SourceIndex):
-            raise refuse("view")
-        along = index.along
-        if along is None:
-            found = [dim for dim, size in enumerate(sizes) if size == -1 or len(sizes) == 1]
-            along = found[0] if len(found) == 1 else len(sizes)
-        if along == len(sizes) or sizes[along] not in (-1, len(index.edges.plain[0])):
-            raise refuse(f"A view of shape {tuple(sizes)}")
-        numbers, along = plainly(func, index, *shape), None if len(sizes) == 1 else along
-        return SourceIndex.over(numbers, numbering=index.numbering, edges=index.edges, along=along)
-
-    return handler
-
-
-for _func in (Tensor.view, Tensor.reshape, Tensor.expand_as, Tensor.expand):
-    NodeNumbers.handles(_func)(_expanded(_func))
+@NodeNumbers.handles(Tensor.view, Tensor.reshape, Tensor.expand_as, Tensor.expand, told=True)
+def _expand(func: Callable[..., Any], index: Tensor, *shape: Any) -> Any:
+    """`scatter` expands its index so: one dimension counts edges, the others are repeated."""
+    sizes = shape[0].shape if isinstance(shape[0], Tensor) else shape[0] if len(shape) == 1 else shape
+    if not isinstance(index, SourceIndex):
+        raise refuse("view")
+    along = index.along
+    if along is None:
+        found = [dim for dim, size in enumerate(sizes) if size == -1 or len(sizes) == 1]
+        along = found[0] if len(found) == 1 else len(sizes)
+    if along == len(sizes) or sizes[along] not in (-1, len(index.edges.plain[0])):
+        raise refuse(f"A view of shape {tuple(sizes)}")
+    numbers, along = plainly(func, index, *shape), None if len(sizes) == 1 else along
+    return SourceIndex.over(numbers, numbering=index.numbering, edges=index.edges, along=along)
 
 
 @NodeNumbers.handles(Tensor.scatter_add, torch.scatter_add)

@@ -23,7 +23,7 @@ from torch_geometric.nn import MessagePassing, aggr
 from sar.adapters.pyg import attention
 from sar.adapters.pyg.arguments import Arguments, arguments_of, check_sizes
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, SourceIndex
-from sar.adapters.pyg.guarded import Original, replace
+from sar.adapters.pyg.guarded import Original, Replacements, replace
 from sar.adapters.pyg.norms import refuse_unconverted, takes_statistics
 from sar.comm import session
 from sar.comm.collectives import all_max
@@ -100,13 +100,13 @@ def _needs_all_edges(conv: MessagePassing, edges: DistributedEdgeIndex, argument
             (number, name): (id(value), value._version if isinstance(value, Tensor) and not value.is_inference() else 0)
             for number, module in enumerate(conv.modules())
             for name, value in (*vars(module).items(), *module._buffers.items())
-            if name != unread
+            if is_read or name != "_alpha"
         }
 
     scripted = [module for module in conv.modules() if isinstance(module, torch.jit.ScriptModule)]
     if any(True for module in scripted for _ in module.buffers()):  # which may be statistics
         return True
-    unread = "_alpha" if isinstance(conv, attention.RETURNING) and not attention.returns_weights(conv) else None
+    is_read = not isinstance(conv, attention.RETURNING) or conv.__dict__.get("_returns_weights", True)
     group, etype = edges.numbering.graph._structure.group, edges.numbering.relation.etype
     with torch.inference_mode(False), torch.no_grad(), views_of_nothing(0), ExitStack() as stack:
         stack.enter_context(AmbientState(edges.device, conv).with_spare_modules())
@@ -231,7 +231,7 @@ def _is_weighted_copy(conv: MessagePassing, arguments: Arguments) -> bool:
     given = {name for name, value in arguments.others.items() if value is not None}
     return (
         is_written_in(conv.message, "torch_geometric.nn")
-        and {*attention.parameters(conv, "message")} <= {"x_j", "edge_weight", "norm", "edge_type_ptr"}
+        and {*conv.inspector.get_param_names("message")} <= {"x_j", "edge_weight", "norm", "edge_type_ptr"}
         and isinstance(conv.aggr_module, ADDING)
         and x is not None
         and x.is_floating_point()
@@ -291,7 +291,7 @@ def _across_workers(
         refuse_unconverted(conv, type(conv).__name__)
     can_tile = _can_tile(conv)
     check_sizes(conv, edges, size, kwargs)
-    combined = attention.attend(conv, edges, kwargs) if can_tile and attention.in_one_pass(conv) else None
+    combined = attention.attend(conv, edges, kwargs) if can_tile else None
     if combined is None:
         arguments = arguments_of(conv, edges, kwargs) if can_tile else None
         if _may_run_by_edge(conv, edges, arguments) and arguments is not None:
@@ -301,7 +301,7 @@ def _across_workers(
                 combined = attention.normalised([_sums(conv, edges, arguments)])
             combined = combined.movedim(0, conv.node_dim)
     if combined is not None:
-        names = attention.parameters(conv, "update")
+        names = conv.inspector.get_param_names("update")
         return conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
     with group.guard():
         if isinstance(kwargs.get("alpha"), attention.Weights):
@@ -319,25 +319,25 @@ def _edge_updater(original: Original, layer: Any, /, edge_index: Any, *args: Any
     return original(layer, edge_index, *args, **kwargs)
 
 
+def _replacements(kind: type) -> Replacements:
+    functions = dict.fromkeys(("propagate", "_orig_propagate", "_jinja_propagate"), _propagate)
+    functions |= {"edge_updater": _edge_updater}
+    return [(kind, name, function) for name, function in functions.items() if name in vars(kind)]
+
+
 def _set_templates(original: Original, conv: MessagePassing, *args: Any, **kwargs: Any) -> None:
     original(conv, *args, **kwargs)  # gives the class a `propagate` of its own
-    _replace_in(type(conv))
+    replace(_replacements(type(conv)))
 
 
-def install() -> None:
-    """Let layers, those made already too, go tile by tile along a distributed edge index; called once."""
-    replace(MessagePassing, "_set_jittable_templates", _set_templates)
-    replace(aggr.Aggregation, "__call__", _aggregate)
-    replace(aggr.Aggregation, "to_dense_batch", _to_dense_batch)
-    waiting = [MessagePassing]
-    while waiting:
-        kind = waiting.pop()
-        _replace_in(kind)
-        waiting += kind.__subclasses__()
+def _with_subclasses(kind: Any) -> list[type]:
+    return [kind, *(each for subclass in kind.__subclasses__() for each in _with_subclasses(subclass))]
 
 
-def _replace_in(kind: type) -> None:
-    functions = dict.fromkeys(("propagate", "_orig_propagate", "_jinja_propagate"), _propagate)
-    for name, function in (functions | {"edge_updater": _edge_updater}).items():
-        if name in vars(kind):
-            replace(kind, name, function)
+REPLACED: Replacements = [
+    (MessagePassing, "_set_jittable_templates", _set_templates),
+    (aggr.Aggregation, "__call__", _aggregate),
+    (aggr.Aggregation, "to_dense_batch", _to_dense_batch),
+    *(each for kind in dict.fromkeys(_with_subclasses(MessagePassing)) for each in _replacements(kind)),
+]
+"""So that layers, those made already too, go tile by tile along a distributed edge index."""

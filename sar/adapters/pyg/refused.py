@@ -17,7 +17,7 @@ from torch_geometric.nn import aggr, conv, models, pool
 from torch_geometric.nn.attention import PerformerAttention
 
 from sar.adapters.pyg import norms
-from sar.adapters.pyg.guarded import GuardedTensor, Original, replace
+from sar.adapters.pyg.guarded import GuardedTensor, Original, Replacements
 from sar.comm import session
 from sar.errors import GraphError
 
@@ -104,21 +104,6 @@ METHODS: dict[tuple[type, str], str] = {
 """Methods of aggregations, layers and models that raise, and why."""
 
 
-def install() -> None:
-    """Replace them by functions that raise."""
-    replace(transforms.BaseTransform, "__call__", _transform)
-    for kind in norms.OVER_ALL:
-        replace(kind, "forward", _norm)
-    for (kind, name), reason in METHODS.items():
-        called = kind.__name__ if name in ("forward", "__call__", "__init__") else f"{kind.__name__}.{name}"
-        replace(kind, name, _refusing(called, reason))
-    for name, reason in FUNCTIONS.items():
-        original, refusing = getattr(utils, name), _refusing(name, reason)
-        for module in list(sys.modules.values()):  # users' modules may have imported it, too
-            if getattr(module, "__dict__", {}).get(name) is original:
-                replace(module, name, refusing)
-
-
 def _is_distributed(value: Any) -> bool:
     """Whether a value is, or contains, a distributed edge index or a batch vector of graphs across workers."""
     value = value.to_dict() if isinstance(value, BaseData) else value
@@ -168,3 +153,21 @@ _RIGHT: dict[str, Callable[..., bool]] = {
     _TRAINING: lambda layer, *_, **__: not layer.training,
 }
 """Checks of the arguments with which a reason does not hold."""
+
+_CALLS = ("forward", "__call__", "__init__")  # which errors name by their class
+
+REPLACED: Replacements = [
+    (transforms.BaseTransform, "__call__", _transform),
+    *((kind, "forward", _norm) for kind in norms.OVER_ALL),
+    *(
+        (kind, name, _refusing(kind.__name__ + f".{name}" * (name not in _CALLS), reason))
+        for (kind, name), reason in METHODS.items()
+    ),
+    *(  # users' modules may have imported a function, too
+        (module, name, _refusing(name, reason))
+        for name, reason in FUNCTIONS.items()
+        for module in list(sys.modules.values())
+        if getattr(module, "__dict__", {}).get(name) is getattr(utils, name)
+    ),
+]
+"""These raise."""

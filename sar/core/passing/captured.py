@@ -285,6 +285,8 @@ class Fingerprint:
 
     def add(self, name: str, values: Tensor, places: Tensor) -> None:
         """Add the bits of (n, ...) values with their places, (n,) int64."""
+        if values.numel() == 0:  # whose strides may be anything, so that they have no view as bytes
+            return
         rows = by_head(materialize(values)).contiguous().view(torch.uint8)
         words = rows.view(torch.int32 if rows.shape[1] % 4 == 0 else torch.uint8).long()
         columns = mix_tensor(torch.arange(1, words.shape[1] + 1, device=words.device)) | 1

@@ -53,36 +53,16 @@ def start_cluster(folder: Path, file: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=REPOSITORY, env=environment, text=True, **pipes)
 
 
-@pytest.fixture(scope="module")
-def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[subprocess.Popen[str], Path, Any]]]:
-    """A cluster for each graph, started side by side: they mostly sleep."""
-    started = {}
-    for name, make in GRAPHS.items():
-        folder = tmp_path_factory.mktemp(name)
-        directory = write_directory(folder / "parts", make(), MACHINES)
-        process = start_cluster(folder, directory.path)
-        started[name] = process, folder, directory.graph
-    yield started
-    for process, *_ in started.values():
-        process.terminate()
-        process.communicate(timeout=30)
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("writer", ["dgl", "sar"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_cluster(name: str, clusters: dict[str, tuple[subprocess.Popen[str], Path, Any]]) -> None:
-    process, folder, graph = clusters[name]
-    said, _ = process.communicate(timeout=150)
-    assert process.returncode == 0, said
-    check(graph, [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(MACHINES)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", GRAPHS)
-def test_cluster_on_parts_of_sar(tmp_path: Path, name: str) -> None:
-    graph = GRAPHS[name]()
-    sar.partition_graph(graph, "graph", MACHINES, tmp_path / "parts", num_hops=2)
-    process = start_cluster(tmp_path, tmp_path / "parts" / "graph.json")
+def test_cluster(tmp_path: Path, name: str, writer: str) -> None:
+    graph, file = GRAPHS[name](), tmp_path / "parts" / "graph.json"
+    if writer == "dgl":
+        graph = write_directory(tmp_path / "parts", graph, MACHINES).graph
+    else:
+        sar.partition_graph(graph, "graph", MACHINES, tmp_path / "parts", num_hops=2)
+    process = start_cluster(tmp_path, file)
     try:
         said, _ = process.communicate(timeout=150)
     finally:

@@ -61,10 +61,6 @@ def fake_dgl(tmp_path, monkeypatch):
     sys.modules.update(saved)
 
 
-def shims() -> list[_StandInFinder]:
-    return [finder for finder in sys.meta_path if isinstance(finder, _StandInFinder)]
-
-
 def test_dgl_imports_where_the_library_for_this_torch_is_missing(fake_dgl):
     fake_dgl("2.1.0", "2.0.0")
     install_shim()
@@ -94,18 +90,15 @@ def test_whoever_touches_graphbolt_is_told_what_is_there_and_what_to_do(fake_dgl
     assert isinstance(error.value, SarError)
 
 
-def test_a_graphbolt_built_for_this_torch_is_left_alone(fake_dgl):
-    fake_dgl("2.0.0", TORCH)
+@pytest.mark.parametrize("libraries", [("2.0.0", TORCH), ()])
+def test_a_graphbolt_built_for_this_torch_and_a_dgl_without_one_are_left_alone(fake_dgl, libraries):
+    package = fake_dgl(*libraries)
+    if not libraries:
+        (package / "graphbolt").rename(package / "no_graphbolt")
     install_shim()
-    assert shims() == []
-    assert importlib.import_module("dgl").graphbolt.__file__.endswith("__init__.py")
-
-
-def test_a_dgl_without_graphbolt_is_left_alone(fake_dgl):
-    package = fake_dgl()
-    (package / "graphbolt").rename(package / "no_graphbolt")
-    install_shim()
-    assert shims() == []
+    assert not [finder for finder in sys.meta_path if isinstance(finder, _StandInFinder)]
+    if libraries:
+        assert importlib.import_module("dgl").graphbolt.__file__.endswith("__init__.py")
 
 
 def test_require_dgl_says_what_failed_and_how_to_mend_it(fake_dgl):

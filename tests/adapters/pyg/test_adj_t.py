@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch_geometric.nn as pyg
 import torch_geometric.transforms as T
 from torch_geometric.data import Data, HeteroData
 
@@ -10,17 +9,10 @@ import sar
 from sar.errors import ConfigError, GraphError
 from sar.partition.ingest.objects import from_object
 from tests.graphs import random_graph
-from tests.parity.harness import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # torch's own, of its sparse matrices
 
 EDGES = random_graph(3, 40, 300, multi_edges=False, self_loops=False)
-LAYERS = [
-    lambda: pyg.GCNConv(5, 4),
-    lambda: pyg.SAGEConv(5, 4),
-    lambda: pyg.GATConv(5, 4, heads=2),
-    lambda: pyg.GINConv(torch.nn.Linear(5, 4)),
-]
 
 
 def data_of(**fields):
@@ -67,39 +59,7 @@ def test_edges_of_a_matrix(layout, weighted):
     assert set(graph.node_data["_N"]) == {"x"}
 
 
-def run_layers(directory):
-    """Outputs by the original IDs, and gradients of the layers."""
-    data = sar.pyg.load_partition(directory)
-    found = []
-    for make in LAYERS:
-        torch.manual_seed(0)
-        layer = make().double()
-        out = layer(data.x, data.adj_t)
-        out.square().sum().backward()
-        sar.gather_grads(layer)
-        found.append((out.detach(), [p.grad for p in layer.parameters()]))
-    return data.orig_id, found
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_layers_take_it(pool, tmp_path):
-    data = sparse(torch.sparse_csr, None)
-    sar.partition_graph(data, "graph", 2, tmp_path / "parts")
-    by_worker = pool.run(run_layers, tmp_path / "parts")
-    for number, make in enumerate(LAYERS):
-        torch.manual_seed(0)
-        layer = make().double()
-        # With edge_index: whether PyG's layer takes a matrix depends on the first instance that the process has made.
-        expected = layer(data.x, data_of().edge_index)
-        expected.square().sum().backward()
-        for ids, found in by_worker:
-            out, gradients = found[number]
-            assert_close(out, expected[ids].detach(), 1e-10)
-            for gradient, parameter in zip(gradients, layer.parameters(), strict=True):
-                assert_close(gradient, parameter.grad, 1e-9)
-
-
-def use_others(weighted, hetero):
+def use_others(weighted, unweighted, hetero):
     part = sar.pyg.load_partition(weighted)
     with pytest.raises(GraphError, match="pass edge_index, and beside it edge_weight"):
         _ = part.adj_t
@@ -107,6 +67,8 @@ def use_others(weighted, hetero):
         T.ToSparseTensor()(part)
     with pytest.raises(AttributeError, match="no 'set_diag'; use a sparse adj_t before partitioning"):
         _ = part.edge_index.set_diag
+    plain = sar.pyg.load_partition(unweighted)
+    assert plain.adj_t is plain.edge_index
     part = sar.pyg.load_partition(hetero)
     same = all(part.adj_t_dict[etype] is part[etype].edge_index for etype in part.edge_types)
     return same, {t: (part[t].train_mask, part[t].orig_id) for t in part.node_types if "train_mask" in part[t]}
@@ -115,13 +77,14 @@ def use_others(weighted, hetero):
 @pytest.mark.parametrize("world_size", [1])
 def test_weights_types_and_what_a_matrix_can(pool, tmp_path):
     sar.partition_graph(sparse(torch.sparse_csr, torch.rand(len(EDGES.src))), "graph", 2, tmp_path / "weighted")
+    sar.partition_graph(sparse(torch.sparse_csr, None), "graph", 2, tmp_path / "unweighted")
     data = HeteroData()
     data["a"].num_nodes, data["b"].num_nodes = 30, 20
     data["a", "to", "b"].edge_index = torch.randint(20, (2, 50))
     data["b", "to", "b"].edge_index = torch.randint(20, (2, 50))
     ids = {"b": torch.tensor([19, 3])}
     sar.partition_graph(T.ToSparseTensor()(data), "graph", 2, tmp_path / "hetero", split_idx={"train": ids})
-    [(same, masks)] = pool.run(use_others, tmp_path / "weighted", tmp_path / "hetero")
+    [(same, masks)] = pool.run(use_others, *(tmp_path / name for name in ("weighted", "unweighted", "hetero")))
     assert same
     assert masks.keys() == {"b"}
     mask, orig = masks["b"]

@@ -1,7 +1,4 @@
-"""Which way through the engine layers take, what attention keeps for the backward, and how it drops."""
-
-from contextlib import ExitStack
-from unittest import mock
+"""What attention keeps for the backward, how it drops, and layers of users."""
 
 import pytest
 import torch
@@ -11,15 +8,12 @@ from torch.nn import functional
 from torch_geometric.utils import degree, softmax
 
 import sar
-from sar.adapters.pyg import attention, propagate
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from tests.core.test_python_calls import calls_of
 from tests.graphs import EdgeList, partition_in_memory, random_graph
-from tests.parity.harness import build, check, deal, random_data, weighted_sum
+from tests.parity.harness import build, check, deal, gradients, random_data, weighted_sum
 from tests.parity.pyg_layers import IN, LAYERS, OUT, edges_of
 from tests.parity.scenarios import SCENARIOS, scattered
 
-BUILTIN = ("SAGEConv", "SAGEConv sum pair", "SAGEConv project", "GCNConv", "GCNConv weighted", "GINConv", "GraphConv")
-BUILTIN += ("GraphConv weighted", "SimpleConv weighted", "SGConv", "APPNP")
 KERNEL = ("GATConv", "GATConv pair", "GATv2Conv", "TransformerConv", "TransformerConv mean of heads")
 KERNEL += ("TransformerConv no root", "TransformerConv pair")
 BY_TILES = {
@@ -36,40 +30,12 @@ BY_TILES = {
     "TransformerConv raw edges": 0,
 }
 """Layers that make their scores in Python, and the columns of edge features that they make themselves."""
-WHOLE = ("TransformerConv max", "TransformerConv weights", "RGATConv f-scaled", "SAGEConv several")
 
 
 def call(graph, data, name):
     torch.manual_seed(3)
     layer = LAYERS[name].make().double().train("eval" not in name)
-    return LAYERS[name].call(layer, data.leaf("x"), edges_of(graph), data)
-
-
-def calls_of(mine, names):
-    """What each layer calls to reach other workers."""
-    graph, data, made = build(mine[0], 1), mine[1], {}
-    watched = {
-        "aggregate": propagate,
-        "run_python": propagate,
-        "attention": attention,
-        "at_edges": DistributedEdgeIndex,
-    }
-    for name in names:
-        made[name] = seen = set()
-        with ExitStack() as stack:
-            for function, owner in watched.items():
-                stack.enter_context(mock.patch.object(owner, function, noting(seen, getattr(owner, function))))
-            call(graph, data, name)
-    return made
-
-
-def noting(seen, function):
-    def noted(*args, **kwargs):
-        if function.__name__ != "at_edges" or args[1].dim() > 1:  # else degrees, of which GCNConv makes its weights
-            seen.add(function.__name__)
-        return function(*args, **kwargs)
-
-    return noted
+    return LAYERS[name].run(layer, data.leaf("x"), edges_of(graph), data)
 
 
 def saved_of(mine, names):
@@ -90,22 +56,29 @@ def saved_of(mine, names):
     return saved
 
 
+def functions_passed(mine):
+    """Functions of the adapter that a GATConv passes in its second forward."""
+    graph, data = build(mine[0], 1), mine[1]
+    layer, x, edges = pyg.GATConv(IN, OUT, heads=2).double(), data.nodes["x"], edges_of(graph)
+    layer(x, edges)
+    calls, _ = calls_of(lambda: layer(x, edges))
+    return {name for file, name in calls if "/adapters/pyg/" in file and not name.endswith(">")}
+
+
+@pytest.mark.processes("counts calls of this thread")
+@pytest.mark.parametrize("world_size", [1])
+def test_a_layer_passes_few_functions(pool):
+    parts = several_times(1, 1)
+    [functions] = pool.run(functions_passed, per_rank=deal(parts, random_data(parts, torch.float64)))
+    assert len(functions) <= 12, functions
+
+
 def several_times(times, workers=2):
     """The same graph with every edge so many times."""
     graph = random_graph(8, 30, 150)
     return partition_in_memory(
         EdgeList(graph.src.repeat(times), graph.dst.repeat(times), 30), scattered(30, workers), workers
     )
-
-
-@pytest.mark.processes("spies on a module of a process")
-@pytest.mark.parametrize("world_size", [2])
-def test_ways_through_the_engine(pool, world_size):
-    parts = several_times(1)
-    ways = {"aggregate": BUILTIN, "attention": KERNEL, "run_python": BY_TILES, "at_edges": WHOLE}
-    names = [name for layers in ways.values() for name in layers]
-    for made in pool.run(calls_of, names, per_rank=deal(parts, random_data(parts, torch.float64)), timeout=60):
-        assert made == {name: {way} for way, layers in ways.items() for name in layers}
 
 
 @pytest.mark.processes("counts storages, which virtual workers replace")
@@ -183,8 +156,7 @@ def counted(graph, data):
         layer.counts.clear()
         layer(x, edges)
         assert sum(layer.counts) == edges.size(1)
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node out": out, "node x.grad": x.grad}
+    return gradients(out, data, x=x)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -247,8 +219,41 @@ MESSAGES |= OVER_ALL
 def of_ones_own(graph, data, kind, layer=Own):
     layer, x = layer(kind), data.leaf("x")
     out = layer(x, edges_of(graph))
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node out": out, "node x.grad": x.grad, "same calls": layer.calls.double()}
+    return {**gradients(out, data, x=x), "same calls": layer.calls.double()}
+
+
+class Squared(pyg.TransformerConv):
+    """A layer of a user's, with a message of its own."""
+
+    def message(self, query_i, key_j, value_j, index, size_i):
+        return value_j * softmax((query_i * key_j).sum(-1), index, num_nodes=size_i).square().unsqueeze(-1)
+
+
+class Rectified(pyg.GATConv):
+    def message(self, x_j, alpha):
+        return x_j * alpha.unsqueeze(-1).square()
+
+
+class WithoutLoops(pyg.MessagePassing):
+    """Looks at the edge index, which has another shape on each worker."""
+
+    def forward(self, x, edges):
+        return self.propagate(edges, x=x, ends=edges)
+
+    def message(self, x_j, ends):
+        return x_j * (ends[0] != ends[1]).unsqueeze(1)
+
+
+def own_layers(graph, data):
+    """Layers that a user has written, changed, or watches, run as they are written."""
+    found = {"node WithoutLoops": WithoutLoops()(data.nodes["x"], edges_of(graph))}
+    for kind in (Squared, Rectified, pyg.GATConv):
+        torch.manual_seed(3)
+        layer = kind(IN, OUT, heads=2).double()
+        if kind is pyg.GATConv:
+            layer.register_edge_update_forward_hook(lambda layer, given, weights: weights.square())
+        found[f"node {kind.__name__}"] = layer(data.nodes["x"], edges_of(graph))
+    return found
 
 
 def refused(mine, kind, layer):
@@ -263,8 +268,7 @@ def combined_by_the_user(graph, data):
     layer, x = Own("finite"), data.leaf("x")
     layer.message = message
     out = layer(x, edges_of(graph))
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node out": out.detach(), "node x.grad": x.grad}
+    return gradients(out, data, x=x)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -272,7 +276,10 @@ def test_layers_of_users(pool, world_size):
     """Messages of one edge, of all edges into a node, and of all edges on one worker or several."""
     parts = several_times(4, world_size)
     data, settings = random_data(parts, torch.float64), {"comm_buffer_bytes": 1000}
-    cases = [(of_ones_own, (kind,)) for kind in ("noise", "finite", "counter")] + [(combined_by_the_user, ())]
+    cases = [(of_ones_own, (kind,)) for kind in ("noise", "finite", "counter")] + [
+        (combined_by_the_user, ()),
+        (own_layers, ()),
+    ]
     cases += [(of_ones_own, (kind, OwnWithIndex)) for kind in ("softmax", "degree", "noise")]
     if world_size == 1:
         cases += [(of_ones_own, ("scripted",)), *((of_ones_own, (kind, OwnWithIndex)) for kind in OVER_ALL)]
@@ -317,43 +324,3 @@ def test_extreme_scores(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     settings = {"comm_buffer_bytes": 1000, "pipeline_depth": 2}
     check(pool, parts, random_data(parts, torch.float64), [(extreme_scores, ())], (1, 2), settings)
-
-
-class Squared(pyg.TransformerConv):
-    """A layer of a user's, with a message of its own."""
-
-    def message(self, query_i, key_j, value_j, index, size_i):
-        return value_j * softmax((query_i * key_j).sum(-1), index, num_nodes=size_i).square().unsqueeze(-1)
-
-
-class Rectified(pyg.GATConv):
-    def message(self, x_j, alpha):
-        return x_j * alpha.unsqueeze(-1).square()
-
-
-class WithoutLoops(pyg.MessagePassing):
-    """Looks at the edge index, which has another shape on each worker."""
-
-    def forward(self, x, edges):
-        return self.propagate(edges, x=x, ends=edges)
-
-    def message(self, x_j, ends):
-        return x_j * (ends[0] != ends[1]).unsqueeze(1)
-
-
-def own_layers(graph, data):
-    """Layers that a user has written, changed, or watches, run as they are written."""
-    found = {"node WithoutLoops": WithoutLoops()(data.nodes["x"], edges_of(graph))}
-    for kind in (Squared, Rectified, pyg.GATConv):
-        torch.manual_seed(3)
-        layer = kind(IN, OUT, heads=2).double()
-        if kind is pyg.GATConv:
-            layer.register_edge_update_forward_hook(lambda layer, given, weights: weights.square())
-        found[f"node {kind.__name__}"] = layer(data.nodes["x"], edges_of(graph))
-    return found
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_layers_of_ones_own(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    check(pool, parts, random_data(parts, torch.float64), [(own_layers, ())], (1,))

@@ -11,7 +11,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 import sar
 from sar.errors import ConfigError, GraphError
-from tests.matrix import THREAD, corner
+from tests.matrix import corner
 from tests.sampling.edge_cases import plain_case, typed_case
 from tests.sampling.scenes import BUYS, FOLLOWS
 
@@ -35,7 +35,7 @@ def plain(data):
     return {**{t: data[t].to_dict() for t in data.node_types}, **{t: data[t].to_dict() for t in data.edge_types}}
 
 
-def link_batches(mine, negatives, labels, num_workers=0):
+def link_batches(mine, negatives, labels):
     """The batches of an epoch, and for every type the ends of this worker's seeds, in their order, by global ID."""
     partition, seeds = mine
     graph = sar.construct_full_graph(partition)
@@ -44,7 +44,7 @@ def link_batches(mine, negatives, labels, num_workers=0):
             graph.edges[etype].data["edge_label"] = graph.edges[etype].data[dgl.EID] % 3 + labels
     inner = sar.DistNeighborSampler([-1, -1])
     sampler = sar.EdgePredictionSampler(inner, negative_sampler=NEGATIVES[negatives]())
-    options = {"shuffle": True, "foreign_seeds": True, "seed": 3, "num_workers": num_workers}
+    options = {"shuffle": True, "foreign_seeds": True, "seed": 3}
     batches = [plain(batch) for batch in sar.DataLoader(graph, seeds, sampler, 5, format="pyg", **options)]
     return batches, given_ids(graph, seeds)
 
@@ -210,17 +210,3 @@ def refusals(partition):
 @pytest.mark.parametrize("world_size", [2])
 def test_what_is_refused(pool, world_size):
     pool.run(refusals, per_rank=typed_case(world_size).partitions)
-
-
-@pytest.mark.slow
-@THREAD
-@pytest.mark.parametrize("world_size", [2])
-def test_same_batches_with_processes(pool, world_size):
-    case = plain_case(world_size)
-    mine = [(partition, torch.arange(110)[rank::world_size][:12]) for rank, partition in enumerate(case.partitions)]
-    without, ahead = (pool.run(link_batches, "binary", 0, number, per_rank=mine, timeout=200) for number in (0, 1))
-    for (expected, _), (found, _) in zip(without, ahead, strict=True):
-        for one, other in zip(expected, found, strict=True):
-            assert all(
-                torch.equal(torch.as_tensor(other[None][name]), torch.as_tensor(one[None][name])) for name in one[None]
-            )

@@ -39,7 +39,7 @@ def counted(graph, data, name):
             parametrize.register_parametrization(layer.get_submodule(owner), attribute, counts[path], unsafe=True)
     w = data.edges["w"]
     rows = data.nodes["x"].clone(), data.leaf("x") * 1  # GroupRevRes frees what it is given
-    outputs = [CONVS[name].call(layer, graph, x, w, data) for x in rows]
+    outputs = [CONVS[name].run(layer, graph, x, w, data) for x in rows]
     outputs = [output[0] if isinstance(output, tuple) else output for output in outputs]
     results = {f"node output {number}": output for number, output in enumerate(outputs)}
     return results | {f"same reads of {path}": torch.tensor(each.reads, dtype=w.dtype) for path, each in counts.items()}
@@ -62,7 +62,7 @@ def normalised(graph, data, name):
     parametrizations.weight_norm(owner) if "right" in name else parametrizations.spectral_norm(owner)
     x = data.leaf("x")
     for _ in range(3):
-        out = CONVS[name].call(layer, graph, x, data.edges["w"], data)
+        out = CONVS[name].run(layer, graph, x, data.edges["w"], data)
     out.square().sum().backward()
     return {"node out": out, "node x.grad": x.grad}
 

@@ -1,7 +1,6 @@
 """`patch_dgl`: when it is called, what it replaces and puts back, what graphs of DGL and unpatched layers see of it."""
 
 import inspect
-import re
 import sys
 from functools import partial
 from operator import attrgetter
@@ -18,11 +17,10 @@ from packaging.version import Version
 from torch import nn
 
 import sar
-from sar.adapters.dgl.gat_layers import gat_conv
 from sar.adapters.dgl.patched_layers import PATCHED_LAYERS
 from tests.core.attempts import catch_and_recover
 from tests.parity.conv_layers import CONVS, NEEDS_PATCH, conv_gradients, layer_of, precision_of
-from tests.parity.harness import check, deal, parameter_gradients, random_data, weighted_sum
+from tests.parity.harness import check, deal, gradients, random_data
 from tests.parity.scenarios import SCENARIOS
 from tests.parity.test_conv_layers import with_in_edges
 
@@ -61,8 +59,7 @@ def attention(graph, data):
         graph.edata["a"] = edge_softmax(graph, graph.edata["score"])
         graph.update_all(fn.u_mul_e("h", "a", "m"), fn.sum("m", "out"))
         out = graph.ndata["out"]
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    return {"node output": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+    return gradients(out, data, layer, x=x)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -71,22 +68,19 @@ def test_layers_run_on_a_graph_that_was_made_while_dgl_was_imported(pool, world_
     check(pool, parts, random_data(parts, torch.float64), [(attention, ())])
 
 
-def says_so(data):
-    """What makes graphs patches, and what sar logs of it."""
+def patches(data):
+    """Whether DGL is patched after each of two graphs and of two message flow graphs."""
     sar.unpatch_dgl()
-    here, log = [], []
-    with mock.patch.object(sar.logger, "info", lambda line, *args: log.append(line)):
-        for make in (sar.construct_full_graph, lambda data: sar.construct_mfgs(data, torch.tensor([]).long(), 1)) * 2:
-            make(data)
-            here.append(hasattr(dgl.nn.GATConv.forward, "__wrapped__"))
-    return here, [line for line in log if "DGL" in line]
+    here = []
+    for make in (sar.construct_full_graph, lambda data: sar.construct_mfgs(data, torch.tensor([]).long(), 1)) * 2:
+        make(data)
+        here.append(hasattr(dgl.nn.GATConv.forward, "__wrapped__"))
+    return here
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_patching_is_logged_once(pool):
-    for patched, log in pool.run(says_so, per_rank=SCENARIOS["random"](2).partitions):
-        assert patched == [True] * 4
-        assert log == ["DGL's layers are patched for distributed graphs (sar.Config.patch_dgl)"]
+def test_making_a_graph_patches(pool):
+    assert pool.run(patches, per_rank=SCENARIOS["random"](2).partitions) == [[True] * 4] * 2
 
 
 def unpatched(mine, how):
@@ -122,27 +116,6 @@ def test_layers_of_unpatched_dgl_say_what_to_call(pool, how):
             )
         assert "GraphError" in softmax.bases
         assert "call sar.edge_softmax, or sar.patch_dgl() before it" in softmax.message
-
-
-def of_other_lengths(mine):
-    """Features of a node less or more than the worker has."""
-    partition, data = mine
-    sar.patch_dgl()
-    graph, x = sar.construct_full_graph(partition), data.nodes["x"].float()
-    width, options = x.shape[1], {"allow_zero_in_degree": True}
-    layers = [dgl.nn.GraphConv(width, width, norm=norm, **options) for norm in ("none", "right", "both")]
-    layers += [dgl.nn.SAGEConv(width, 2, "mean"), dgl.nn.GINConv(nn.Linear(width, 2))]
-    layers += [dgl.nn.GATConv(width, 2, 2, **options)]
-    return [catch_and_recover(layer, graph, rows) for layer in layers for rows in (x[1:], torch.cat([x, x[:1]]))]
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_features_of_another_length_are_refused(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    for failures in pool.run(of_other_lengths, per_rank=deal(parts, random_data(parts))):
-        for failure in failures:
-            assert "GraphError" in failure.bases
-            assert "set one row for each" in failure.message
 
 
 PATCHED = {patch.layer.rpartition(".")[2] for patch in LAYERS}
@@ -239,77 +212,53 @@ def test_edge_softmax_by_any_name(pool, world_size):
         assert inspect.signature(edge_softmax) == signature
 
 
-def explain(mine):
+def others(x):
+    """Features of a node less than the worker has, and of one more."""
+    return x[1:], torch.cat([x, x[:1]])
+
+
+def explainer(kind=dgl.nn.GNNExplainer, **options):
+    return kind(nn.Identity(), 2, **options)
+
+
+REFUSED = {
+    "GNNExplainer.explain_graph": lambda graph, x: explainer().explain_graph(graph, x),
+    "GNNExplainer.explain_node": lambda graph, x: explainer().explain_node(feat=x, graph=graph, node_id=0),
+    "SubgraphX.explain_graph": lambda graph, x: explainer(dgl.nn.SubgraphX).explain_graph(graph, x, 1),
+    "dgl.sum_nodes": lambda graph, x: dgl.sum_nodes(graph, "x"),
+    "AvgPooling": lambda graph, x: dgl.nn.AvgPooling()(graph, x),
+    "dgl.softmax_nodes": lambda graph, x: dgl.softmax_nodes(graph=graph, feat="x"),
+    "dgl.topk_nodes": lambda graph, x: dgl.topk_nodes(graph, "x", 2, sortby=0),
+}
+"""They would take a worker's nodes for all; by what their error names."""
+OPTIONS = {"allow_zero_in_degree": True}
+OF_ONE_ROW_EACH = {
+    **{
+        f"GraphConv {norm}": lambda norm=norm: dgl.nn.GraphConv(6, 6, norm=norm, **OPTIONS) for norm in ("none", "both")
+    },
+    "SAGEConv": lambda: dgl.nn.SAGEConv(6, 2, "mean"),
+    "GINConv": lambda: dgl.nn.GINConv(nn.Linear(6, 2)),
+    "GATConv": lambda: dgl.nn.GATConv(6, 2, 2, **OPTIONS),
+}
+
+
+def attempts(mine):
     partition, data = mine
+    sar.patch_dgl()
     graph, x = sar.construct_full_graph(partition), data.nodes["x"]
-    explainer = dgl.nn.GNNExplainer(nn.Identity(), 2, log=False)
-    calls = [
-        lambda: explainer.explain_graph(graph, x),
-        lambda: explainer.explain_node(0, graph, x),
-        lambda: explainer.explain_node(feat=x, graph=graph, node_id=0),
-        lambda: dgl.nn.SubgraphX(nn.Identity(), 2).explain_graph(graph, x, 1),
-    ]
-    return [catch_and_recover(call) for call in calls]
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_explainers_are_refused_by_name(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    for failures in pool.run(explain, per_rank=deal(parts, random_data(parts))):
-        for failure in failures:
-            assert failure.kind == "GraphError"
-            assert re.match(r"(GNNExplainer|SubgraphX)\.explain_\w+ takes no distributed graph", failure.message), (
-                failure
-            )
-
-
-def readouts_of_own_nodes(mine):
-    partition, data = mine
-    graph = sar.construct_full_graph(partition)
-    graph.ndata["x"] = data.nodes["x"]
-    calls = [
-        lambda: dgl.sum_nodes(graph, "x"),
-        lambda: dgl.nn.AvgPooling()(graph, data.nodes["x"]),
-        lambda: dgl.softmax_nodes(graph=graph, feat="x"),
-        lambda: dgl.topk_nodes(graph, "x", 2, sortby=0),
-    ]
-    return [catch_and_recover(call) for call in calls]
+    graph.ndata["x"] = x
+    refused = {f"{name} takes no": catch_and_recover(call, graph, x) for name, call in REFUSED.items()}
+    lengths = [catch_and_recover(make(), graph, rows) for make in OF_ONE_ROW_EACH.values() for rows in others(x)]
+    return refused, lengths
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_readouts_of_one_workers_nodes_are_refused(pool, world_size):
-    """They would be one number too few on every worker: nobody has the others' rows."""
+def test_what_would_be_wrong_across_workers_is_refused(pool, world_size):
     parts = SCENARIOS["random"](world_size)
-    for failures in pool.run(readouts_of_own_nodes, per_rank=deal(parts, random_data(parts))):
-        for failure in failures:
+    for refused, lengths in pool.run(attempts, per_rank=deal(parts, random_data(parts))):
+        for words, failure in refused.items():
             assert "GraphError" in failure.bases
-            assert "sar.nn.global_mean(x)" in failure.message
-
-
-class Plain(nn.Module):
-    leaky_relu = nn.LeakyReLU(0.2)
-    attn_drop = nn.Dropout(0.1)
-
-
-class Falling(Plain):
-    leaky_relu = nn.LeakyReLU(-0.5)
-
-
-class OtherDropout(Plain):
-    attn_drop = nn.AlphaDropout(0.1)
-
-
-@pytest.mark.parametrize("kind", [Falling, OtherDropout, Plain])
-def test_attention_that_one_pass_does_not_serve_is_dgls_own_and_says_so_once(caplog, kind):
-    layer, shape = kind(), (3, 2, 2) if kind is Plain else (3, 2)
-    with caplog.at_level("WARNING", logger="sar"):
-        results = [gat_conv(lambda *args: "original", layer, None, torch.ones(shape)) for _ in range(2)]
-    assert results == ["original", "original"]
-    assert [type(layer).__name__ in record.getMessage() for record in caplog.records] == [True]
-
-
-@pytest.mark.parametrize(("args", "named"), [((), {"get_attention": True}), ((None, True), {})])
-def test_attention_weights_that_are_asked_for_come_from_dgls_own_forward(caplog, args, named):
-    with caplog.at_level("WARNING", logger="sar"):
-        assert gat_conv(lambda *args: args[-1], Plain(), None, torch.ones(3, 2), *args, **named) is True
-    assert not caplog.records
+            assert words in failure.message
+        for failure in lengths:
+            assert "GraphError" in failure.bases
+            assert "set one row for each" in failure.message
