@@ -128,16 +128,23 @@ MUTANTS = [
     Mutant(
         "gradients that are not waited for",
         "sar/comm/exchange.py",
-        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n                index",
-        "                    pass\n                index",
+        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n                self._rows.add",
+        "                    pass\n                self._rows.add",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "gradients that are not added",
-        "sar/comm/exchange.py",
+        "sar/comm/tiles.py",
         "self._returns.add(index.to(total.device), to_device(place, total.device).to(total.dtype), total)",
         "pass",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
+    ),
+    Mutant(
+        "changed rows that are not laid out again",
+        "sar/comm/same_process.py",
+        "is not None and written[0] == version:",
+        "is not None:",
+        "tests/virtual/test_memory.py::test_rows_are_laid_out_again_if_they_have_changed",
     ),
     Mutant(
         "kept rows whose buffer is used again",
