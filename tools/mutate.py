@@ -128,7 +128,8 @@ MUTANTS = [
     Mutant(
         "gradients that are not waited for",
         "sar/comm/exchange.py",
-        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n                self._rows.add",
+        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n"
+        "                self._rows.add",
         "                    pass\n                self._rows.add",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
