@@ -108,12 +108,6 @@ class RowFormat:
             layout = self._layouts[rows] = MessageLayout(end, fields)
         return layout
 
-    def round(self, values: Sequence[Tensor]) -> None:
-        """Round rows of the fields, (rows, ...) each, in place, as if they had travelled in this format."""
-        for form, column in zip(self.fields, values, strict=True):
-            if form.dtype != column.dtype:
-                column.copy_(column.to(form.dtype))
-
 
 @lru_cache(FORMATS)
 def _row_format(fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...], dtype: torch.dtype | None) -> RowFormat:

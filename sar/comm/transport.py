@@ -64,10 +64,6 @@ class SharedTensor:
     def will_need(self, rows: Tensor | None = None) -> None:
         """Prefetch these rows, ascending, or all of them if None. Does nothing for tensors in memory."""
 
-    def read(self, rows: Tensor, place: Tensor | None = None) -> Tensor:
-        """A copy of these rows; in `place`, a tensor on the CPU, if it is passed."""
-        return torch.index_select(self.rows, 0, rows.to(self.rows.device), out=place)
-
 
 class Done:
     """Work that is done."""

@@ -51,15 +51,12 @@ def at_hand(device: torch.device | str) -> float:
     return float("inf") if file is None else file.at_hand
 
 
-def empty_spillable(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu", *, zeros: bool = False
-) -> Tensor:
-    """An uninitialised tensor, or zeros; in this thread's file if there is one, so never in memory as a whole."""
+def empty_spillable(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """An uninitialised tensor; in this thread's file if there is one, so never in memory as a whole."""
     file = None if tensor_file.value is None else _file_for(device)
     if file is None or prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1):
-        return (torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device)
-    tensor = file.empty(shape, dtype)
-    return tensor.zero_() if zeros else tensor
+        return torch.empty(shape, dtype=dtype, device=device)
+    return file.empty(shape, dtype)
 
 
 def moved_to_file(tensor: Tensor) -> Tensor:
