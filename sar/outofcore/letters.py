@@ -18,11 +18,10 @@ from sar.outofcore.spill import PAGE, SpillFile
 
 
 class Transfer:
-    """A transfer between memory and a file, in the file's thread."""
+    """A transfer between memory and a file, in one of the disk's threads."""
 
-    def __init__(self, future: "Future[None]", memory: Tensor) -> None:
+    def __init__(self, future: "Future[None]") -> None:
         self._future = future
-        self._memory = memory  # must stay alive until the end
 
     def wait(self) -> None:
         """Wait for the end, and raise the OSError if it has failed."""
@@ -43,31 +42,22 @@ class LettersInFile(Letters):
 
     def write(self, key: Any, message: Tensor) -> Transfer:
         self._file.written += self._places[key][1]
-        return self._start(os.pwritev, key, message)
+        return Transfer(self._file.disk.threads.submit(self._transfer, os.pwritev, key, message))
 
     def read(self, key: Any, message: Tensor) -> Transfer:
         self._file.read += self._places[key][1]
-        return self._start(os.preadv, key, message)
+        return Transfer(self._file.disk.threads.submit(self._transfer, os.preadv, key, message))
 
-    def _start(self, transfer: Any, key: Any, message: Tensor) -> Transfer:
+    def _transfer(self, transfer: Any, key: Any, message: Tensor) -> None:
+        """Read or write a message. The thread keeps it and the slot alive, even if nobody waits after an error."""
         begin, nbytes = self._places[key]
         address, whole = message.data_ptr(), -(-nbytes // PAGE) * PAGE
-        direct = (
-            self._file.direct is not None
-            and self._file.disk.exceeds_cache
-            and address % PAGE == 0
-            and whole <= message.nbytes
-        )
-        file, nbytes = (self._file.direct, whole) if direct else (self._file.fd, nbytes)
-        memory = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
-        offset = self._slot.begin + begin
-
-        def run() -> None:
-            done = 0
-            while done < nbytes:
-                count = transfer(file, [memory[done:]], offset + done)
-                if not count:
-                    raise OSError(f"the file of spilled tensors ends at {offset + done}")
-                done += count
-
-        return Transfer(self._file.disk.threads.submit(run), message)
+        file, aligned = self._file.fd, address % PAGE == 0 and whole <= message.nbytes
+        if aligned and self._file.direct is not None and self._file.disk.exceeds_cache:
+            file, nbytes = self._file.direct, whole
+        memory, done = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B"), 0
+        while done < nbytes:
+            count = transfer(file, [memory[done:]], self._slot.begin + begin + done)
+            if not count:
+                raise OSError("the file of spilled tensors ends too early")
+            done += count

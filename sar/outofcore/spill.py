@@ -198,12 +198,18 @@ class Pages:
     address: int
     frozen: bool = field(init=False, default=False)  # whether others may read the slot, so that writes go elsewhere
     _fresh: bool = field(init=False, default=True)  # True until the page table has entries for the pages
+    _filled: bool = field(init=False, default=False)  # whether the slot has contents
 
     def fill(self, slot: Slot) -> "Pages":
         """Write the present contents to another slot, which nobody else reads, and map that one in place."""
         slot.write(self.address, pages=True)
         slot.map(mmap.MAP_SHARED, self._begin)
-        self.slot, self.frozen, self._fresh = slot, False, True  # frees the old slot, which is no longer mapped
+        self.slot, self.frozen, self._fresh, self._filled = (
+            slot,
+            False,
+            True,
+            True,
+        )  # frees the old slot, which is no longer mapped
         return self
 
     def freeze(self) -> None:
@@ -215,6 +221,8 @@ class Pages:
 
     def renew(self) -> None:
         """Move to a new slot if this process has written to a frozen one."""
+        if not self._filled:  # an error came first
+            self.fill(self.slot)
         if not self.frozen:
             return
         try:  # pages that the process has written to are private to it
@@ -251,6 +259,7 @@ class Mapping(Pages):
 
     def __init__(self, slot: Slot, begin: int = 0) -> None:
         super().__init__(slot, slot.map(mmap.MAP_SHARED) + slot.shift)
+        self._filled = True
         self.begin = begin  # offset of its tensors in the slot, in bytes
         self.away = False  # True from the end of its owner's turn until the next use
         if slot.nbytes <= AT_ONCE:
