@@ -15,7 +15,7 @@ from sar.comm import session
 from sar.outofcore import workers
 from tests.parity.harness import build, random_shares
 from tests.parity.programs import weighted
-from tests.virtual.virtual_pool import VirtualPool
+from tests.virtual.virtual_pool import VirtualPool, fill_the_heap
 from tests.workers import Err, Ok, shared_pool
 
 VICTIM = 3
@@ -85,9 +85,9 @@ def fills_the_disk(mine):
     try:
         if sar.rank() == VICTIM:  # alone, as the limit is its process's
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-        kept = torch.randn(50_000)
+        filling, kept = fill_the_heap(), torch.randn(50_000)  # which has pages of its own, so that it leaves memory
         sar.all_sum(1)
-        return kept.sum()
+        return kept.sum() + len(filling)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
