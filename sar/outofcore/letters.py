@@ -20,12 +20,15 @@ from sar.outofcore.spill import PAGE, SpillFile
 class Transfer:
     """A transfer between memory and a file, in one of the disk's threads."""
 
-    def __init__(self, future: "Future[None]") -> None:
-        self._future = future
+    def __init__(self, file: SpillFile, future: "Future[None]") -> None:
+        self._file, self._future = file, future
 
     def wait(self) -> None:
-        """Wait for the end, and raise the OSError if it has failed."""
-        self._future.result(Config.timeout)
+        """Wait for the end. Raises a SpillError if the transfer has failed."""
+        try:
+            self._future.result(Config.timeout)
+        except OSError as error:
+            raise self._file.failed(error) from error
 
 
 class LettersInFile(Letters):
@@ -42,11 +45,11 @@ class LettersInFile(Letters):
 
     def write(self, key: Any, message: Tensor) -> Transfer:
         self._file.written += self._places[key][1]
-        return Transfer(self._file.disk.threads.submit(self._transfer, os.pwritev, key, message))
+        return Transfer(self._file, self._file.disk.threads.submit(self._transfer, os.pwritev, key, message))
 
     def read(self, key: Any, message: Tensor) -> Transfer:
         self._file.read += self._places[key][1]
-        return Transfer(self._file.disk.threads.submit(self._transfer, os.preadv, key, message))
+        return Transfer(self._file, self._file.disk.threads.submit(self._transfer, os.preadv, key, message))
 
     def _transfer(self, transfer: Any, key: Any, message: Tensor) -> None:
         """Read or write a message. The thread keeps it and the slot alive, even if nobody waits after an error."""

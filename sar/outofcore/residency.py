@@ -206,9 +206,12 @@ class Residency(TorchDispatchMode):
 
     def arrive(self) -> None:
         """Begin a turn: all that has left memory is written."""
-        if self._leaving is not None:
-            self._leaving.result(Config.timeout)
-            self._leaving = None
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            try:
+                leaving.result(Config.timeout)
+            except OSError as error:
+                raise self.file.failed(error) from error
 
     def prefetch(self, turn: int) -> None:
         """Read in the background what the worker before has used in the same turn."""

@@ -112,15 +112,19 @@ class SpillFile:
         try:
             os.posix_fallocate(self.fd, self.size, room)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            raise SpillError(
-                f"There is no room in {self.folder} for {room} more bytes of spilled tensors ({error.strerror}); "
-                f"{self.size} are there. Name a folder on a larger disk, or take more workers."
-            ) from error
+            raise self.failed(error) from error
         self.size += room
         self.disk.size += room
         return Slot(self, self.size - room, nbytes, room)
+
+    def failed(self, error: OSError) -> SpillError:
+        """The error for the user when the file cannot grow, or be read or written."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return SpillError(f"The file of spilled tensors in {self.folder} cannot be read or written: {error}.")
+        return SpillError(
+            f"There is no room in {self.folder} for more spilled tensors ({error.strerror}); {self.size} bytes are "
+            "there. Name a folder on a larger disk, or take more workers."
+        )
 
     def free(self, begin: int, room: int) -> None:
         """Let a slot's range be used again."""
