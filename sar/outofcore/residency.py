@@ -198,7 +198,9 @@ class Residency(TorchDispatchMode):
                 mapping.away = True
             if exceeds and mapping.slot.nbytes > AT_ONCE:
                 mapping.drop()
-        if new:
+        if sum(storage.nbytes() for _, storage in new) > self.at_hand:  # too much to keep beside the next worker's
+            _write_out(new)
+        elif new:
             self._leaving = self.file.disk.threads.submit(_write_out, new)
         if _free_mkl is not None:
             _free_mkl()
