@@ -186,12 +186,7 @@ class Exchange:
             self._add_returned(depth)
             if step.receive is not None:
                 self._returned = self._buffer(step.receive, self._back)
-                grads = [  # views of the message if they need no conversion
-                    place.fill_(self._returns.start)
-                    if place.device == self.device and place.dtype == total.dtype
-                    else torch.full(place.shape, self._returns.start, dtype=total.dtype, device=self.device)
-                    for place, total in zip(self._returned.fields, self._returns.totals, strict=True)
-                ]
+                grads = self._returns.sums(self._returned.fields, self.device)
         return None if step.receive is None else Tile(step.receive, rows, grads)
 
     def give_back(self, i: int, tile: Tile | None) -> None:
@@ -200,9 +195,7 @@ class Exchange:
             # Send the gradients of the received tile, and post the receive for those of the tile that was sent.
             step, returned, self._returned = self.layout.steps[i], self._returned, None
             if tile is not None and returned is not None:
-                for grad, place in zip(tile.grads or (), returned.fields, strict=True):
-                    if place.device != grad.device or place.dtype != grad.dtype:
-                        place.copy_(grad, non_blocking=True)
+                self._returns.write(tile.grads or (), returned.fields)
             arriving = None if step.send is None else self._buffer(step.send, self._back)
             self._grads_in_flight.append(self._post(step.place, BACK, arriving, returned))
         if self._fields is not None:

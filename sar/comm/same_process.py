@@ -17,6 +17,7 @@ the second meeting. A fifth of the rows, read in place, lies on two thirds of a 
 these again. Letters are messages as between processes, so results equal those of as many processes.
 """
 
+import mmap
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -31,7 +32,7 @@ from sar.comm.tiles import GradientReturn, HaloPlan, HaloSlice, Layout, LocalFie
 from sar.comm.transport import Letters
 from sar.tensors.spillable import at_hand
 
-BLOCK: Final = 4096
+BLOCK: Final = mmap.PAGESIZE
 """Bytes of which buffers of letters are multiples, as transfers without the page cache require."""
 
 
@@ -176,7 +177,7 @@ class RowsInLetters(OwnRows):
         following = self._start_reading(halos[0]) if halos else None
         for i, halo in enumerate(halos):
             reading, following = following, self._start_reading(halos[i + 1]) if i + 1 < len(halos) else None
-            rows = grads = None
+            rows = None
             if reading is not None:
                 work, buffer, fields = reading
                 work.wait()
@@ -185,16 +186,9 @@ class RowsInLetters(OwnRows):
                 yield Tile(halo, rows, None)
             else:
                 message, places = self._buffer(halo, self._back)
-                grads = [
-                    (place if place.dtype == total.dtype else torch.empty(place.shape, dtype=total.dtype)).fill_(
-                        self._returns.start
-                    )
-                    for place, total in zip(places, self._returns.totals, strict=True)
-                ]
+                grads = self._returns.sums(places, message.device)
                 yield Tile(halo, rows, grads)
-                for place, grad in zip(places, grads, strict=True):
-                    if place is not grad:
-                        place.copy_(grad)
+                self._returns.write(grads, places)
                 self._start_writing(self._returned, halo, message)
             if reading is not None and not self._keep:
                 self._pool.give(buffer)
@@ -214,8 +208,8 @@ class RowsInLetters(OwnRows):
                 super().gather(halo, message, places)
                 self._start_writing(letters, halo, message)
         self._finish_writing(0)
-        self._plan.letters.clear()
         if version is not None:
+            self._plan.letters.clear()  # rows of before that did not change either
             self._plan.letters[key] = version, letters
         return letters
 

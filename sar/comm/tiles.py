@@ -245,6 +245,22 @@ class GradientReturn(NamedTuple):
     add: Callable[[Tensor, Tensor, Tensor], object]
     start: float = 0.0  # the neutral element of `add`
 
+    def sums(self, places: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """Tensors for a tile's gradients; `places` in a message themselves if they need no conversion."""
+        return [
+            place.fill_(self.start)
+            if place.device == device and place.dtype == total.dtype
+            else torch.full(place.shape, self.start, dtype=total.dtype, device=device)
+            for place, total in zip(places, self.totals, strict=True)
+        ]
+
+    @staticmethod
+    def write(grads: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+        """Copy a tile's gradients to their places in a message, unless they are there."""
+        for grad, place in zip(grads, places, strict=True):
+            if place.device != grad.device or place.dtype != grad.dtype:
+                place.copy_(grad, non_blocking=True)
+
 
 class OwnRows:
     """The rows of a worker that is the only one of its process, and the totals of their gradients.

@@ -167,8 +167,8 @@ class Slot:
         before, nbytes = (self.shift, self.paged) if pages else (0, self.nbytes)
         memory, done = memoryview((ctypes.c_char * nbytes).from_address(address - before)), 0
         direct = self.file.direct if pages and self.file.disk.exceeds_cache else None
+        fd = self.file.fd if direct is None else direct
         while done < nbytes:
-            fd = self.file.fd if direct is None else direct
             done += os.pwrite(fd, memory[done:], self.begin + self.shift - before + done)
         self.file.written += self.nbytes
 
@@ -208,12 +208,8 @@ class Pages:
         """Write the present contents to another slot, which nobody else reads, and map that one in place."""
         slot.write(self.address, pages=True)
         slot.map(mmap.MAP_SHARED, self._begin)
-        self.slot, self.frozen, self._fresh, self._filled = (
-            slot,
-            False,
-            True,
-            True,
-        )  # frees the old slot, which is no longer mapped
+        self.slot, self.frozen = slot, False  # frees the old slot, which is no longer mapped
+        self._fresh = self._filled = True
         return self
 
     def freeze(self) -> None:

@@ -187,6 +187,8 @@ def sums_of_features(file):
         graph.srcdata["x"], before = features, here.file.written
         graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
         found.append((graph.dstdata["y"].clone(), here.file.written - before))
+        graph.srcdata["x"] = features + 1  # rows of another layer, which come between
+        graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
     return found, graph.in_degrees()
 
 
