@@ -14,10 +14,7 @@ def travelled(column):
     message = torch.full((row.layout(len(column)).nbytes,), 255, dtype=torch.uint8)
     (place,) = row.layout(len(column)).views(message)
     place.copy_(column)
-    rounded = column.clone()
-    row.round([rounded])
-    assert torch.equal(place.to(column.dtype).nan_to_num(7), rounded.nan_to_num(7))  # what workers of one process see
-    return rounded
+    return place.to(column.dtype)
 
 
 @pytest.mark.parametrize("wide", WIDE, ids=str)
