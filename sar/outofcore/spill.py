@@ -46,7 +46,7 @@ PAGE: Final = mmap.ALLOCATIONGRANULARITY
 AT_ONCE: Final = 2**22
 """Size in bytes up to which a mapping is read whole on first use. The system pages larger ones in on demand."""
 CACHED = 2
-"""Multiple of the bytes at hand up to which the page cache holds the spill files. Larger ones are read and written past it."""
+"""Multiple of the bytes at hand up to which the page cache holds the spill files; else they go past it."""
 IN_MEMORY = 1
 """Multiple of the bytes at hand that tensors are read into past the page cache."""
 READ_PAST_CACHE = 2**20
