@@ -157,6 +157,9 @@ class RowsInLetters(OwnRows):
         self._letters: Mapping[int, Letters] = {}  # rows, by owner
         self._returned: Letters | None = None  # gradients of rows that this worker has read or received
         self._writing: deque[tuple[Any, Tensor]] = deque()  # buffers that are written
+        # All buffers have room for the largest tile, so that few serve all.
+        rows = min(max(layout.local_rows, layout.tile_rows), max(map(max, plan.halo_counts)))
+        self._room = max((form.layout(rows).nbytes for form in (out, back) if form is not None), default=0)
         if out is not None:
             self._letters = group.swap(self._write_rows(out), signature)
         if back is not None:
@@ -251,7 +254,7 @@ class RowsInLetters(OwnRows):
     def _buffer(self, halo: HaloSlice, form: RowFormat, *, from_pool: bool = True) -> tuple[Tensor, list[Tensor]]:
         """A buffer for a message, and its fields, (rows, ...) each."""
         layout = form.layout(halo.end - halo.begin)
-        nbytes = -(-layout.nbytes // BLOCK) * BLOCK
+        nbytes = -(-(self._room if from_pool else layout.nbytes) // BLOCK) * BLOCK
         buffer = self._pool.take(nbytes) if from_pool else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         return buffer, layout.views(buffer)
 

@@ -73,19 +73,24 @@ class Done:
 
 
 class Letters:
-    """Messages that a worker leaves for others of its process, by any key; here in memory, else in a file."""
+    """Messages that a worker leaves for others of its process, by any key; here in memory, else in a file.
 
-    def __init__(self) -> None:
+    Args:
+        sizes: bytes of each message.
+    """
+
+    def __init__(self, sizes: Mapping[Any, int]) -> None:
+        self._sizes = sizes
         self._messages: dict[Any, Tensor] = {}
 
     def write(self, key: Any, message: Tensor) -> Any:
-        """Start to write a message, (bytes,) uint8. It must not change before the returned work is waited for."""
-        self._messages[key] = message.clone()
+        """Start to write a message, the first bytes of a buffer. It must not change before the work is waited for."""
+        self._messages[key] = message[: self._sizes[key]].clone()
         return Done()
 
     def read(self, key: Any, message: Tensor) -> Any:
-        """Start to read a message; it is there when the returned work has been waited for."""
-        message.copy_(self._messages[key])
+        """Start to read a message into a buffer; it is there when the returned work has been waited for."""
+        message[: self._sizes[key]] = self._messages[key]
         return Done()
 
 
@@ -251,7 +256,7 @@ class Transport(ABC):
 
     def letters(self, sizes: Mapping[Any, int]) -> Letters:
         """Room for messages of these sizes in bytes, by key."""
-        return Letters()
+        return Letters(sizes)
 
     def contents(self, tensors: Sequence[Tensor]) -> Any:
         """A value that equals the one of before if the tensors have not changed; None if that is not known."""

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from sar.comm.transport import Letters
-from sar.config import Config
 from sar.outofcore.spill import PAGE, SpillFile
 
 
@@ -25,10 +24,7 @@ class Transfer:
 
     def wait(self) -> None:
         """Wait for the end. Raises a SpillError if the transfer has failed."""
-        try:
-            self._future.result(Config.timeout)
-        except OSError as error:
-            raise self._file.failed(error) from error
+        self._file.finish(self._future)
 
 
 class LettersInFile(Letters):

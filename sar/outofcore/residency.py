@@ -41,7 +41,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sar.comm.transport import SharedTensor
-from sar.config import Config
 from sar.errors import ConfigError
 from sar.outofcore.spill import AT_ONCE, Mapping, Pages, Published, SpillFile, has_its_own_pages
 from sar.tensors import spillable
@@ -52,8 +51,6 @@ SHARED_SLOT: Final = 2**18
 """Bytes of a slot that several small, constant tensors share."""
 ALIGNED: Final = 64
 """Alignment in bytes of the tensors in a shared slot."""
-READ_TOGETHER: Final = 2**20
-"""Bytes of a tensor from which it is read ahead."""
 
 _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_free_buffers", None)
 """Frees the half megabyte per thread that MKL keeps for the next matrix product. None if torch has no MKL."""
@@ -100,7 +97,7 @@ class Residency(TorchDispatchMode):
         self.at_hand = at_hand
         self.left = 0
         self._tracked = 0  # storages so far
-        self._used: list[int] = []  # numbers of those that were read back in this turn
+        self._used: list[_Known] = []  # those that were read back in this turn
         self._leaving: Future[None] | None = None  # writes what has left memory
         self._storages: dict[int, _Known] = {}  # by `_cdata`, which identifies a storage
         self._purge_at = FIRST_PURGE
@@ -168,9 +165,13 @@ class Residency(TorchDispatchMode):
         if tracked is None:
             tracked = self._in_file.get(storage.data_ptr())
         if tracked is not None and tracked.away:
-            tracked.come_back()
             if isinstance(tracked, _Known):
-                self._used.append(tracked.number)
+                if tracked.pages is not None and not tracked.pages.read_ahead():
+                    for used in self._used:
+                        if used.storage() is None:
+                            used.pages = None  # frees memory to read into
+                self._used.append(tracked)
+            tracked.come_back()
         return key
 
     # -- leaving
@@ -191,6 +192,8 @@ class Residency(TorchDispatchMode):
                 tracked.away = pages is not None
                 if exceeds and pages is not None and pages is before:
                     pages.drop()
+            elif tracked.pages is not None:
+                tracked.pages.forget()
             self.left += tracked.nbytes * tracked.away
         for mapping in list(self._in_file.values()):
             if not mapping.away:
@@ -204,35 +207,23 @@ class Residency(TorchDispatchMode):
             self._leaving = self.file.disk.threads.submit(_write_out, new)
         if _free_mkl is not None:
             _free_mkl()
-        self.file.disk.latest, self._used = (turn, self._used), []
+        self.file.disk.latest, self._used = (turn, [used.number for used in self._used]), []
 
     def arrive(self) -> None:
         """Begin a turn: all that has left memory is written."""
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
-            try:
-                leaving.result(Config.timeout)
-            except OSError as error:
-                raise self.file.failed(error) from error
+            self.file.finish(leaving)
 
     def prefetch(self, turn: int) -> None:
         """Read in the background what the worker before has used in the same turn."""
         of, numbers = self.file.disk.latest
         if of != turn or not self.file.disk.exceeds_cache or (self._leaving is not None and not self._leaving.done()):
             return
-        wanted = set(numbers)
-        slots = [
-            each.pages.slot
-            for each in self._storages.values()
-            if each.number in wanted and each.away and each.pages is not None and each.nbytes >= READ_TOGETHER
-        ]
-
-        def read() -> None:
-            for slot in slots:
-                slot.will_need(0, slot.nbytes)
-
-        if slots:
-            self.file.disk.threads.submit(read)
+        away = {each.number: each.pages for each in self._storages.values() if each.away and each.pages is not None}
+        for number in numbers:
+            if number in away and not away[number].read_ahead():
+                break
 
     def _put_away(
         self,
@@ -367,6 +358,8 @@ def _before_fork() -> None:
         own_pages = [tracked.pages for tracked in storages if tracked.pages and tracked.storage() is not None]
         for pages in (*own_pages, *residency._in_file.values()):
             pages.freeze()
+            if pages.memory is not None:
+                pages.drop()
 
 
 def _in_child() -> None:

@@ -15,6 +15,10 @@ large blocks have such pages with [Note: allocator]; the words in front of a blo
 Other workers may read the slot of a published tensor. From then on the owner's writes go to private pages of the
 process (`Pages.freeze`). The system reports which pages are private, so no write goes unnoticed (`Pages.renew`). A
 process that forks freezes all slots, and uses none of them again, so that neither process sees the other's writes.
+
+Once the files exceed the page cache, all mappings are private, and what comes back is read past the cache into `Memory`
+that the process uses again and again, which takes the place of the slot's pages. With pages of the cache, the system
+took a third of the processor time, to find, clear, map and free them.
 """
 
 import ctypes
@@ -24,7 +28,7 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -34,12 +38,19 @@ import torch
 from torch import Tensor
 
 from sar.comm.transport import SharedTensor
+from sar.config import Config
 from sar.errors import ConfigError, SpillError
 from sar.tensors.views import as_numpy
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 AT_ONCE: Final = 2**22
 """Size in bytes up to which a mapping is read whole on first use. The system pages larger ones in on demand."""
+CACHED = 2
+"""Multiple of the bytes at hand up to which the page cache holds the spill files; else they go past it."""
+IN_MEMORY = 1
+"""Multiple of the bytes at hand that tensors are read into past the page cache."""
+READ_PAST_CACHE = 2**20
+"""Bytes of a tensor from which it comes back past the page cache."""
 READ_AHEAD: Final = 2**17
 """Bytes that Linux reads at least for one request. With some disks' settings it ignores the rest of a longer one."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
@@ -57,14 +68,15 @@ class Disk:
     """What the spill files of a process share: threads that read and write, and how much the page cache can hold.
 
     Args:
-        room: bytes of the files above which they are read and written past the page cache, or dropped from it.
+        at_hand: bytes that rows read by all partitions may take.
     """
 
-    def __init__(self, room: float) -> None:
+    def __init__(self, at_hand: float) -> None:
         self.threads = ThreadPoolExecutor(2, "sar-disk")  # one for tensors that leave, one for letters
+        self.memory = MemoryPool(IN_MEMORY * at_hand)
         self.size = 0  # bytes of all files
         self.latest: tuple[int, list[int]] = 0, []  # the latest turn, and the storages that it has read back
-        self._room = room
+        self._room = CACHED * at_hand
 
     @property
     def exceeds_cache(self) -> bool:
@@ -126,6 +138,13 @@ class SpillFile:
             "there. Name a folder on a larger disk, or take more workers."
         )
 
+    def finish(self, transfer: "Future[None]") -> None:
+        """Wait for a transfer. Raises a SpillError if it has failed."""
+        try:
+            transfer.result(Config.timeout)
+        except OSError as error:
+            raise self.failed(error) from error
+
     def free(self, begin: int, room: int) -> None:
         """Let a slot's range be used again."""
         if begin >= self._kept:
@@ -150,11 +169,11 @@ class Slot:
     file: SpillFile
     begin: int
     nbytes: int
-    _room: int
+    room: int  # of the range
     shift: int = field(init=False, default=0)
 
     def __del__(self) -> None:
-        self.file.free(self.begin, self._room)
+        self.file.free(self.begin, self.room)
 
     @property
     def paged(self) -> int:
@@ -181,10 +200,20 @@ class Slot:
         for piece in range(begin, end, READ_AHEAD):
             os.posix_fadvise(self.file.fd, piece, min(READ_AHEAD, end - piece), os.POSIX_FADV_WILLNEED)
 
-    def map(self, how: int, address: int | None = None) -> int:
-        """Map the slot's pages, over an existing mapping if an address is passed; return the address."""
+    def read(self, memory: "Memory") -> None:
+        """Read the pages that the data lies on, past the page cache."""
+        fd, pages, done = self.file.direct or self.file.fd, memoryview(memory.shared)[: self.paged], 0
+        while done < self.paged:
+            count = os.preadv(fd, [pages[done:]], self.begin + done)
+            if not count:
+                raise OSError("the file of spilled tensors ends too early")
+            done += count
+
+    def map(self, how: int, address: int | None = None, memory: "Memory | None" = None) -> int:
+        """Map the slot's pages, or `memory`, over an existing mapping if an address is passed; return the address."""
         access, how = mmap.PROT_READ | mmap.PROT_WRITE, how if address is None else how | _MAP_FIXED
-        result = _libc.mmap(_Address(address), _Size(self.paged), access, how, self.file.fd, _Offset(self.begin))
+        fd, begin = (self.file.fd, self.begin) if memory is None else (memory.pool.fd, memory.begin)
+        result = _libc.mmap(_Address(address), _Size(self.paged), access, how, fd, _Offset(begin))
         if result in (None, _Address(-1).value):
             reason = os.strerror(ctypes.get_errno())
             raise SpillError(
@@ -192,6 +221,56 @@ class Slot:
                 "vm.max_map_count too small?"
             )
         return int(result)
+
+
+class MemoryPool:
+    """Memory that tensors are read into, in a file of the system's that has no disk, so that it can be mapped anywhere.
+
+    Args:
+        limit: bytes at most.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.fd = os.memfd_create("sar")
+        self._limit, self._size, self._end = limit, 0, 0  # bytes; bytes that take memory; end of the file
+        self._free: defaultdict[int, list[tuple[int, mmap.mmap]]] = defaultdict(list)  # by size
+
+    def take(self, room: int) -> "Memory | None":
+        """Memory of `room` bytes, contents undefined; None if there is none left."""
+        if self._free[room]:
+            return Memory(self, *self._free[room].pop())
+        if self._size + room > self._limit:  # free that of other sizes
+            for size, places in self._free.items():
+                for _, shared in places:
+                    shared.madvise(mmap.MADV_REMOVE)
+                    self._size -= size
+                places.clear()
+        if self._size + room > self._limit:
+            return None
+        os.truncate(self.fd, self._end + room)
+        shared = mmap.mmap(self.fd, room, offset=self._end)
+        self._size, self._end = self._size + room, self._end + room
+        return Memory(self, self._end - room, shared)
+
+    def give(self, memory: "Memory") -> None:
+        """Let memory be taken again."""
+        self._free[len(memory.shared)].append((memory.begin, memory.shared))
+
+    def close(self) -> None:
+        self._free.clear()
+        os.close(self.fd)
+
+
+@dataclass(eq=False)
+class Memory:
+    """Memory from the pool, at the offset `begin` of its file. It is taken again after its last reference."""
+
+    pool: MemoryPool
+    begin: int
+    shared: mmap.mmap
+
+    def __del__(self) -> None:
+        self.pool.give(self)
 
 
 @dataclass(eq=False)
@@ -203,51 +282,87 @@ class Pages:
     frozen: bool = field(init=False, default=False)  # whether others may read the slot, so that writes go elsewhere
     _fresh: bool = field(init=False, default=True)  # True until the page table has entries for the pages
     _filled: bool = field(init=False, default=False)  # whether the slot has contents
+    _private: bool = field(init=False, default=False)  # whether writes are noticed, and do not reach the slot
+    memory: Memory | None = field(init=False, default=None)  # is mapped in place of the slot
+    _ahead: "tuple[Memory, Future[None]] | None" = field(init=False, default=None)  # memory that is read into
 
     def fill(self, slot: Slot) -> "Pages":
         """Write the present contents to another slot, which nobody else reads, and map that one in place."""
         slot.write(self.address, pages=True)
-        slot.map(mmap.MAP_SHARED, self._begin)
-        self.slot, self.frozen = slot, False  # frees the old slot, which is no longer mapped
-        self._fresh = self._filled = True
+        self.slot, self.frozen = slot, False  # frees the old slot
+        self._map(private=self._past_cache)
+        self._filled = True
         return self
 
     def freeze(self) -> None:
         """Let others read the slot from now on; this process's writes no longer reach it."""
         self.renew()
-        if not self.frozen:
-            self.slot.map(mmap.MAP_PRIVATE, self._begin)
-            self.frozen = self._fresh = True
+        if not self._private:
+            self._map(private=True)
+        self.frozen = True
 
     def renew(self) -> None:
-        """Move to a new slot if this process has written to a frozen one."""
+        """Write the contents to the slot if they differ from it: to a new one if others may read the present one."""
         if not self._filled:  # an error came first
             self.fill(self.slot)
-        if not self.frozen:
-            return
-        try:  # pages that the process has written to are private to it
-            with open("/proc/self/pagemap", "rb", 0) as file:
-                entries = os.pread(file.fileno(), 8 * self.slot.paged // PAGE, 8 * (self._begin // PAGE))
-        except OSError:
-            entries = b""  # the system does not say
-        kinds = {byte >> 5 for byte in set(entries[7::8])}
-        if len(entries) // 8 * PAGE < self.slot.paged or not kinds.isdisjoint(_OWN_PAGES):
-            self.fill(self.slot.file.slot(self.slot.nbytes))
+        elif self._changed():
+            self.fill(self.slot.file.slot(self.slot.nbytes) if self.frozen else self.slot)
+
+    def read_ahead(self) -> bool:
+        """Begin to read past the page cache, in the background; False if there is no memory left to read into."""
+        if not (self._private and self._past_cache) or self.memory is not None or self._ahead is not None:
+            return True
+        memory = self.slot.file.disk.memory.take(self.slot.room)
+        if memory is not None:
+            self._ahead = memory, self.slot.file.disk.threads.submit(self.slot.read, memory)
+        return memory is not None
+
+    def forget(self) -> None:
+        """Give up what was read ahead."""
+        self._ahead = None
 
     def populate(self) -> None:
         """Read all pages into memory, as far as there is room."""
-        self.slot.will_need(0, self.slot.nbytes)
-        if self._fresh or self.slot.file.disk.exceeds_cache:
+        self.read_ahead()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self.slot.file.finish(ahead[1])
+            if not self._changed():
+                self._map(private=True, memory=ahead[0])
+        if self.memory is None:
+            self.slot.will_need(0, self.slot.nbytes)
+        if self._fresh or (self.memory is None and self.slot.file.disk.exceeds_cache):
             # Linux before 5.14 refuses, and reads page by page as they are used.
             _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_POPULATE_READ)
             self._fresh = False
 
     def drop(self) -> None:
         """Take the pages out of memory and of the page cache. They are read again when they are used."""
-        if not self._fresh:
-            self.slot.map(mmap.MAP_PRIVATE if self.frozen else mmap.MAP_SHARED, self._begin)
-            self._fresh = True
+        private = self.frozen or self._past_cache
+        if not self._fresh or self.memory is not None or private != self._private:
+            self._map(private=private)
         os.posix_fadvise(self.slot.file.fd, self.slot.begin, self.slot.paged, os.POSIX_FADV_DONTNEED)
+
+    def _map(self, *, private: bool, memory: Memory | None = None) -> None:
+        """Map the slot, or memory with its contents, at the address."""
+        self.slot.map(mmap.MAP_PRIVATE if private else mmap.MAP_SHARED, self._begin, memory)
+        self._private, self.memory, self._fresh = private, memory, True  # frees the memory mapped before
+
+    def _changed(self) -> bool:
+        """Whether the process has written to the pages, or it is not known, since they were mapped privately."""
+        if not self._private:
+            return False
+        try:  # pages that the process has written to are private to it
+            with open("/proc/self/pagemap", "rb", 0) as file:
+                entries = os.pread(file.fileno(), 8 * self.slot.paged // PAGE, 8 * (self._begin // PAGE))
+        except OSError:
+            return True  # the system does not say
+        kinds = {byte >> 5 for byte in set(entries[7::8])}
+        return len(entries) // 8 * PAGE < self.slot.paged or not kinds.isdisjoint(_OWN_PAGES)
+
+    @property
+    def _past_cache(self) -> bool:
+        return self.slot.nbytes >= READ_PAST_CACHE and self.slot.file.disk.exceeds_cache
 
     @property
     def _begin(self) -> int:
@@ -255,7 +370,9 @@ class Pages:
 
 
 class Mapping(Pages):
-    """A mapping of a slot at an address of its own. Tensors in it keep it alive."""
+    """A mapping of a slot at an address of its own. Tensors in it keep it alive. It is read through the page cache."""
+
+    _past_cache = False
 
     def __init__(self, slot: Slot, begin: int = 0) -> None:
         super().__init__(slot, slot.map(mmap.MAP_SHARED) + slot.shift)

@@ -124,7 +124,7 @@ class InProcessTransport(Transport):
         return all_brought
 
     def letters(self, sizes: Mapping[Any, int]) -> Letters:
-        return Letters() if self._residency is None else LettersInFile(self._residency.file, sizes)
+        return Letters(sizes) if self._residency is None else LettersInFile(self._residency.file, sizes)
 
     def contents(self, tensors: Sequence[Tensor]) -> Any:
         return None if self._residency is None else self._residency.contents(tensors)

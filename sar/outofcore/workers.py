@@ -49,8 +49,6 @@ STALL_SECONDS = 30.0
 """Seconds without a turn after which a stall is reported for the first time, and again each time it has doubled."""
 AT_HAND = 0.25
 """Share of the memory available before the first turn that rows read by all partitions may take."""
-CACHED = 2
-"""Multiple of that memory up to which the page cache holds the spill files."""
 GRACE = 10.0
 """Seconds that the workers have to end after an error."""
 BUSY = 0.05
@@ -213,7 +211,7 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     process.group.stand_for(size)
     try:
         with process.group.guard():
-            disk = Disk(CACHED * at_hand)
+            disk = Disk(at_hand)
             residencies.extend(Residency(SpillFile(folder, disk), at_hand) for _ in range(size) if folder is not None)
         with refusals():
             threads.run(lambda: process.group.waiting is not None)
@@ -222,6 +220,7 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
         session.set_current(process)
         if residencies:
             disk.threads.shutdown(cancel_futures=True)
+            disk.memory.close()
         for residency in residencies:
             residency.file.close()
     return threads

@@ -36,14 +36,18 @@ def leaves_and_comes_back(changes):
     """What a tensor holds after turns of others, and what memory it and one that autograd has saved take meanwhile."""
     parameter, before = torch.ones((), requires_grad=True), anonymous()
     kept = torch.arange(2.0**20) + sar.rank()
-    saved = kept.clone()
+    saved, numbers = kept.clone(), kept.numpy()
     product = (parameter * saved).sum()
     del saved
     sar.all_sum(0)
     taken = anonymous() - before if sar.rank() == 0 else 0  # whose turn began when nobody had anything
+    if changes == "unseen, before its first use":
+        numbers[5:7] = -1
     kept.sum()
-    if changes:
+    if changes == "by torch":
         kept[5:7] = -1
+    if changes == "unseen":
+        numbers[5:7] = -1
     product.backward()
     for _ in range(3):  # whoever has the turn writes to slots that are free now
         torch.rand(2**20)
@@ -55,9 +59,10 @@ def leaves_and_comes_back(changes):
     return torch.equal(kept, expected), torch.equal(parameter.grad, gradient), taken
 
 
-@pytest.mark.parametrize("changes", [False, True])
-def test_what_waits_is_out_of_memory(changes):
-    for kept, gradient, taken in VirtualPool(1, 3).run(leaves_and_comes_back, changes):
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("changes", [None, "by torch", "unseen", "unseen, before its first use"])
+def test_what_waits_is_out_of_memory(changes, fits):
+    for kept, gradient, taken in VirtualPool(1, 3, fits=fits).run(leaves_and_comes_back, changes):
         assert kept
         assert gradient
         assert taken < 2**22  # of 24 MB

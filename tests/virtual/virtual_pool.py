@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sar.comm.allocator import _M_MMAP_THRESHOLD, SMALL, set_allocator
+from sar.outofcore import spill as spill_file
 from sar.outofcore import workers
 from sar.outofcore.spill import has_its_own_pages
 from sar.tensors import spillable
@@ -69,10 +70,10 @@ def fill_the_heap() -> list[torch.Tensor]:
 def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool, fits: bool) -> list[Ok | Err]:
     """Run a case as virtual workers of this process."""
     function = getattr(importlib.import_module(module), name)
-    before = spillable.LEAST_BYTES, workers.AT_HAND
+    before = spillable.LEAST_BYTES, workers.AT_HAND, spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE
     spillable.LEAST_BYTES = SPILL_ALL
     if not fits:
-        workers.AT_HAND = 0.0
+        workers.AT_HAND, spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE = 0.0, 2**30, 0
     set_allocator(spilled=spill)
     if spill:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LEAST_BLOCK)
@@ -84,7 +85,7 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool,
             assert not os.listdir(folder)
     finally:
         set_allocator()
-        spillable.LEAST_BYTES, workers.AT_HAND = before
+        spillable.LEAST_BYTES, workers.AT_HAND, spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE = before
     return [
         _failed(threads.failures[place]) if place in threads.failures else Ok(pickle.loads(result))
         for place, result in enumerate(threads.results)
