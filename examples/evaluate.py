@@ -1,10 +1,10 @@
 """The accuracy of a trained GraphSAGE network on the whole graph, which need not fit in memory, and its logits.
 
     torchrun --nproc-per-node 2 examples/minibatch.py --partition-json partitions/cora/cora.json --parameters sage.pt
-    sar launch --workers 1 --resident 1 --spill /local/disk examples/evaluate.py \\
+    sar launch --workers 1 --memory 2GiB --spill /local/disk examples/evaluate.py \\
         --partition-json partitions/cora/cora.json --parameters sage.pt --logits logits.npy
 
-Every node sees all of its neighbours, as on one machine. With --resident 1 a process has one partition in memory at a
+Every node sees all of its neighbours, as on one machine. With --memory a process has one partition in memory at a
 time; without, as many workers as there are run side by side.
 """
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from sar.errors import ConfigError
+from sar.host.memory import parse_bytes
 from sar.logging_setup import told_on_stderr
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import GraphSource, Progress, logged_stages
@@ -22,7 +23,6 @@ from sar.partition.pipeline import read_input
 from sar.partition.write.write_job import OutputOptions
 
 _TYPED = re.compile(r"([^:=]+:[^:=]+:[^:=]+)=(.+)")
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 T = TypeVar("T", AssigningOptions, OutputOptions)
 
 
@@ -31,7 +31,7 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     what = "files in order, a directory or a pattern; or edges of several types: NTYPE:RELATION:NTYPE=FILE ..."
     parser.add_argument("input", nargs="+", metavar="INPUT", help=what)
     memory = "memory to use beside Python and its libraries, such as 2GiB"
-    parser.add_argument("--memory-limit", dest="memory", type=parse_bytes, metavar="SIZE", help=memory)
+    parser.add_argument("--memory-limit", dest="memory", type=size, metavar="SIZE", help=memory)
     group = parser.add_argument_group("input")
     add = group.add_argument
     add("--format", choices=FORMATS, help="default: by the names of the files")
@@ -119,13 +119,12 @@ def progress_bar() -> Iterator[Progress]:
         yield show
 
 
-def parse_bytes(text: str) -> int:
-    """Bytes of 8GiB (powers of 1024), 500MB or 500M (powers of 1000), or 500B; not of 3, which few mean as bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?=[KMGTB])([KMGT]?)(i)?B?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; expected a number and a unit, such as 8GiB or 500MB")
-    number, unit, binary = found.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+def size(text: str) -> int:
+    """An argument that is a size, in bytes."""
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _path(inputs: Sequence[str]) -> str | list[str] | dict[str, str]:

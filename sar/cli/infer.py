@@ -4,6 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
+from sar.cli.graph_input import size
 from sar.cli.model_file import load_model
 from sar.comm import session
 from sar.errors import ConfigError
@@ -28,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--classes", type=int, metavar="C", help="of the model; default: one more than the greatest label")
     workers = "workers of this process, which take turns; default: one for each partition. 1 has all in memory"
     add("--workers", type=int, metavar="W", help=workers)
+    memory = "for all workers of this machine, such as 5GiB; default: what there is"
+    add("--memory", type=size, metavar="SIZE", help=memory)
     add("--spill", type=Path, metavar="DIR", help="a folder on a disk for waiting workers; default: that of --out")
 
 
@@ -51,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_classes=arguments.classes,
         workers=arguments.workers,
         spill=arguments.spill or arguments.out.parent,
+        memory=arguments.memory,
     )
     if session.rank() == 0:
         print(f"wrote {arguments.out} in {time.perf_counter() - start:.1f} s")

@@ -13,12 +13,15 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from sar.cli.graph_input import size
 from sar.comm.allocator import left_alone, preloads
-from sar.data.partition_json import read_partition_json
+from sar.data.partition_json import PartitionJson, read_partition_json
 from sar.errors import ConfigError, PartitionError
 from sar.outofcore.workers import wanted
 
-_CHOSEN = {"LD_PRELOAD", "SAR_ALLOCATOR", "SAR_RESIDENT"}  # without mimalloc: workers that share a process need glibc's
+# Without mimalloc: workers that share a process need glibc's allocator.
+_CHOSEN = {"LD_PRELOAD", "SAR_ALLOCATOR", "SAR_RESIDENT", "SAR_MEMORY"}
+_OPTIONS = {"--workers", "--threads", "--memory", "--resident", "--spill"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--allocator",
         choices=("mimalloc", "auto", "least", "kept", "system"),
-        help="mimalloc keeps freed memory for the next epoch, and is the default without --resident if it is installed "
+        help="mimalloc keeps freed memory for the next epoch, and is the default in memory if it is installed "
         "(pip install cmeel-mimalloc); the others are values of Config.allocator, of which auto is the default",
     )
-    resident = "partitions that a worker has in memory at a time; it trains one after the other"
-    add("--resident", type=int, metavar="1", help=resident)
-    add("--spill", type=Path, metavar="DIR", help="with --resident: a folder on a disk for the others")
+    memory = "for all workers, such as 5GiB: each trains one partition after the other, and has one in memory at a time"
+    add("--memory", type=size, metavar="SIZE", help=memory)
+    add("--resident", type=int, metavar="1", help="the same in what memory there is, of the machine or its container")
+    spill = "with --memory or --resident: a folder on a disk for the others; default: that of the partitions"
+    add("--spill", type=Path, metavar="DIR", help=spill)
     add("--max-restarts", type=int, default=0, metavar="N", help="of all workers, if one fails (%(default)s)")
     add("script", type=Path, help="the training script, in Python; options of sar launch stand before it")
     add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
@@ -57,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if sys.platform == "linux":
         os.environ["SAR_LAUNCHER"] = str(os.getpid())
     said = " ".join(f"{name}={value}" for name, value in settings.items()) or "environment as it is"
-    late = {"--workers", "--threads"} & {word.partition("=")[0] for word in arguments.script_arguments}
+    late = _OPTIONS & {word.partition("=")[0] for word in arguments.script_arguments}
     said += f"; given to the script: {', '.join(sorted(late))}" if late else ""
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun leaves its own behind
@@ -79,31 +84,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _number_of_workers(arguments: argparse.Namespace) -> int:
-    if arguments.workers is None and arguments.resident is not None:
+    if arguments.workers is None and (arguments.memory or arguments.resident) is not None:
         return 1
-    workers: int | None = arguments.workers
-    return workers or torch.cuda.device_count() or min(_number_of_parts(arguments), len(os.sched_getaffinity(0)))
+    if (workers := arguments.workers or torch.cuda.device_count()) > 0:
+        return int(workers)
+    partitions = _partitions(arguments)
+    return 1 if partitions is None else min(partitions.num_parts, len(os.sched_getaffinity(0)))
 
 
-def _number_of_parts(arguments: argparse.Namespace) -> int:
-    """Of the partitions that are named to this command or to the script."""
+def _partitions(arguments: argparse.Namespace) -> PartitionJson | None:
+    """Those that are named to this command or to the script."""
     if arguments.partition_json is not None:
-        return read_partition_json(arguments.partition_json).num_parts
+        return read_partition_json(arguments.partition_json)
     for word in arguments.script_arguments:
         named = word.rpartition("=")[2]
         with suppress(PartitionError):
             if named.endswith(".json") or (named and os.path.isdir(named)):
-                return read_partition_json(named).num_parts
-    return 1
+                return read_partition_json(named)
+    return None
 
 
 def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
     """The variables to set: those of the command line, and defaults for those that are not set."""
-    if (arguments.resident is None) != (arguments.spill is None):
-        missing = "--spill" if arguments.spill is None else "--resident"
-        late = any(word.partition("=")[0] == missing for word in arguments.script_arguments)
-        after = f" {missing} stands after {arguments.script}, so the script gets it: put it before." if late else ""
-        raise ConfigError(f"--resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk.{after}")
+    out_of_core = (arguments.memory or arguments.resident) is not None
+    if arguments.spill is not None and not out_of_core:
+        raise ConfigError("--spill goes with --memory SIZE or --resident 1, before the script.")
     cores = len(os.sched_getaffinity(0))
     defaults = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "GLOO_SOCKET_IFNAME": "lo"}
     settings = {name: value for name, value in defaults.items() if name not in os.environ}
@@ -111,16 +116,26 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
         settings["OMP_NUM_THREADS"] = str(arguments.threads)
     if arguments.allocator not in (None, "mimalloc"):
         settings["SAR_ALLOCATOR"] = arguments.allocator
-    elif arguments.allocator or not (arguments.resident or _CHOSEN & os.environ.keys() or left_alone(os.environ)):
+    elif arguments.allocator or not (out_of_core or _CHOSEN & os.environ.keys() or left_alone(os.environ)):
         settings |= preloads()
         if "LD_PRELOAD" not in settings:
             if arguments.allocator is not None:
                 raise ConfigError("--allocator mimalloc: it is not installed; pip install cmeel-mimalloc.")
             print("sar launch: epochs are shorter with mimalloc: pip install cmeel-mimalloc", file=sys.stderr)
-    if arguments.resident is not None:
-        settings |= {"SAR_RESIDENT": str(arguments.resident), "SAR_SPILL_DIR": str(arguments.spill.absolute())}
-        if "SAR_PARTS" not in os.environ and (parts := _number_of_parts(arguments)) > 1:
-            settings["SAR_PARTS"] = str(parts)
+    if out_of_core:
+        partitions, folder = _partitions(arguments), arguments.spill
+        if folder is None and partitions is None:
+            raise ConfigError(
+                "--memory and --resident need a folder on a disk for partitions that wait, and no argument of the "
+                f"script names an existing directory of partitions, which would do: put --spill DIR before "
+                f"{arguments.script}."
+            )
+        if partitions is not None:
+            folder = folder or partitions.path.parent
+            if "SAR_PARTS" not in os.environ and partitions.num_parts > 1:
+                settings["SAR_PARTS"] = str(partitions.num_parts)
+        settings |= {"SAR_RESIDENT": str(arguments.resident or 1), "SAR_SPILL_DIR": str(folder.absolute())}
+        settings |= {} if arguments.memory is None else {"SAR_MEMORY": f"{arguments.memory}B"}
         # The workers would say if these are wrong.
         wanted({**os.environ, **settings}, [str(arguments.script), *arguments.script_arguments])
     return settings

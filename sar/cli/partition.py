@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from sar.cli.graph_input import add_input, default_name, input_of, options_of, parse_bytes, progress_bar
+from sar.cli.graph_input import add_input, default_name, input_of, options_of, progress_bar, size
 from sar.errors import ConfigError
 from sar.host.memory import machine_memory
 from sar.partition.assign.assigning import IN_EDGES, METHODS, MULTILEVEL, Assigned, AssigningOptions, PartsByMemory
@@ -49,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = fitting.add_argument
     add("--workers", type=int, metavar="Q", help="the fewest parts: one for each")
     memory = "that each part has to fit; default: that of this machine"
-    add("--memory-per-worker", type=parse_bytes, metavar="SIZE", help=memory)
+    add("--memory-per-worker", type=size, metavar="SIZE", help=memory)
     reserve = "memory that a worker needs beside graph and features (T of SDT-GNN); default: two thirds"
-    add("--reserve", type=parse_bytes, metavar="SIZE", help=reserve)
+    add("--reserve", type=size, metavar="SIZE", help=reserve)
 
 
 def _parts(text: str) -> int | str:

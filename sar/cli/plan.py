@@ -6,21 +6,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from sar.adapters.dgl.models import KINDS, LayerStack
 from sar.adapters.dgl.patched_layers import patch_dgl
 from sar.adapters.dgl.shim import has_dgl
-from sar.cli.graph_input import parse_bytes
+from sar.cli.graph_input import size
 from sar.cli.model_file import load_model
+from sar.data.partition_json import read_partition_json
 from sar.errors import ConfigError
-from sar.host.memory import PeakMemory, machine_memory
+from sar.host.memory import PeakMemory, anonymous_memory, machine_memory
 from sar.kernels import load_kernels
+from sar.outofcore.disk_speed import DiskSpeed
 from sar.partition.inspect.text_tables import as_text, mega, of_limit
 from sar.train.counted_graph import count_graph
-from sar.train.plan import WorkerPlan, fewest_workers, plan_training
+from sar.train.plan import WorkerPlan, plan_training
+from sar.train.plan_out_of_core import OutOfCorePlan, plan_out_of_core
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--features", type=int, metavar="F", help="input width; default: that of the feature 'feat'")
     add("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
     add("--workers", type=int, metavar="W", help="to plan for; default: one for each part")
-    memory = "memory of a worker, such as 8GiB, to be told how many workers fit; default: all share this machine"
-    add("--memory-per-worker", type=parse_bytes, metavar="SIZE", help=memory)
+    memory = "plan for one process, which trains one partition after the other in so much memory, such as 5GiB"
+    add("--memory", type=size, metavar="SIZE", help=memory)
+    spill = "with --memory: the folder on a disk for the other partitions; default: that of the partitions"
+    add("--spill", type=Path, metavar="DIR", help=spill)
     add("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, and return 0."""
-    kind, heads, memory = arguments.model, arguments.heads, arguments.memory_per_worker
+    kind, heads, memory = arguments.model, arguments.heads, arguments.memory
+    if memory is not None and arguments.workers is not None:
+        raise ConfigError("--memory is for one process with all partitions, --workers for one with its own each.")
     if arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: expected at least 1.")
     make_model = None if kind in KINDS else load_model(kind, f"one of {', '.join(KINDS)}, or FILE.py:FUNCTION")
@@ -56,7 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     load_kernels()
     torch.optim.Adam([torch.zeros(1)])  # the first optimizer loads more of torch
     code = PeakMemory().baseline  # of this process before it reads a graph, as of a worker
-    print(f"sar plan: reading {arguments.directory}", file=sys.stderr)
+    own_code = anonymous_memory()
+    spec = read_partition_json(arguments.directory)
+    if spec.counts is None or arguments.workers not in (None, spec.num_parts):
+        why = "has no counts" if spec.counts is None else f"has counts of {spec.num_parts} workers only"
+        print(f"sar plan: reading all graphs of {spec.path.parent}, as {spec.path.name} {why}", file=sys.stderr)
     counts = count_graph(
         arguments.directory, workers=arguments.workers, in_width=arguments.features, num_classes=arguments.classes
     )
@@ -71,18 +81,30 @@ def run(arguments: argparse.Namespace) -> int:
         widths = [info.in_widths[info.ntypes[0]], *hidden, info.num_classes]
         described = {"kind": kind, "widths": widths, "heads": heads}
         title = f"{kind}, widths {' -> '.join(map(str, widths))}"
-    workers = plan_training(counts, make_model or (lambda _: LayerStack(kind, widths, heads)), code)
+    make_model = make_model or (lambda _: LayerStack(kind, widths, heads))
+    if memory is not None:
+        plan = plan_out_of_core(counts, make_model, own_code, memory)
+        speed = DiskSpeed.measure(arguments.spill or spec.path.parent)
+        if arguments.json:
+            disk = {"bytes_written_per_second": speed.written, "bytes_read_per_second": speed.read}
+            print(json.dumps({"model": described, "memory": memory, "plan": asdict(plan), "disk": disk}))
+        else:
+            print(f"{title}. {_out_of_core(plan, counts.num_workers, memory, speed)}")
+        return 0
+    workers = plan_training(counts, make_model, code)
     if arguments.json:
         plans = [
             asdict(worker) | {"memory": asdict(worker.memory) | {"total": worker.memory.total}} for worker in workers
         ]
-        found: dict[str, Any] = {"model": described, "workers": plans}
-        if memory is not None:
-            found |= {"memory_per_worker": memory, "fewest_workers": fewest_workers(workers, memory)}
-        print(json.dumps(found))
+        print(json.dumps({"model": described, "workers": plans}))
         return 0
     print(f"{title}, on {_count(len(workers))} in mode 1. Sizes in MB of a million bytes.\n")
-    print(f"{_tables(workers)}\n\n{_advice(workers, memory)}")
+    together, here = sum(worker.memory.total for worker in workers), machine_memory()
+    print(
+        f"{_tables(workers)}\n\n"
+        f"All workers together take {mega(together)} MB of this machine's {mega(here)} MB, so they "
+        f"{'fit' if together <= here else 'do not fit. --memory SIZE plans for one partition in memory at a time'}."
+    )
     return 0
 
 
@@ -104,29 +126,26 @@ def _tables(workers: Sequence[WorkerPlan]) -> str:
     )
 
 
-def _advice(workers: Sequence[WorkerPlan], memory: int | None) -> str:
-    """What to choose: whether the workers fit, and how many would."""
-    largest, fixed = (max(getattr(worker.memory, size) for worker in workers) for size in ("total", "fixed"))
-    if memory is None:
-        together, here = sum(worker.memory.total for worker in workers), machine_memory()
+def _out_of_core(plan: OutOfCorePlan, number: int, memory: int, speed: DiskSpeed) -> str:
+    """How many partitions fit, and what an epoch of those that there are moves to and from the disk."""
+    fits = of_limit(memory)
+    if not plan.partitions:
         return (
-            f"All workers together take {mega(together)} MB of this machine's {mega(here)} MB, so they "
-            f"{'fit' if together <= here else 'do not fit'}. --memory-per-worker SIZE tells how many workers of "
-            "another size fit."
+            f"No number of partitions fits {fits}: code and parameters alone take {mega(plan.fixed)} MB. Allow more "
+            "memory, or make the model smaller."
         )
-    fits, fewest = of_limit(memory), fewest_workers(workers, memory)
-    if fewest is None:
-        return (
-            f"No number of workers fits {fits} each: code, parameters and buffers alone take {mega(fixed)} MB. Allow "
-            "more memory, or make the model smaller."
-        )
-    takes = f"{fits} each: the largest takes {mega(largest)} MB"
-    if largest <= memory:
-        fewer = f" With the same balance and halo, {fewest} would fit, too." if fewest < len(workers) else ""
-        return f"{_count(len(workers))} fit {takes}. Choose {len(workers)}.{fewer}"
+    takes = f"{fits}: one takes {mega(plan.partition)} MB in its turn, and code and parameters {mega(plan.fixed)} MB"
+    if plan.partitions > number:
+        choice = f"These {number} partitions do not fit {takes}. Divide the graph into {plan.partitions}."
+    else:
+        fewer = f" With the same balance and halo, {plan.partitions} would do." if plan.partitions < number else ""
+        choice = f"These {number} partitions, one in memory at a time, fit {takes}.{fewer}"
+    all_read = plan.read + plan.mapped
+    read = f"reads {all_read / 1e9:,.1f} GB" if all_read else "reads nothing, as the page cache holds it"
+    seconds = plan.written / speed.written + all_read / speed.read
     return (
-        f"{_count(len(workers))} do not fit {takes}. Choose {fewest}, the fewest that fit with the same balance and "
-        "halo; or fewer processes that hold one partition in memory at a time (sar launch --resident 1)."
+        f"{choice} An epoch of {number} writes {plan.written / 1e9:,.1f} GB and {read}: {seconds:,.0f} s at the "
+        f"disk's {speed.written / 1e9:.1f} and {speed.read / 1e9:.1f} GB/s."
     )
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -48,6 +49,9 @@ _EXPECTED = (
     "the folders part0, part1, ... Check the path, or divide the graph first."
 )
 
+COUNTS: Final = "edges", "rows"
+"""Keys of the counts in the JSON file."""
+
 What = Literal["nodes", "edges"]
 IdRanges = npt.NDArray[np.int64]
 """[start, end) of global IDs by partition and type, (num_parts, num_types, 2)."""
@@ -66,6 +70,8 @@ class PartitionJson:
         those of original IDs under `nodes` and `edges`, whether they are there or not.
     bool_fields: names in the files of features that are bool, which these hold as uint8. sar adds them to the JSON
         file; DGL passes over them.
+    counts: edges of each type into each partition from each, and distinct nodes of others that these come from,
+        (2, R, P, P). sar adds them for `sar plan`, which need not read the graphs then; None if the file has none.
     """
 
     path: Path  # of the file itself
@@ -78,7 +84,8 @@ class PartitionJson:
     edge_ranges: IdRanges  # likewise
     files: list[dict[str, Path]]
     bool_fields: Collection[str]
-    digest: str = ""  # of all that the file says, in whatever order
+    counts: npt.NDArray[np.int64] | None
+    digest: str = ""  # of all that the file says but the counts, in whatever order
     edge_fix: str = REWRITE  # how to repair a directory whose edges do not add up
 
     @property
@@ -117,7 +124,11 @@ class PartitionJson:
         folder = self.path.parent
         for part, files in enumerate(self.files):
             content[f"part-{part}"] = {kind: files[kind].relative_to(folder).as_posix() for kind in PART_FILES}
-        self.path.write_text(json.dumps(content, indent=1))
+        text = json.dumps(content, indent=1)
+        if self.counts is not None:  # a line for each table
+            lines = [f'  "{key}": {x.tolist()}' for key, x in zip(COUNTS, self.counts, strict=True)]
+            text = text.removesuffix("\n}") + ',\n "counts": {\n' + ",\n".join(lines) + "\n }\n}"
+        self.path.write_text(text)
 
 
 def read_partition_json(partition_json_file: StrPath) -> PartitionJson:
@@ -167,6 +178,7 @@ def read_partition_json(partition_json_file: StrPath) -> PartitionJson:
     bool_fields = content.get("bool_fields", [])
     if not isinstance(bool_fields, list) or not all(isinstance(name, str) for name in bool_fields):
         raise PartitionError(f"{path}: bool_fields is {bool_fields!r}; expected a list of names. {REWRITE}")
+    counts = content.pop("counts", None)
     return PartitionJson(
         path=path,
         name=str(content.get("graph_name", "")),
@@ -178,6 +190,7 @@ def read_partition_json(partition_json_file: StrPath) -> PartitionJson:
         edge_ranges=edge_ranges,
         files=_part_files(path, content, num_parts),
         bool_fields=frozenset(bool_fields),
+        counts=None if counts is None else _counts(path, counts, (len(edge_types), num_parts, num_parts)),
         digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest(),
         edge_fix=edge_fix,
     )
@@ -271,6 +284,17 @@ def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: i
             ranges[part, type_id] = start, end
             reached = end
     return ranges
+
+
+def _counts(path: Path, counts: Any, shape: tuple[int, int, int]) -> npt.NDArray[np.int64]:
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
+        found = np.array([counts[key] for key in COUNTS], np.int64)
+        if found.shape == (2, *shape) and found.min() >= 0:
+            return found
+    raise PartitionError(
+        f"{path}: the counts do not fit {shape[0]} types of edges between {shape[1]} partitions. Remove 'counts' from "
+        "the file, and `sar plan` counts itself."
+    )
 
 
 def _part_files(path: Path, content: dict[str, Any], num_parts: int) -> list[dict[str, Path]]:

@@ -1,14 +1,36 @@
-"""Peak resident memory of this process, and the memory of this machine."""
+"""Sizes of memory in words, resident memory of this process, and the memory of this machine."""
 
 import contextlib
 import ctypes
 import gc
 import os
+import re
 import resource
 from pathlib import Path
 
+from sar.errors import ConfigError
+
 _LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _CONTROL_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of 8GiB (powers of 1024), 500MB or 500M (powers of 1000), or 500B; not of 3, which few mean as bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?=[KMGTB])([KMGT]?)(i)?B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ConfigError(f"{text!r} is no size; expected a number and a unit, such as 8GiB or 500MB")
+    number, unit, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+
+
+def anonymous_memory(process: int | str = "self") -> int:
+    """Bytes of a process's resident memory that belong to no file; 0 if it is gone."""
+    try:
+        _, resident, of_files, *_ = Path(f"/proc/{process}/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def machine_memory() -> int:

@@ -16,6 +16,13 @@ Hooks on the tensors that autograd saves would not be enough: while a call's bac
 of another branch, such as `fc_self` of SAGEConv, and only a mode sees it. With hooks, SAGE in 8 partitions took 1/4.6
 of the memory of all partitions at once; with the mode it takes 1/13.
 
+[Note: budget]
+SAR_MEMORY limits what the processes of a machine take: memory of their own, and pages of files. A quarter of what is
+left at the start is for rows that all workers read in place. The page cache may hold twice that of the files, or half
+of what the largest partition so far leaves of the budget. The process's own memory is compared with the budget by
+operations that make a large tensor, and at the end of a turn. If a partition needs more, although all that has left
+memory is written, its worker raises an error.
+
 [Note: tensors in files]
 A worker copies features and other data of its partition slice by slice to a slot of its spill file, and maps the slot:
 the system keeps as much of it in memory as there is room for. The partition's own files could not be mapped: an array
@@ -29,7 +36,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Final
@@ -41,7 +48,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sar.comm.transport import SharedTensor
+from sar.config import Config
 from sar.errors import ConfigError
+from sar.host.memory import anonymous_memory
 from sar.outofcore.spill import AT_ONCE, Mapping, Pages, Published, SpillFile, has_its_own_pages
 from sar.tensors import spillable
 
@@ -55,8 +64,12 @@ ALIGNED: Final = 64
 _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_free_buffers", None)
 """Frees the half megabyte per thread that MKL keeps for the next matrix product. None if torch has no MKL."""
 
+COMPARED: Final = 2**20
+"""Bytes of a new tensor from which memory is compared with the budget."""
+
 _SEQUENCES: Final = (list, tuple)
 _all: Final[set["Residency"]] = set()
+_empty: Final = torch.ops.aten.empty.memory_format
 
 
 class _Known:
@@ -146,6 +159,8 @@ class Residency(TorchDispatchMode):
                         f"A worker that shares its process (SAR_RESIDENT) has made a tensor on {tensor.device}. "
                         "Partitions that take turns stay on the CPU; start a process for each of them to use GPUs."
                     )
+                if storage.nbytes() >= COMPARED:
+                    self._keep_budget(storage.nbytes() if func is _empty else 0)
                 if key not in self._storages:
                     self._tracked += 1
                     self._storages[key] = _Known(storage, self._tracked)
@@ -167,19 +182,47 @@ class Residency(TorchDispatchMode):
         if tracked is not None and tracked.away:
             if isinstance(tracked, _Known):
                 if tracked.pages is not None and not tracked.pages.read_ahead():
-                    for used in self._used:
-                        if used.storage() is None:
-                            used.pages = None  # frees memory to read into
+                    self._forget_freed()
                 self._used.append(tracked)
             tracked.come_back()
         return key
+
+    def _keep_budget(self, untouched: int = 0) -> None:
+        """Raise a ConfigError if memory, with bytes that are not there yet, is above the budget: [Note: budget]."""
+        disk = self.file.disk
+        if disk.limit == float("inf"):
+            return
+        needed = anonymous_memory() + disk.memory.size + untouched
+        if needed > disk.limit:
+            _wait_for_writes()
+            self._forget_freed()
+            for each in (*_all, self):
+                for known in each._storages.values():
+                    if known.pages is not None:
+                        known.pages.forget()
+            for used in self._used:
+                if used.pages is not None:
+                    used.pages.renew()
+                    used.pages.drop()
+            disk.memory.free()
+            needed = anonymous_memory() + disk.memory.size + untouched
+        if needed > disk.limit:
+            raise over_budget(disk.limit, needed - disk.limit)
+        disk.room = min(disk.room, (disk.limit - needed) / 2)
+
+    def _forget_freed(self) -> None:
+        """Free memory into which storages were read in this turn that are no longer alive."""
+        for used in self._used:
+            if used.storage() is None:
+                used.pages = None
 
     # -- leaving
 
     def leave(self, turn: int = 0) -> None:
         """Take all tensors out of memory. A thread writes them, while the next worker has its turn."""
-        self.left = 0
-        exceeds = self.file.disk.exceeds_cache
+        self._keep_budget()
+        self.left, disk = 0, self.file.disk
+        exceeds = disk.exceeds_cache
         new: list[tuple[Pages, torch.UntypedStorage]] = []
         for key, tracked in list(self._storages.items()):
             storage = tracked.storage()
@@ -199,15 +242,17 @@ class Residency(TorchDispatchMode):
             if not mapping.away:
                 mapping.renew()
                 mapping.away = True
-            if exceeds and mapping.slot.nbytes > AT_ONCE:
+            if exceeds and (mapping.slot.nbytes > AT_ONCE or disk.prefetched > disk.room / 2):
                 mapping.drop()
         if sum(storage.nbytes() for _, storage in new) > self.at_hand:  # too much to keep beside the next worker's
             _write_out(new)
-        elif new:
-            self._leaving = self.file.disk.threads.submit(_write_out, new)
+        if disk.limit < float("inf"):  # keep no more than one worker's tensors and pages that are not written
+            _wait_for_writes()
+        if new or exceeds:
+            self._leaving = disk.threads.submit(_write_out, new, self.file if exceeds else None)
         if _free_mkl is not None:
             _free_mkl()
-        self.file.disk.latest, self._used = (turn, [used.number for used in self._used]), []
+        disk.latest, self._used = (turn, [used.number for used in self._used]), []
 
     def arrive(self) -> None:
         """Begin a turn: all that has left memory is written."""
@@ -316,6 +361,15 @@ class Residency(TorchDispatchMode):
         return place.copy_(tensor)
 
 
+def over_budget(limit: float, missing: float) -> ConfigError:
+    """The error for a process that may take `limit` bytes, and needs `missing` more."""
+    return ConfigError(
+        f"A worker needs {(limit + missing) / 1e6:,.0f} MB at once so far, {missing / 1e6:,.0f} MB more than the "
+        f"{max(limit, 0) / 1e6:,.0f} MB that --memory (SAR_MEMORY) leaves its process. Divide the graph into more "
+        "partitions, or allow more memory: `sar plan DIR --memory SIZE` says how many partitions a size takes."
+    )
+
+
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
@@ -325,11 +379,18 @@ def _begin(tensor: Tensor, begin: int) -> int:
     return begin + int(tensor.storage_offset()) * tensor.itemsize
 
 
-def _write_out(leaving: list[tuple[Pages, torch.UntypedStorage]]) -> None:
-    """Write storages to their slots, which take their place; they are alive meanwhile."""
+def _wait_for_writes() -> None:
+    """Wait until what has left memory is written."""
+    wait([each._leaving for each in _all if each._leaving is not None], Config.timeout)
+
+
+def _write_out(leaving: list[tuple[Pages, torch.UntypedStorage]], forget: SpillFile | None = None) -> None:
+    """Write storages to their slots, which take their place; they are alive meanwhile. Then forget a file's cache."""
     while leaving:
         pages, _storage = leaving.pop(0)
         pages.fill(pages.slot)
+    if forget is not None:
+        forget.forget()
 
 
 def _tensors(values: Sequence[Any], tensors: list[Tensor] | None = None) -> list[Tensor]:

@@ -55,6 +55,7 @@ READ_AHEAD: Final = 2**17
 """Bytes that Linux reads at least for one request. With some disks' settings it ignores the rest of a longer one."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """File systems that keep their files in memory, by type; from linux/magic.h."""
+_WRITE_AND_WAIT = 7  # flags of sync_file_range, from linux/fs.h
 _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
 _IS_MMAPPED = 2  # from glibc's malloc.c
 _OWN_PAGES: Final = {2, 4, 6}
@@ -69,19 +70,21 @@ class Disk:
 
     Args:
         at_hand: bytes that rows read by all partitions may take.
+        limit: bytes that the process may take.
     """
 
-    def __init__(self, at_hand: float) -> None:
+    def __init__(self, at_hand: float, limit: float = float("inf")) -> None:
         self.threads = ThreadPoolExecutor(2, "sar-disk")  # one for tensors that leave, one for letters
         self.memory = MemoryPool(IN_MEMORY * at_hand)
         self.size = 0  # bytes of all files
+        self.prefetched = 0  # bytes of small mappings, which are read whole on first use
         self.latest: tuple[int, list[int]] = 0, []  # the latest turn, and the storages that it has read back
-        self._room = CACHED * at_hand
+        self.room, self.limit = CACHED * at_hand, limit
 
     @property
     def exceeds_cache(self) -> bool:
         """Whether the page cache cannot hold the files."""
-        return self.size > self._room
+        return self.size > self.room
 
 
 class SpillFile:
@@ -144,6 +147,12 @@ class SpillFile:
             transfer.result(Config.timeout)
         except OSError as error:
             raise self.failed(error) from error
+
+    def forget(self) -> None:
+        """Take the file's pages out of the page cache, but for those that are mapped and in use."""
+        # Pages that are not written yet would stay. `fdatasync` would also flush the disk's own cache.
+        _libc.sync_file_range(self.fd, _Offset(0), _Offset(0), _WRITE_AND_WAIT)
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def free(self, begin: int, room: int) -> None:
         """Let a slot's range be used again."""
@@ -232,32 +241,36 @@ class MemoryPool:
 
     def __init__(self, limit: float) -> None:
         self.fd = os.memfd_create("sar")
-        self._limit, self._size, self._end = limit, 0, 0  # bytes; bytes that take memory; end of the file
+        self.size = 0  # bytes that take memory
+        self._limit, self._end = limit, 0  # bytes; end of the file
         self._free: defaultdict[int, list[tuple[int, mmap.mmap]]] = defaultdict(list)  # by size
 
     def take(self, room: int) -> "Memory | None":
         """Memory of `room` bytes, contents undefined; None if there is none left."""
         if self._free[room]:
             return Memory(self, *self._free[room].pop())
-        if self._size + room > self._limit:  # free that of other sizes
-            for size, places in self._free.items():
-                for _, shared in places:
-                    shared.madvise(mmap.MADV_REMOVE)
-                    self._size -= size
-                places.clear()
-        if self._size + room > self._limit:
+        if self.size + room > self._limit:
+            self.free()
+        if self.size + room > self._limit:
             return None
         os.truncate(self.fd, self._end + room)
         shared = mmap.mmap(self.fd, room, offset=self._end)
-        self._size, self._end = self._size + room, self._end + room
+        self.size, self._end = self.size + room, self._end + room
         return Memory(self, self._end - room, shared)
 
     def give(self, memory: "Memory") -> None:
         """Let memory be taken again."""
         self._free[len(memory.shared)].append((memory.begin, memory.shared))
 
-    def close(self) -> None:
-        self._free.clear()
+    def free(self) -> None:
+        """Return to the system what is not taken."""
+        for size, places in self._free.items():
+            for _, shared in places:
+                shared.madvise(mmap.MADV_REMOVE)
+                self.size -= size
+            places.clear()
+
+    def __del__(self) -> None:
         os.close(self.fd)
 
 
@@ -376,20 +389,23 @@ class Mapping(Pages):
 
     def __init__(self, slot: Slot, begin: int = 0) -> None:
         super().__init__(slot, slot.map(mmap.MAP_SHARED) + slot.shift)
-        self._filled = True
+        self._filled, self._fresh = True, False
         self.begin = begin  # offset of its tensors in the slot, in bytes
         self.away = False  # True from the end of its owner's turn until the next use
         if slot.nbytes <= AT_ONCE:
+            slot.file.disk.prefetched += slot.nbytes
             self.visit_rows()
 
     def __del__(self) -> None:
+        if self.slot.nbytes <= AT_ONCE:
+            self.slot.file.disk.prefetched -= self.slot.nbytes
         _libc.munmap(_Address(self._begin), _Size(self.slot.paged))
 
     def come_back(self) -> None:
         """Prefetch a small mapping. The system pages large ones in on demand."""
         if self.away and self.slot.nbytes <= AT_ONCE:
             self.populate()
-        self.away = False
+        self.away = self._fresh = False
 
     def visit_rows(self) -> None:
         """Turn off the system's own read-ahead, because rows are read in no regular order."""

@@ -36,9 +36,9 @@ from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, PeerError
-from sar.host.memory import available_memory
+from sar.host.memory import anonymous_memory, available_memory, parse_bytes
 from sar.logging_setup import logger
-from sar.outofcore.residency import Residency
+from sar.outofcore.residency import Residency, over_budget
 from sar.outofcore.spill import Disk, SpillFile
 from sar.outofcore.state import STATE, exits_of_its_own, refusals
 from sar.outofcore.transport import InProcessTransport
@@ -49,6 +49,8 @@ STALL_SECONDS = 30.0
 """Seconds without a turn after which a stall is reported for the first time, and again each time it has doubled."""
 AT_HAND = 0.25
 """Share of the memory available before the first turn that rows read by all partitions may take."""
+OWN = 15 / 16
+"""Share of a budget for the processes' own memory; the rest is for pages of files that are in use."""
 GRACE = 10.0
 """Seconds that the workers have to end after an error."""
 BUSY = 0.05
@@ -60,20 +62,23 @@ class Wanted(NamedTuple):
 
     parts: int  # partitions of the graph; a process has one in memory at a time
     folder: Path  # folder of the spill files
+    memory: int | None = None  # bytes that the processes of this machine may take together; None: all that there is
 
 
 def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Wanted | None:
-    """Read SAR_RESIDENT, SAR_SPILL_DIR and SAR_PARTS; None if SAR_RESIDENT is not set."""
-    resident = environ.get("SAR_RESIDENT")
+    """Read SAR_RESIDENT, SAR_MEMORY, SAR_SPILL_DIR and SAR_PARTS; None if neither of the first two is set."""
+    size = environ.get("SAR_MEMORY")
+    resident = environ.get("SAR_RESIDENT", None if size is None else "1")
     if resident is None:
         return None
+    memory = None if size is None else parse_bytes(size)
     if resident != "1":
         raise ConfigError(
             f"SAR_RESIDENT is {resident!r}; expected 1, the partitions that a worker process has in memory at a time. "
             "For more, start more processes."
         )
     if not environ.get("SAR_SPILL_DIR"):
-        raise ConfigError("SAR_RESIDENT needs SAR_SPILL_DIR, a folder on a disk for what is not in memory.")
+        raise ConfigError("SAR_MEMORY and SAR_RESIDENT need SAR_SPILL_DIR, a folder on a disk.")
     parts = environ.get("SAR_PARTS") or None
     for word in argv[1:] if parts is None else []:  # the first that names a JSON file of partitions, or its directory
         named = Path(word.rpartition("=")[2])
@@ -86,7 +91,7 @@ def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.ar
             f"SAR_PARTS {state}, and no argument of the script names an existing directory of partitions; pass one, "
             "or set SAR_PARTS to the number of partitions."
         )
-    return Wanted(int(parts), Path(environ["SAR_SPILL_DIR"]))
+    return Wanted(int(parts), Path(environ["SAR_SPILL_DIR"]), memory)
 
 
 def initialize_comms(
@@ -158,7 +163,7 @@ def _run_script_again(asked: Wanted) -> None:
             code = compile(stream.read(), file, "exec")
     with group.guard():
         group.agree(f"starting {size} workers in each process")
-    threads = run_in_turns(size, lambda place: _run_script(main, code), asked.folder)
+    threads = run_in_turns(size, lambda place: _run_script(main, code), asked.folder, asked.memory)
     status = max((result for result in threads.results if result is not None), default=0)
     failures = sorted(
         threads.failures.items(), key=lambda failure: isinstance(failure[1], PeerError)
@@ -175,10 +180,13 @@ def _run_script_again(asked: Wanted) -> None:
     raise SystemExit(status)
 
 
-def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> "WorkerThreads":
+def run_in_turns(
+    size: int, work: Callable[[int], Any], folder: Path | None, memory: int | None = None
+) -> "WorkerThreads":
     """Run `work(place)` as `size` workers of this process, and return the threads with their results and failures.
 
     `size` is V, the same in all processes. `folder` is for tensors out of memory; None keeps all tensors in memory.
+    `memory` is the budget of this machine's processes together, see [Note: budget]; None: what is available.
     """
     process = session.current()
     if process.group.device.type != "cpu":
@@ -188,8 +196,14 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     turns = Turns(size, process.group.rank * size, (*STATE, Swapped(session.current, session.set_current)))
     residencies: list[Residency] = []
     of_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    room, limit = available_memory() / of_host, float("inf")
+    if memory is not None:
+        limit = (OWN * memory - anonymous_memory(os.environ.get("SAR_LAUNCHER", "none"))) / of_host
+        room = min(room, limit - anonymous_memory())
     with process.group.guard():
-        share = torch.tensor(max(AT_HAND * available_memory() / of_host, 1), dtype=torch.float64, device="cpu")
+        if room <= 0:
+            raise over_budget(limit, -room)
+        share = torch.tensor(max(AT_HAND * room, 1), dtype=torch.float64, device="cpu")
         at_hand = float(torch.stack(process.group.all_gather(share, "memory that is available")).min())
 
     def run(place: int) -> Any:
@@ -211,7 +225,7 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     process.group.stand_for(size)
     try:
         with process.group.guard():
-            disk = Disk(at_hand)
+            disk = Disk(at_hand, limit)
             residencies.extend(Residency(SpillFile(folder, disk), at_hand) for _ in range(size) if folder is not None)
         with refusals():
             threads.run(lambda: process.group.waiting is not None)
@@ -220,7 +234,6 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
         session.set_current(process)
         if residencies:
             disk.threads.shutdown(cancel_futures=True)
-            disk.memory.close()
         for residency in residencies:
             residency.file.close()
     return threads

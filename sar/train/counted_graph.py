@@ -5,6 +5,7 @@ no values. Messages are counted, and go nowhere: of the group only one worker ex
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from sar.core.relation import NodeSet, Relation, Structure
 from sar.data.partition_json import read_partition_json
 from sar.errors import ConfigError
 from sar.kernels import EdgeBlock, index_dtype
-from sar.partition.inspect.by_worker import count_by_worker
+from sar.partition.inspect.by_worker import WorkerCounts, count_by_worker
 from sar.partition.inspect.inspection import inspect_directory, largest_value
 from sar.partition.inspect.report import DirectoryReport
 
@@ -79,6 +80,8 @@ def count_graph(
 ) -> GraphCounts:
     """Count the nodes, edges and halo rows of a partition directory, given as such or by its JSON file.
 
+    The file has the counts of a worker for each part (`PartitionJson.counts`); otherwise all graphs are read.
+
     Args:
         path: the directory.
         workers: None: one for each part.
@@ -89,16 +92,21 @@ def count_graph(
         ConfigError: the directory is not sound, or lacks a feature that would say what is left out.
         PartitionError: the JSON file is missing or damaged.
     """
-    report = inspect_directory(path)
+    spec = read_partition_json(path)
+    stored = spec.counts if workers in (None, spec.num_parts) else None
+    report = inspect_directory(path, graphs=stored is None)
     if report.problems:
         raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
-    counts = count_by_worker(path, workers)
-    etypes = read_partition_json(path).edge_types
+    if stored is None:
+        counts = count_by_worker(path, workers)
+    else:
+        tables = stored.transpose(2, 0, 1, 3)  # edges and rows of each part
+        counts = [WorkerCounts(of.nodes, of.split, *table) for of, table in zip(report.parts, tables, strict=True)]
     if in_width is None:
         widths: dict[str, int] = {}
         for name in reversed(INPUTS):  # of a type with both, the first decides
-            features = (one for one in report.features if one.of == "nodes" and one.name == name)
-            widths |= {one.type: math.prod(one.shape) for one in features if len(one.shape) == 1}
+            inputs = (one for one in report.features if one.of == "nodes" and one.name == name)
+            widths |= {one.type: math.prod(one.shape) for one in inputs if len(one.shape) == 1}
         if not widths:
             raise ConfigError(
                 "there is no node feature 'feat' of one dimension; say how wide the input is: --features F."
@@ -112,7 +120,7 @@ def count_graph(
             raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
         num_classes = int(largest_value(path, label)) + 1
     return GraphCounts(
-        info=GraphInfo(list(report.num_nodes), etypes, report.num_nodes, widths, num_classes),
+        info=GraphInfo(spec.node_types, spec.edge_types, report.num_nodes, widths, num_classes),
         nodes=[worker.nodes for worker in counts],
         train_nodes=[worker.split.get(TRAIN_MASK, sum(worker.nodes.values())) for worker in counts],
         relations=[
@@ -122,12 +130,12 @@ def count_graph(
                 halo=[worker.rows[number].tolist() for worker in counts],
                 features=_features(report, "edges", ":".join(etype)) | {EID: ((), torch.int64)},
             )
-            for number, etype in enumerate(etypes)
+            for number, etype in enumerate(spec.edge_types)
         ],
         node_bytes={
-            ntype: _row_bytes(report, "nodes", ntype, report.orig_node_ids) + _TYPE_BYTES for ntype in report.num_nodes
+            ntype: _row_bytes(report, "nodes", ntype, report.orig_node_ids) + _TYPE_BYTES for ntype in spec.node_types
         },
-        edge_bytes=[_row_bytes(report, "edges", ":".join(etype), report.orig_edge_ids) for etype in etypes],
+        edge_bytes=[_row_bytes(report, "edges", name, report.orig_edge_ids) for name in spec.edge_type_names],
     )
 
 
@@ -152,7 +160,7 @@ def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[Graph
     nodes = NodeSet(ids, ids, counts.info.num_nodes)
     ends = torch.tensor([sum(of_worker.values()) for of_worker in counts.nodes], device="cpu").cumsum(0).tolist()
     node_ranges = list(zip([0, *ends[:-1]], ends, strict=True))
-    relations = [_relation(counts, relation, worker) for relation in counts.relations]
+    relations = [_relation(counts, relation, worker, group.local_peers) for relation in counts.relations]
     structure = Structure(group, META, node_ranges, nodes, nodes, relations, "planned", DGL)
     features = [
         {
@@ -164,7 +172,7 @@ def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[Graph
     return make_graph(structure, features, None), structure
 
 
-def _relation(counts: GraphCounts, relation: RelationCounts, worker: int) -> Relation:
+def _relation(counts: GraphCounts, relation: RelationCounts, worker: int, peers: Sequence[int]) -> Relation:
     source, _, destination = relation.etype
     nodes = counts.nodes[worker]
     blocks: list[EdgeBlock] = []
@@ -175,7 +183,10 @@ def _relation(counts: GraphCounts, relation: RelationCounts, worker: int) -> Rel
         offset += edges
     send_rows = [_ids(reader[worker], torch.int32) for reader in relation.halo]
     mean_rows = sum(of_worker[source] for of_worker in counts.nodes) // counts.num_workers
-    plan = HaloPlan(worker, send_rows, torch.tensor(relation.halo, device="cpu").T, mean_rows)
+    halo = torch.tensor(relation.halo, device="cpu").T
+    # Of workers that share a process; those of others are never looked at.
+    local_rows = [torch.cat(send_rows)] * len(peers) if len(peers) > 1 else ()
+    plan = HaloPlan(worker, send_rows, halo, mean_rows, local_rows)
     return Relation(
         etype=relation.etype,
         blocks=blocks,

@@ -47,6 +47,7 @@ def infer(
     num_classes: int | None = None,
     workers: int | None = None,
     spill: StrPath | None = None,
+    memory: int | None = None,
 ) -> None:
     """Write a trained model's outputs for the nodes of a partition directory; called by all processes together.
 
@@ -63,6 +64,7 @@ def infer(
         num_classes: for `make_model`; None: one more than the greatest `label`, else `y`, 0 without both.
         workers: that share each process; None: as many as it takes for each to have one partition.
         spill: a folder on a disk for the tensors of workers that wait for their turn; None: these stay in memory.
+        memory: bytes that the processes of this machine may take together; None: all that there is.
 
     Raises:
         ConfigError: there is no such node or type, the weights do not fit the model, or `out` is neither kind of file.
@@ -116,7 +118,7 @@ def infer(
         else:
             if spill is not None:
                 set_allocator(spilled=True)
-            threads = run_in_turns(size, work, None if spill is None else Path(spill))
+            threads = run_in_turns(size, work, None if spill is None else Path(spill), memory)
             if threads.failures:
                 raise min(threads.failures.values(), key=lambda error: isinstance(error, PeerError))
         with group.guard():

@@ -19,7 +19,7 @@ memory that is still in use at the next operation counts.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,6 @@ class MemoryPlan:
     def total(self) -> int:
         return sum(vars(self).values())
 
-    @property
-    def fixed(self) -> int:
-        """Bytes that do not fall with the number of workers."""
-        return self.code + self.parameters + self.buffers
-
 
 @dataclass(frozen=True)
 class WorkerPlan:
@@ -103,46 +98,24 @@ def plan_training(counts: GraphCounts, make_model: MakeModel, code: int) -> list
     return [_plan_worker(counts, worker, make_model, code) for worker in range(counts.num_workers)]
 
 
-def fewest_workers(workers: Sequence[WorkerPlan], memory: int) -> int | None:
-    """The least number of workers if each may use `memory` bytes; None if there is no such number.
-
-    By proportion: balance stays, and each worker reads as large a share of the others' nodes.
-    """
-    if any(worker.memory.fixed >= memory for worker in workers):
-        return None
-    shares = [(one.memory.total - one.memory.fixed, memory - one.memory.fixed) for one in workers]
-    return max(1, *(-(-needed * len(workers) // room) for needed, room in shares))
-
-
 def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: int) -> WorkerPlan:
     """Train for two epochs without values and count the second: see [Note: which epoch]."""
     memory, group = MetaMemory(), CountingGroup(worker, counts.num_workers)
-    with session.standing_in(group, _CountedPool(memory)):
+    with session.standing_in(group, CountedPool(memory)):
         graph, structure = counted_graph(counts, worker, group)
         structure_before = structure.nbytes
-        with memory:
-            with META:
-                model = make_model(counts.info)
-            if not isinstance(model, nn.Module):
-                found = type(model).__name__
-                raise ConfigError(f"the function that makes the model returned a {found}; expected a Module.")
-            model.to(META)
-            nodes = counts.nodes[worker]
-            features = {
-                ntype: torch.empty(nodes[ntype], width, device=META) for ntype, width in counts.info.in_widths.items()
-            }
-            x = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
-            optimizer = torch.optim.Adam(model.parameters())
-            before = memory.live
-            _train(model, graph, x, optimizer, counts.train_nodes[worker])
-            traffic = _Traffic(group)
-            sent = statistics().bytes_sent
-            memory.peak, memory.peak_buffers = memory.live, memory.buffers
-            listeners.append(traffic)
-            try:
-                _train(model, graph, x, optimizer, counts.train_nodes[worker])
-            finally:
-                listeners.remove(traffic)
+        training = epochs(counts, worker, make_model, graph, memory)
+        model = next(training)
+        before = memory.live
+        next(training)
+        traffic = _Traffic(group)
+        sent = statistics().bytes_sent
+        memory.peak, memory.peak_buffers = memory.live, memory.buffers
+        listeners.append(traffic)
+        try:
+            next(training, None)
+        finally:
+            listeners.remove(traffic)
         sent = statistics().bytes_sent - sent
     model_bytes = sum(parameter.nbytes for parameter in model.parameters())
     above = memory.peak - before
@@ -157,6 +130,28 @@ def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: 
     baseline = code + planned.data + structure_before + model_bytes
     calls = [call for _, call in traffic.calls]
     return WorkerPlan(sent, calls, traffic.of_parameters, planned, planned.total - baseline)
+
+
+def epochs(
+    counts: GraphCounts, worker: int, make_model: MakeModel, graph: GraphShardManager, memory: "MetaMemory"
+) -> Iterator[nn.Module]:
+    """Train a worker's graph without values for two epochs, while `memory` counts. Yields the model before each."""
+    with memory:
+        with META:
+            model = make_model(counts.info)
+        if not isinstance(model, nn.Module):
+            found = type(model).__name__
+            raise ConfigError(f"the function that makes the model returned a {found}; expected a Module.")
+        model.to(META)
+        nodes = counts.nodes[worker]
+        features = {
+            ntype: torch.empty(nodes[ntype], width, device=META) for ntype, width in counts.info.in_widths.items()
+        }
+        x = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            yield model
+            _train(model, graph, x, optimizer, counts.train_nodes[worker])
 
 
 class _Traffic:
@@ -230,7 +225,8 @@ class MetaMemory(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = self.buffers = self.peak_buffers = 0
         self.in_buffers = False
-        self._sizes: dict[int, int] = {}  # of the storages that live, by `_cdata`
+        self.sizes: dict[int, int] = {}  # of the storages that live, by `_cdata`, their key
+        self.of_buffers: set[int] = set()  # keys of those of message buffers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -250,27 +246,35 @@ class MetaMemory(TorchDispatchMode):
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 self._count(tensor.untyped_storage())
-        if self.live > self.peak and not (func is _aten.add.Tensor and torch._C._current_graph_task_id() != -1):
-            self.peak, self.peak_buffers = self.live, self.buffers
+        is_sum = func is _aten.add.Tensor and torch._C._current_graph_task_id() != -1
+        if self.in_memory > self.peak and not is_sum:
+            self.peak, self.peak_buffers = self.in_memory, self.buffers
         return made
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes of the tensors that live and are in memory."""
+        return self.live
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         """Count a storage that may be new, or have another size than when it was last counted."""
         key, size = storage._cdata, storage.nbytes()
-        if key not in self._sizes:
+        if key not in self.sizes:
             weakref.finalize(storage, self._forget, key, self.in_buffers)
-        grown = size - self._sizes.get(key, 0)
-        self._sizes[key] = size
+            self.of_buffers |= {key} if self.in_buffers else set()
+        grown = size - self.sizes.get(key, 0)
+        self.sizes[key] = size
         self.live += grown
         self.buffers += grown if self.in_buffers else 0
 
     def _forget(self, key: int, in_buffers: bool) -> None:
-        size = self._sizes.pop(key)
+        size = self.sizes.pop(key)
         self.live -= size
         self.buffers -= size if in_buffers else 0
+        self.of_buffers.discard(key)
 
 
-class _CountedPool(BufferPool):
+class CountedPool(BufferPool):
     """Message buffers on "meta", counted as such."""
 
     def __init__(self, memory: MetaMemory) -> None:

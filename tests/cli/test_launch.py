@@ -127,6 +127,14 @@ def test_mimalloc_is_loaded_unless_something_else_is_chosen(
     assert command._settings(parsed(*words, str(script)), 1).get("LD_PRELOAD") == ("mimalloc.so" if loaded else None)
 
 
+def test_a_budget_and_the_folder_of_the_partitions(tmp_path: Path) -> None:
+    arguments = parsed("--memory", "1GiB", "train.py", f"--data={partition_json(tmp_path, 3).parent}")
+    settings = command._settings(arguments, command._number_of_workers(arguments))
+    expected = {"SAR_MEMORY": f"{2**30}B", "SAR_RESIDENT": "1", "SAR_PARTS": "3", "SAR_SPILL_DIR": str(tmp_path)}
+    assert expected.items() <= settings.items()
+    assert "SAR_ALLOCATOR" not in settings
+
+
 def test_mimalloc_that_is_not_installed(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import sar
 from sar.cli import main
 from sar.cli.demo import community_graph
-from sar.cli.graph_input import parse_bytes
+from sar.cli.graph_input import size
 from sar.partition.in_memory import divide, training_graph
 from tests.partition.written import small_types
 
@@ -32,46 +32,33 @@ def folder(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_widths_come_from_the_directory(folder: str, capsys) -> None:
-    assert (
-        main(
-            [
-                "plan",
-                folder,
-                "--model",
-                "gat",
-                "--heads",
-                "2",
-                "--hidden",
-                "8",
-                "--layers",
-                "2",
-                "--memory-per-worker",
-                "8GiB",
-            ]
-        )
-        == 0
-    )
+def test_widths_come_from_the_directory(folder: str, capsys, monkeypatch) -> None:
+    options = ["--model", "gat", "--heads", "2", "--hidden", "8", "--layers", "2"]
+    assert main(["plan", folder, *options]) == 0
     said, told = capsys.readouterr()
-    assert told.splitlines()[0] == f"sar plan: reading {folder}"
+    assert not told  # the JSON file has the counts
     assert said.startswith("gat, widths 6 -> 8 -> 4, on 2 workers in mode 1.")
     assert re.search(r"^layers\.0 +attention, additive scores +\d", said, re.MULTILINE)
-    assert "2 workers fit 8 GiB (8,589.9 MB) each" in said
-    assert "Choose 2. With the same balance and halo, 1 would fit, too." in said
-
-
-def test_the_last_sentence_says_what_to_choose(folder: str, capsys, monkeypatch) -> None:
-    def advice(*options: str) -> str:
-        assert main(["plan", folder, "--hidden", "1024", *options]) == 0
-        return capsys.readouterr().out.splitlines()[-1]
-
-    memory = max(worker["memory"]["total"] for worker in json.loads(advice("--json"))["workers"])
-    assert ", so they fit." in advice()
+    assert ", so they fit." in said
     monkeypatch.setattr("sar.cli.plan.machine_memory", lambda: 10**6)
-    assert ", so they do not fit." in advice()
-    assert advice("--memory-per-worker", "100MB").startswith("No number of workers fits 100.0 MB each: code, ")
-    too_little = advice("--memory-per-worker", f"{memory - 2_000_000}B")
-    assert re.search(r"2 workers do not fit .* Choose [3-9], the fewest that fit", too_little)
+    assert main(["plan", folder, "--workers", "3", *options]) == 0
+    said, told = capsys.readouterr()
+    assert told == f"sar plan: reading all graphs of {folder}, as small.json has counts of 2 workers only\n"
+    assert ", so they do not fit. --memory SIZE plans" in said
+
+
+def test_one_partition_in_memory_at_a_time(folder: str, capsys) -> None:
+    def said(memory: str, *options: str) -> str:
+        assert main(["plan", folder, "--hidden", "2048", "--memory", memory, *options]) == 0
+        return capsys.readouterr().out
+
+    assert said("100MB").startswith("sage, widths 6 -> 2048 -> 2048 -> 4. No number of partitions fits 100.0 MB: code ")
+    roomy = said("64GiB")
+    assert "These 2 partitions, one in memory at a time, fit 64 GiB" in roomy
+    assert re.search(r"reads nothing, as the page cache holds it: \d+ s at the disk's \d", roomy)
+    plan = json.loads(said("64GiB", "--json"))["plan"]
+    too_little = said(f"{(plan['fixed'] + plan['partition'] // 2) / 0.85:.0f}B")
+    assert re.search(r"These 2 partitions do not fit .* Divide the graph into [3-9]\. An epoch of 2 writes", too_little)
 
 
 def test_one_object_for_machines(folder: str, capsys) -> None:
@@ -136,7 +123,7 @@ def test_a_model_of_the_users_own(folder: str, tmp_path: Path, capsys, monkeypat
     assert (call["layer"], call["operation"]) == ("layer", "update_all, max")
     assert call["forward"] > 0
     assert call["backward"] == 0  # nothing needs a gradient below the maximum
-    assert main(["plan", folder, "--model", source, "--memory-per-worker", "8GiB"]) == 0
+    assert main(["plan", folder, "--model", source]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{source}, on 2 workers in mode 1.")
 
@@ -171,10 +158,10 @@ def test_directories_that_cannot_be_planned(tmp_path: Path, capsys) -> None:
     [("8GiB", 8 * 2**30), ("500MB", 5e8), ("1.5k", 1500), ("100B", 100), ("2 KiB", 2048), ("3T", 3e12)],
 )
 def test_sizes(text: str, expected: float) -> None:
-    assert parse_bytes(text) == expected
+    assert size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GB", "8 gallons", "3", "100i"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
-        parse_bytes(text)
+        size(text)

@@ -34,7 +34,7 @@ from sar.tensors.ids import distinct, pieces
 KINDS: tuple[What, What] = ("nodes", "edges")
 
 
-def inspect_directory(path: StrPath, *, verify: bool = False) -> DirectoryReport:
+def inspect_directory(path: StrPath, *, verify: bool = False, graphs: bool = True) -> DirectoryReport:
     """Report the content of a partition directory, and whether its files fit together.
 
     Holds one part's `graph.dgl` at a time and, to check original IDs, one byte for each node and edge.
@@ -42,6 +42,7 @@ def inspect_directory(path: StrPath, *, verify: bool = False) -> DirectoryReport
     Args:
         path: the directory's JSON file, or the directory.
         verify: also compare every byte with the checksums of its part.
+        graphs: also read the graphs and original IDs; False leaves `edges_from` and `rows_from` empty.
 
     Returns:
         The report; the directory is sound if its `problems` are empty.
@@ -62,7 +63,7 @@ def inspect_directory(path: StrPath, *, verify: bool = False) -> DirectoryReport
     parts: list[PartReport] = []
     with one_thread():
         for part in range(spec.num_parts):
-            edges_from, rows_from = _check_graph(spec, part, problems)
+            edges_from, rows_from = _check_graph(spec, part, problems) if graphs else ([], [])
             features.append({})
             split: dict[str, int] = {}
             for what in KINDS:
@@ -71,7 +72,7 @@ def inspect_directory(path: StrPath, *, verify: bool = False) -> DirectoryReport
                 dict(zip(names, owned_counts(ranges, part), strict=True)) for names, ranges in map(spec.types, KINDS)
             )
             parts.append(PartReport(nodes, in_edges, edges_from, rows_from, split))
-        originals = [_check_original_ids(spec, what, problems) for what in KINDS]
+        originals = [_check_original_ids(spec, what, problems) if graphs else ORIG_ID_FILES[what] for what in KINDS]
     num_nodes, num_edges = (
         dict(zip(names, (ranges[..., 1] - ranges[..., 0]).sum(0).tolist(), strict=True))
         for names, ranges in map(spec.types, KINDS)

@@ -8,6 +8,7 @@ H passes over these for each part, in slices.
 """
 
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,22 +27,27 @@ from sar.tensors.ids import pieces
 _NODE_BYTES = 64  # with all fields and copies
 
 
-def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[Array, list[int]]:
+def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[Array, Array, list[int]]:
     """Write a part's nodes, the edges into them, those that it keeps of others, their halo, and original edge IDs.
 
     `local` is a table of (N,) integers to work with, overwritten: the number inside the part of every new ID. Returned
-    are by the part of their source the number of edges, (P,), and of distinct sources, (P,), 0 for the part itself.
+    are by the part of their source the numbers of edges of each type, (R, P), and of their distinct sources, (R, P),
+    and of the distinct sources of all types, (P,). There are 0 sources for the part itself.
     """
     spans = [job.numbering.bounds(other) for other in range(job.num_parts)]
     start, end = spans[part]
     ends = np.array([last for _, last in spans])
-    edges_from = np.zeros(job.num_parts, np.int64)
-    local[:] = 0  # then 1 at the nodes of other parts that this one reads
-    for _, edges in buckets.read(part):
-        edges_from += np.bincount(np.searchsorted(ends, edges[:, 0], side="right"), minlength=job.num_parts)
-        local[edges[:, 0]] = 1
-    local[start:end] = 0
-    rows_from = [int(np.count_nonzero(local[slice(*span)])) for span in spans]
+    edges_from, rows_from = np.zeros((2, len(job.etypes), job.num_parts), np.int64)
+    local[:] = 0  # then not 0 at the nodes of other parts that this one reads
+    for number, of_type in groupby(buckets.read(part), key=lambda numbered: numbered[0]):
+        for _, edges in of_type:
+            owners = np.searchsorted(ends, edges[:, 0], side="right")
+            edges_from[number] += np.bincount(owners, minlength=job.num_parts)
+            local[edges[:, 0]] = number + 1
+        local[start:end] = 0
+        rows_from[number] = [np.count_nonzero(local[slice(*span)] == number + 1) for span in spans]
+    np.minimum(local, 1, out=local)
+    rows_of_all = [int(np.count_nonzero(local[slice(*span)])) for span in spans]
 
     outer_file = job.directory.scratch / f"outer-{part}"
     num_outer = 0 if job.num_hops is None else _find_outer_edges(job, buckets, part, local, job.num_hops, outer_file)
@@ -75,7 +81,7 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
                     edges = found.reshape(-1, 4)
                     append(edges, edges[:, 2], edges[:, 3], np.zeros(len(edges)))
     outer_file.unlink(missing_ok=True)
-    return edges_from, rows_from
+    return edges_from, rows_from, rows_of_all
 
 
 def _find_outer_edges(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array, hops: int, outer_file: Path) -> int:

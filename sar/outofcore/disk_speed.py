@@ -1,0 +1,40 @@
+"""The speed of the disk on which spilled tensors would be, for plans."""
+
+import mmap
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from sar.outofcore.spill import Disk, SpillFile
+
+_SECONDS = 0.5  # for each direction
+_BLOCK, _FILE = 2**23, 2**28  # bytes of a transfer, and of the file
+
+
+class DiskSpeed(NamedTuple):
+    """Bytes that a disk writes and reads in a second, past the page cache."""
+
+    written: float
+    read: float
+
+    @classmethod
+    def measure(cls, folder: Path) -> "DiskSpeed":
+        """Measure it for a second, with a file without a name. Errors are those of `SpillFile`."""
+        file = SpillFile(folder, Disk(0))
+        fd, block = file.fd if file.direct is None else file.direct, mmap.mmap(-1, _BLOCK)
+        block.write(os.urandom(_BLOCK))  # some disks compress
+        speeds, size = [], _FILE
+        try:
+            slot = file.slot(_FILE)
+            for transfer in (os.pwritev, os.preadv):
+                done, start = 0, time.perf_counter()
+                while (seconds := time.perf_counter() - start) < _SECONDS:
+                    done += transfer(fd, [block], slot.begin + done % size)
+                speeds.append(done / seconds)
+                size = min(size, done)  # of which there are contents to read
+        except OSError as error:
+            raise file.failed(error) from error
+        finally:
+            file.close()
+        return cls(*speeds)

@@ -1,0 +1,210 @@
+"""Plans training of partitions that take turns in one process: bytes to and from the disk, and memory.
+
+The engine's own code runs, as in other plans, with the transport of a process that has all partitions. What leaves
+memory at its meetings, and what comes back, is counted as [Note: leaving memory] says, and messages as [Note: rows of
+the same process].
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.comm import session
+from sar.comm.allocator import SMALL
+from sar.comm.group import Group
+from sar.comm.transport import Done, Letters, Shared, SharedTensor
+from sar.outofcore.spill import CACHED
+from sar.outofcore.workers import AT_HAND
+from sar.tensors.spillable import tensor_file
+from sar.train.counted_graph import CountingTransport, GraphCounts, counted_graph
+from sar.train.plan import FIRST_EPOCH, CountedPool, MakeModel, MetaMemory, epochs
+
+PLANNED = 8
+"""Partitions that are planned at most; others are taken to be like them."""
+LAUNCHER = 190 * 10**6
+"""Bytes that `sar launch` itself takes."""
+WAITING = 10**6
+"""Bytes that a waiting partition keeps in memory."""
+USED = 0.85
+"""Share of the memory to plan for. The rest is for files' pages and for what is not foreseen."""
+
+
+@dataclass(frozen=True)
+class OutOfCorePlan:
+    """Training of all partitions in one process, with one of them in memory at a time. All is in bytes."""
+
+    written: int  # in an epoch
+    read: int  # in an epoch, of tensors and messages
+    mapped: int  # read in an epoch, of features and structure
+    stored: int  # in the files at a time
+    fixed: int  # memory that does not fall with the number of partitions
+    partition: int  # memory that the largest partition takes beside
+    partitions: int  # fewest that fit, if balance and halo stay in proportion; 0 if no number does
+
+
+def plan_out_of_core(counts: GraphCounts, make_model: MakeModel, code: int, memory: int) -> OutOfCorePlan:
+    """Plan full-graph training with one partition in memory at a time, in `memory` bytes.
+
+    `counts` have a worker for each partition. `make_model` and `code` are as for `plan_training`, the latter without
+    pages of files.
+    """
+    number = counts.num_workers
+    fixed = code + LAUNCHER + FIRST_EPOCH + number * WAITING
+    room = max(memory - fixed, 1)
+    by_size = sorted(range(number), key=lambda worker: -sum(counts.nodes[worker].values()))
+    planned = by_size[:: -(-number // PLANNED)]  # the largest is one of them
+    plans = [_Partition.plan(counts, worker, make_model, AT_HAND * room) for worker in planned]
+    sizes = "written", "read", "mapped", "stored"
+    written, read, mapped, stored = (sum(getattr(plan, of) for plan in plans) * number // len(plans) for of in sizes)
+    cached = stored <= CACHED * AT_HAND * room
+    fixed += max(plan.parameters for plan in plans)
+    partition = max(plan.peak - plan.parameters for plan in plans)
+    left = USED * memory - fixed
+    return OutOfCorePlan(
+        written,
+        0 if cached else read,
+        0 if cached else mapped,
+        stored,
+        fixed,
+        partition,
+        partitions=int(-(-partition * number // left)) if left > 0 else 0,
+    )
+
+
+class _Partition(MetaMemory):
+    """While active, counts what a partition writes and reads, and `peak` is of what it has in memory at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = self.read = self.mapped = self.stored = self.parameters = 0
+        self.constant: set[int] = set()  # keys of storages that do not change, such as features
+        self._in_file: dict[int, int] = {}  # sizes of storages by key
+        self._away: set[int] = set()  # keys of storages that are out of memory
+        self._structure: set[int] = set()  # keys of storages from before, which are in memory
+        self._out = 0  # bytes of those that live and are out of memory, less those from before that are in memory
+
+    @classmethod
+    def plan(cls, counts: GraphCounts, worker: int, make_model: MakeModel, at_hand: float) -> "_Partition":
+        """Train a partition without values for two epochs and count the second."""
+        memory = cls()
+        group = Group(_Turns(worker, counts, memory))
+        group.has_summed = True  # as of a loss that is divided
+        file: Any = SimpleNamespace(device="cpu", at_hand=at_hand, empty=torch.empty, moved=Tensor.detach, use=id)
+        with session.standing_in(group, CountedPool(memory)), tensor_file.set_to(file):
+            graph, structure = counted_graph(counts, worker, group)
+            training = epochs(counts, worker, make_model, graph, memory)
+            model = next(training)
+            memory.constant = {*memory.sizes} - {p.untyped_storage()._cdata for p in model.parameters()}
+            next(training)
+            memory.written = memory.read = memory.mapped = memory.stored = memory.peak = 0
+            for _ in training:
+                pass
+        memory.parameters = 4 * sum(parameter.nbytes for parameter in model.parameters())
+        memory.stored += counts.data_bytes(worker) + structure.nbytes
+        return memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        for value in (*args, *(kwargs or {}).values()):
+            for tensor in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(tensor, Tensor) and tensor.is_meta:
+                    self._use(tensor.untyped_storage())
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+                self._in_file.pop(value.untyped_storage()._cdata, None)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @property
+    def in_memory(self) -> int:
+        return self.live - self._out
+
+    def _use(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        is_new = key not in self.sizes and size >= SMALL and key not in self._structure
+        if is_new or key in self._away:
+            (self._structure.add if is_new else self._away.discard)(key)
+            self._out -= size
+            if is_new or key in self.constant:
+                self.mapped += size
+            else:
+                self.read += size
+
+    def leave(self) -> None:
+        """All tensors leave memory; what is not in the file is written."""
+        for key, size in self.sizes.items():
+            if size >= SMALL and key not in self._away and key not in self.of_buffers:
+                if key not in self._in_file:
+                    self._in_file[key] = size
+                    self.written += size
+                self._away.add(key)
+        self._structure.clear()
+        self._out = sum(self.sizes[key] for key in self._away)
+        self.stored = max(self.stored, sum(self._in_file.values()))
+
+    def _forget(self, key: int, in_buffers: bool) -> None:
+        self._out -= self.sizes[key] if key in self._away else 0
+        super()._forget(key, in_buffers)
+        self._away.discard(key)
+        self._in_file.pop(key, None)
+
+
+class _Turns(CountingTransport):
+    """The transport of one of a process's partitions; all others do the same as this one."""
+
+    def __init__(self, rank: int, counts: GraphCounts, memory: _Partition) -> None:
+        super().__init__(rank, counts.num_workers, torch.device("cpu"))
+        self.local_peers = range(counts.num_workers)
+        self._memory = memory
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        self._memory.leave()
+        return super().all_gather(tensor)
+
+    def all_reduce(self, *_: Any) -> None:
+        self._memory.leave()
+
+    def swap(self, brought: Any) -> list[Any]:
+        self._memory.leave()
+        return [brought] * self.world_size
+
+    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
+        self._memory.leave()
+        opened = ([_CountedRows(tensor, self._memory) for tensor in tensors] for tensors in (read, added_to))
+        return [Shared(*opened)] * self.world_size
+
+    def letters(self, sizes: Mapping[Any, int]) -> Letters:
+        return _CountedLetters(sizes, self._memory)
+
+    def contents(self, tensors: Sequence[Tensor]) -> Any:
+        keys = [tensor.untyped_storage()._cdata for tensor in tensors]
+        return keys if self._memory.constant.issuperset(keys) else None
+
+
+@dataclass(eq=False)
+class _CountedRows(SharedTensor):
+    """Rows of another partition, which are read in place."""
+
+    memory: _Partition
+
+    def will_need(self, rows: Tensor | None = None) -> None:
+        number = len(self.rows) if rows is None else len(rows)
+        self.memory.read += number * self.rows.nbytes // max(len(self.rows), 1)
+
+
+class _CountedLetters(Letters):
+    """Messages of slices of halo lists; those of all partitions have rows of the same size."""
+
+    def __init__(self, sizes: Mapping[Any, int], memory: _Partition) -> None:
+        self._row_bytes = sum(sizes.values()) / max(sum(halo.end - halo.begin for halo in sizes), 1)
+        self._memory = memory
+
+    def write(self, key: Any, message: Tensor) -> Done:
+        self._memory.written += round(self._row_bytes * (key.end - key.begin))
+        return Done()
+
+    def read(self, key: Any, message: Tensor) -> Done:
+        self._memory.read += round(self._row_bytes * (key.end - key.begin))
+        return Done()
