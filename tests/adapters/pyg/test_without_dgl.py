@@ -57,7 +57,8 @@ sar.save_checkpoint("checkpoint", model=conv, step=1)
 assert sar.load_checkpoint("checkpoint", model=conv)["step"] == 1
 
 with open("conv.py", "w") as file:
-    file.write("from torch_geometric.nn import GATConv\\ndef make(info): return GATConv(info.in_widths['_N'], info.num_classes)")
+    file.write("from torch_geometric.nn import GATConv\\n")
+    file.write("def make(info): return GATConv(info.in_widths['_N'], info.num_classes)\\n")
 sar.save_model("conv.pt", conv)
 ids = torch.randperm(1000)[:40].numpy()  # with gaps
 np.save("edges.npy", ids[ends.numpy().T])
