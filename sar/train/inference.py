@@ -34,7 +34,7 @@ from sar.train.counted_graph import LABELS, GraphInfo
 from sar.train.model_call import call_model, input_features
 from sar.train.plan import MakeModel
 
-_ROW_GROUP = 2**16  # rows of a Parquet file that are converted at once
+_ROW_GROUP, _GROUP_BYTES = 2**16, 2**26  # rows, and bytes of outputs, of a Parquet file that are converted at once
 
 
 def infer(
@@ -185,17 +185,18 @@ def _as_ids(ids: Array) -> Array:
 
 def _write_table(rows: Array, ids: Array, out: Path) -> None:
     draft, width = Path(f"{out}.unfinished"), prod(rows.shape[1:])
+    step = min(_ROW_GROUP, max(1, _GROUP_BYTES // max(1, width * rows.dtype.itemsize)))
 
     def table(start: int) -> pyarrow.Table:
-        some = slice(start, start + _ROW_GROUP)
+        some = slice(start, start + step)
         own = pyarrow.array(_as_ids(ids[some]))
         own = own.cast(pyarrow.string()) if pyarrow.types.is_binary(own.type) else own
         values = rows[some].reshape(len(own), width)
         return pyarrow.table({"id": own, **{f"out_{i}": values[:, i] for i in range(width)}})
 
     try:
-        with pq.ParquetWriter(draft, table(0).schema) as writer:
-            for start in range(0, len(rows), _ROW_GROUP):
+        with pq.ParquetWriter(draft, table(0).schema, use_dictionary=False) as writer:  # values hardly repeat
+            for start in range(0, len(rows), step):
                 writer.write_table(table(start))
         put_in_place(draft, out)
     except OSError as error:
