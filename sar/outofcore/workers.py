@@ -220,6 +220,7 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     finally:
         process.group.stand_for(1)
         session.set_current(process)
+        turns.progress.clear()
         if residencies:
             disk.threads.shutdown(cancel_futures=True)
         for residency in residencies:
