@@ -33,31 +33,24 @@ def call_model(model: nn.Module, graph: GraphShardManager, node_features: Mappin
     def cast(values: Tensor) -> Tensor:
         return values.to(dtype) if values.is_floating_point() else values
 
-    kinds = chain.from_iterable(type(module).__mro__ for module in model.modules())
-    if not any(kind.__module__.partition(".")[0] == "torch_geometric" for kind in kinds):
+    classes = chain.from_iterable(type(module).__mro__ for module in model.modules())
+    if not any(kind.__module__.partition(".")[0] == "torch_geometric" for kind in classes):
         x = {ntype: cast(rows) for ntype, rows in input_features(node_features, graph.ntypes).items()}
         return model(graph, x if len(graph.ntypes) > 1 else next(iter(x.values())))
 
     from sar.adapters.pyg.graph import make_data
 
     data = make_data(node_features, graph).apply(cast)
-    declared = signature(model.forward).parameters.values()
-    parameters = [each for each in declared if each.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    kinds_of_many = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
+    parameters = [each for each in signature(model.forward).parameters.values() if each.kind not in kinds_of_many]
     if len(parameters) == 1:
         return model(data)
-    several, names = not graph.is_homogeneous, data.keys()
-
-    def field(name: str) -> Any:
-        return data.collect(name) if several else data[name]
-
-    fields = {}
-    for each in parameters[2:]:
-        name = each.name.removesuffix("_dict")
-        if name in names:
-            fields[each.name] = field(name)
-        elif each.default is Parameter.empty:
-            raise ConfigError(
-                f"the model's forward takes {each.name!r}; expected one of {sorted(names)}. Partition the graph with "
-                "such a feature, or give the parameter a default."
-            )
+    field = data.__getitem__ if graph.is_homogeneous else data.collect
+    names = {each.name: each.name.removesuffix("_dict") for each in parameters[2:]}
+    fields = {own: field(name) for own, name in names.items() if name in data.keys()}
+    if lacking := [each.name for each in parameters[2:] if each.default is each.empty and each.name not in fields]:
+        raise ConfigError(
+            f"the model's forward takes {', '.join(lacking)}; expected some of {', '.join(data.keys())}. Partition the "
+            "graph with such features, or give the parameters defaults."
+        )
     return model(field("x"), field("edge_index"), **fields)
