@@ -47,7 +47,7 @@ def call_model(model: nn.Module, graph: GraphShardManager, node_features: Mappin
         return model(data)
     field = data.__getitem__ if graph.is_homogeneous else data.collect
     names = {each.name: each.name.removesuffix("_dict") for each in parameters[2:]}
-    fields = {own: field(name) for own, name in names.items() if name in data.keys()}
+    fields = {own: field(name) for own, name in names.items() if name in data}
     if lacking := [each.name for each in parameters[2:] if each.default is each.empty and each.name not in fields]:
         raise ConfigError(
             f"the model's forward takes {', '.join(lacking)}; expected some of {', '.join(data.keys())}. Partition the "
