@@ -142,8 +142,9 @@ def _write_together(rows: Array, ids: Array, out: StrPath | None) -> Array:
     with _created(out, (total, *rows.shape[1:]), rows.dtype) if group.rank == 0 else nullcontext(rows) as result:
         group.agree(f"{call}: the file is there")
         writer = group.swap((result, seen), call).get(0)
-        for some_ids, some in _slices(ids, rows) if writer is not None else ():
-            _scatter(some_ids, some, *writer)
+        if writer is not None:
+            for some_ids, some in _slices(ids, rows):
+                _scatter(some_ids, some, *writer)
         per_process = len(group.local_peers)
         most = max(counts[per_process:], default=[0])[0]  # of the workers that send
         sent = slice(0) if writer is not None else slice(None)

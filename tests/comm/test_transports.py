@@ -203,4 +203,5 @@ def test_progress(on_a_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: 
     epoch_end = ["sar: gather_grads: 1 of 2", "sar: gather_grads: 2 of 2", "", ""]  # the script's own lines may follow
     states = [state.partition(" |")[0] for state in told.split("\r\x1b[K")]
     assert states == ["", *expected, *epoch_end, *epoch, *epoch_end]
-    assert "\n" not in told and "1 of 2 |##########          |" in told
+    assert "\n" not in told
+    assert "1 of 2 |##########          |" in told
