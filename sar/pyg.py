@@ -40,4 +40,4 @@ def load_partition(partition_json_file: StrPath, device: torch.device | str = "c
         PartitionError, CommunicationError: as `sar.load_dgl_partition_data` and `sar.construct_full_graph`.
     """
     partition = load_dgl_partition_data(partition_json_file, rank(), device)
-    return make_data(partition, construct_full_graph(partition))
+    return make_data(partition.node_features, construct_full_graph(partition))

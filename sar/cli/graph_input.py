@@ -71,7 +71,9 @@ def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -
     return kind(**given, **converted)
 
 
-def input_of(arguments: argparse.Namespace) -> Callable[[Path], GraphSource]:
+def input_of(
+    arguments: argparse.Namespace, progress: Progress = lambda doing, share: None
+) -> Callable[[Path], GraphSource]:
     """Reads the input with the options that `add_input` declares; its argument is a directory for copies."""
     as_given = ("format", "delimiter", "header", "allow_nan", "allow_outside", "ids")
     return partial(
@@ -90,6 +92,7 @@ def input_of(arguments: argparse.Namespace) -> Callable[[Path], GraphSource]:
         node_features=_named("--node-feature", arguments.node_feature),
         edge_features=_named("--edge-feature", arguments.edge_feature),
         columns=tuple(arguments.columns or ()) or None,
+        progress=progress,
     )
 
 

@@ -68,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     assigning = options_of(AssigningOptions, arguments, parts=_number_of_parts(arguments), balance=balance)
     if arguments.assign_only:
         with progress_bar() as progress:
-            assigned, notes = run_assignment(input_of(arguments), assigning, arguments.memory, progress)
+            assigned, notes = run_assignment(input_of(arguments, progress), assigning, arguments.memory, progress)
         print("\n".join([*_described(assigned), *notes, f"wrote {arguments.write_assignment}"]))
         return 0
     output = options_of(OutputOptions, arguments, directory=arguments.out, name=default_name(arguments))
     with progress_bar() as progress:
-        outcome = run_partition(input_of(arguments), assigning, output, progress)
+        outcome = run_partition(input_of(arguments, progress), assigning, output, progress)
     lines = [*_described(outcome.assigned), *outcome.notes, f"wrote {outcome.json_file}"]
     print("\n".join([outcome.report.as_text(), "", *lines]))
     return 0

@@ -134,6 +134,11 @@ class Group:
         """A unique number of up to 61 bits for the latest agreed call, equal on all workers."""
         return self.generation << 32 | self.calls
 
+    @property
+    def agreed(self) -> str:
+        """The call in progress that the workers have agreed on last, or are about to; empty without one."""
+        return "" if self._owner is None else self._owner[1]
+
     def recover(self, step: int) -> int:
         """Recover from an error together with all other workers; return the least of their steps ([Note: recovery])."""
         if self.world_size == 1:

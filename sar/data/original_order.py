@@ -63,8 +63,8 @@ def to_original_order(values: Rows | Sequence[Rows], ids: Rows | Sequence[Rows],
     seen = np.zeros(sum(len(own) for _, own in pairs), np.bool_)
     with _created(out, (len(seen), *like.shape[1:]), like.dtype) as result:
         for rows, own in pairs:
-            for start, end in _slices(rows, len(rows)):
-                _scatter(rows[start:end], own[start:end], result, seen)
+            for some_ids, some in _slices(own, rows):
+                _scatter(some_ids, some, result, seen)
         _check_all(seen)
     return result
 
@@ -97,17 +97,22 @@ def _check(rows: Array, ids: Array, like: Array, whose: str) -> None:
         )
 
 
-def _slices(rows: Array, count: int) -> Iterator[tuple[int, int]]:
-    """First and last row of each slice of `count` rows."""
+def _slices(ids: Array, rows: Array, least: int = 0) -> Iterator[tuple[Array, Array]]:
+    """Slices of IDs and rows, ascending, so that the pages of a large file are written one after the other.
+
+    Empty ones follow, until there are as many as of `least` rows.
+    """
+    order = np.argsort(ids)
     step = max(1, _SLICE_BYTES // max(1, prod(rows.shape[1:]) * rows.dtype.itemsize))
-    yield from ((start, start + step) for start in range(0, count, step))
+    for start in range(0, max(len(ids), least), step):
+        some = order[start : start + step]
+        yield ids[some], rows[some]
 
 
-def _scatter(rows: Array, ids: Array, result: Array, seen: Array) -> None:
+def _scatter(ids: Array, rows: Array, result: Array, seen: Array) -> None:
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= len(seen)):
         raise ConfigError(f"the ids have {int(ids.max())} or {int(ids.min())}; expected 0 to {len(seen) - 1}.")
-    order = np.argsort(ids)  # ascending, which disks like
-    result[ids[order]] = rows[order]
+    result[ids] = rows
     seen[ids] = True
 
 
@@ -121,10 +126,10 @@ def _check_all(seen: Array) -> None:
 
 
 def _write_together(rows: Array, ids: Array, out: StrPath | None) -> Array:
-    """Worker 0 writes the rows of all; within `group.guard()`.
+    """The process of worker 0 writes the rows of all; within `group.guard()`.
 
-    One worker does it alone, because hosts that map one file over NFS write whole pages, with the rows of other hosts
-    as they once were.
+    One process does it alone, because hosts that map one file over NFS write whole pages, with the rows of other hosts
+    as they once were. Its workers write their own rows, the others send theirs to worker 0.
     """
     group, call = session.current_group(), "to_original_order"
     if out is None:
@@ -132,14 +137,22 @@ def _write_together(rows: Array, ids: Array, out: StrPath | None) -> Array:
     _check(rows, ids, rows, f"worker {group.rank}")
     group.agree(f"{call}: {rows.dtype} {rows.shape[1:]} to {Path(out).name}")
     counts = group.gather_numbers([len(ids)], call)
-    most, total = max(counts)[0], sum(count for (count,) in counts)
+    total = sum(count for (count,) in counts)
     seen = np.zeros(total if group.rank == 0 else 0, np.bool_)
     with _created(out, (total, *rows.shape[1:]), rows.dtype) if group.rank == 0 else nullcontext(rows) as result:
         group.agree(f"{call}: the file is there")
-        for start, end in _slices(rows, most):  # all workers go through as many slices
-            received = zip(_gather(ids[start:end].astype(np.int64)), _gather(rows[start:end]), strict=True)
+        writer = group.swap((result, seen), call).get(0)
+        if writer is not None:
+            for some_ids, some in _slices(ids, rows):
+                _scatter(some_ids, some, *writer)
+        per_process = len(group.local_peers)
+        most = max(counts[per_process:], default=[0])[0]  # of the workers that send
+        sent = slice(0) if writer is not None else slice(None)
+        for some_ids, some in _slices(ids[sent], rows[sent], most) if most else ():  # as many on all workers
+            received = zip(_gather(some_ids.astype(np.int64)), _gather(some), strict=True)
             for own, values in received if group.rank == 0 else ():
-                _scatter(values, own, result, seen)
+                _scatter(own, values, result, seen)
+        group.agree(f"{call}: all rows are there")
         _check_all(seen)
         group.agree(f"{call}: all rows are written")
     group.agree(f"{call}: the file has its name")

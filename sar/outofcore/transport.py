@@ -106,6 +106,11 @@ class InProcessTransport(Transport):
                 return finish(brought)
 
         result = self._turns.meet(self._place, kind, brought, finish_for_all, leave, afresh=in_order)
+        if self._group is not None:
+            step = ", sending rows" if kind.startswith("a gathering") else ""
+            step = ", adding gradients" if call.startswith("end of") else step
+            meeting = self._turns.turn(self._place)
+            self._turns.progress.goes_on(meeting, self._group.agreed, self._group.call_id, step)
         if left is not None:
             self._away += time.perf_counter() - left
             if self._residency is not None:

@@ -17,17 +17,14 @@ must be interrupted when memory is unmapped.
 
 import ctypes
 import os
-import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sar.errors import CommunicationError, PeerError
+from sar.outofcore.progress import Progress
 
-TELL_SECONDS = 10.0
-"""Seconds between two lines about the progress of the first epoch."""
 _sched_getcpu = ctypes.CDLL(None).sched_getcpu  # number of this thread's processor
 
 
@@ -59,7 +56,7 @@ class Turns:
         self.latest = ["no distributed call yet"] * size  # latest call of each worker, for errors
         self.passes = 0  # how often the turn has passed
         self.holder = 0
-        self._in_first_epoch, self._told_at = True, time.monotonic()
+        self.progress = Progress(size, shown=first == 0)
         self._sleepers: dict[int, tuple[int, set[int]]] = {}  # waiting worker -> its thread, and its processors
         self._swapped = swapped
         self._at_start = [state.take() for state in swapped]
@@ -85,6 +82,7 @@ class Turns:
         self._wait(who)
         for state, value in zip(self._swapped, self._at_start, strict=True):
             (state.begin or state.put)(value)
+        self.progress.goes_on(0)
         if self.final:
             self._check(who)
 
@@ -183,7 +181,6 @@ class Turns:
     def _pass_on(self, who: int) -> None:
         """Pass the turn to the next worker that can run. If none can and some have not ended, set an error."""
         self.passes += 1
-        self._tell(who)
         following = [(who + step) % self.size for step in range(1, self.size + 1)]
         waiting = [other for other in following if other not in self._ended]
         able = [other for other in waiting if self._number[other] <= self._complete]
@@ -196,14 +193,6 @@ class Turns:
         if (processor := _sched_getcpu()) in allowed:
             os.sched_setaffinity(thread, {processor})
         self._moved[self.holder].notify()
-
-    def _tell(self, who: int) -> None:
-        """Say how far a call is, once in a while, until the first gradients are summed."""
-        call, now = self.latest[who].partition(":")[0], time.monotonic()
-        self._in_first_epoch = self._in_first_epoch and not call.startswith("gather_grads")
-        if self._in_first_epoch and self.first == 0 and now >= self._told_at + TELL_SECONDS:
-            self._told_at = now
-            print(f"sar: {who + 1} of {self.size} partitions: {call[:80]}", file=sys.stderr, flush=True)
 
     @property
     def _gone(self) -> str:

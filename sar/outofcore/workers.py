@@ -232,6 +232,7 @@ def run_in_turns(
     finally:
         process.group.stand_for(1)
         session.set_current(process)
+        turns.progress.clear()
         if residencies:
             disk.threads.shutdown(cancel_futures=True)
         for residency in residencies:

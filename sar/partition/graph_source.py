@@ -3,6 +3,7 @@
 Readers of files make a `GraphSource`; methods and the writer take it. Nothing here loads a whole graph.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,19 +22,26 @@ CHUNK_ROWS = 1 << 20
 ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
 """The types of a homogeneous graph, as DGL names them."""
 
+LOG_SECONDS = 10.0
+"""Seconds between two lines of the log about one stage."""
 Progress = Callable[[str, float], None]
 """Called now and then with the present stage and the share of it that is done, 0 to 1."""
 
 
 def logged_stages() -> Progress:
-    """Tells the log of each stage when it begins."""
-    stage = ""
+    """Tells the log of each stage when it begins, and of its progress every `LOG_SECONDS`."""
+    stage, told_at = "", 0.0
 
     def log(doing: str, share: float) -> None:
-        nonlocal stage
+        nonlocal stage, told_at
+        now = time.monotonic()
         if doing != stage:
             logger.info("%s", doing)
-            stage = doing
+        elif now >= told_at + LOG_SECONDS:
+            logger.info("%s: %.0f %%", doing, 100 * share)
+        else:
+            return
+        stage, told_at = doing, now
 
     return log
 

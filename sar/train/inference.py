@@ -30,10 +30,11 @@ from sar.errors import ConfigError, GraphError, PartitionError, PeerError
 from sar.host.durable import put_in_place
 from sar.outofcore.workers import run_in_turns
 from sar.partition.inspect.inspection import largest_value
-from sar.train.counted_graph import INPUTS, LABELS, GraphInfo
+from sar.train.counted_graph import LABELS, GraphInfo
+from sar.train.model_call import call_model, input_features
 from sar.train.plan import MakeModel
 
-_ROW_GROUP = 2**16  # rows of a Parquet file that are converted at once
+_ROW_GROUP, _GROUP_BYTES = 2**16, 2**26  # rows, and bytes of outputs, of a Parquet file that are converted at once
 
 
 def infer(
@@ -54,7 +55,8 @@ def infer(
     Args:
         directory: a partition directory, or its JSON file; the graph may be another one than the model was trained on.
         make_model: makes the model, as for `sar plan`. It is called as `model(graph, x)`, where x are the nodes' `feat`
-            or `x`, (N, F), by node type if there are several, and returns rows, or a dictionary of them by node type.
+            or `x`, (N, F), by node type if there are several; or with modules of PyTorch Geometric as `model(x,
+            edge_index)` (`docs/howto/infer.md`). It returns rows, or a dictionary of them by node type.
         weights: a state dict, as `sar.save_model` writes it.
         nodes: (S,) IDs of the nodes whose outputs are written, in this order: 0 to N - 1, or those that `--ids map` has
             kept; integers, or strings, also of integers. Default None: all nodes, in the order of the input.
@@ -89,17 +91,9 @@ def infer(
         """Write this worker's rows."""
         data = load_dgl_partition_data(spec.path, session.rank(), "cpu")
         graph, features = construct_full_graph(data), data.node_features
-        x = {
-            of: features[f"{of}/{name}"]
-            for name in reversed(INPUTS)
-            for of in graph.ntypes
-            if f"{of}/{name}" in features
-        }
-        if not x:
-            raise PartitionError(f"no node type has a feature {' or '.join(INPUTS)}, which models start from.")
-        widths = {of: rows.shape[-1] for of, rows in x.items()}
+        widths = {of: rows.shape[-1] for of, rows in input_features(features, graph.ntypes).items()}
         info = GraphInfo(spec.node_types, graph.canonical_etypes, num_nodes, widths, num_classes or 0)
-        rows = _run(_load(make_model, info, weights), graph, x, spec.node_types[kind])
+        rows = _run(_load(make_model, info, weights), graph, features, spec.node_types[kind])
         if ORIG_ID not in features:
             raise PartitionError(f"{spec.path.parent} has no original IDs; partition the graph again.")
         places = features[ORIG_ID][features[NTYPE] == kind] if NTYPE in features else features[ORIG_ID]
@@ -153,12 +147,10 @@ def _load(make_model: MakeModel, info: GraphInfo, weights: StrPath) -> nn.Module
     return model
 
 
-def _run(model: nn.Module, graph: GraphShardManager, x: dict[str, Tensor], ntype: str) -> Tensor:
+def _run(model: nn.Module, graph: GraphShardManager, features: Mapping[str, Tensor], ntype: str) -> Tensor:
     """The outputs of this worker's nodes of a type; called by all workers together."""
-    dtype = next((p.dtype for p in model.state_dict().values() if p.is_floating_point()), None)
-    x = {of: rows.to(dtype) if rows.is_floating_point() else rows for of, rows in x.items()}
     with torch.no_grad():
-        rows = model(graph, x if len(graph.ntypes) > 1 else next(iter(x.values())))
+        rows = call_model(model, graph, features)
     session.current_group().check_model(model, "infer")  # norms that take the rows of one worker for those of all
     rows = rows.get(ntype) if isinstance(rows, Mapping) else rows
     if not isinstance(rows, Tensor) or rows.shape[:1] != (graph.num_nodes(ntype),):
@@ -195,17 +187,18 @@ def _as_ids(ids: Array) -> Array:
 
 def _write_table(rows: Array, ids: Array, out: Path) -> None:
     draft, width = Path(f"{out}.unfinished"), prod(rows.shape[1:])
+    step = min(_ROW_GROUP, max(1, _GROUP_BYTES // max(1, width * rows.dtype.itemsize)))
 
     def table(start: int) -> pyarrow.Table:
-        some = slice(start, start + _ROW_GROUP)
+        some = slice(start, start + step)
         own = pyarrow.array(_as_ids(ids[some]))
         own = own.cast(pyarrow.string()) if pyarrow.types.is_binary(own.type) else own
         values = rows[some].reshape(len(own), width)
         return pyarrow.table({"id": own, **{f"out_{i}": values[:, i] for i in range(width)}})
 
     try:
-        with pq.ParquetWriter(draft, table(0).schema) as writer:
-            for start in range(0, len(rows), _ROW_GROUP):
+        with pq.ParquetWriter(draft, table(0).schema, use_dictionary=False) as writer:  # values hardly repeat
+            for start in range(0, len(rows), step):
                 writer.write_table(table(start))
         put_in_place(draft, out)
     except OSError as error:

@@ -1,6 +1,7 @@
 """Transports without processes: connections of each generation, and workers that share a process."""
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from sar.comm import process_transport
 from sar.comm.exchange import Exchange
 from sar.comm.group import Group
 from sar.comm.process_transport import ProcessTransport
 from sar.comm.rows import BufferPool, RowFormat
+from sar.comm.statistics import BACKWARD
 from sar.comm.tiles import GradientReturn, HaloPlan, Layout, LocalFields, Settings
 from sar.comm.transport import Failure, Member
 from sar.errors import CommunicationError
-from sar.outofcore import turns
+from sar.outofcore import progress
 from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Turns
 from sar.outofcore.workers import WorkerThreads
@@ -165,17 +168,40 @@ def test_threads_of_gloo_preempt_nobody(chosen: str) -> None:
     assert found == [{expected}, {getattr(os, chosen)}]
 
 
-def test_progress_is_told_in_the_first_epoch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(turns, "TELL_SECONDS", 0.0)
+class Layer(nn.Module):
+    def forward(self, group: Group, call: str) -> None:
+        with group.guard():
+            group.agree(call)
+            group.share([], [], call)
+
+
+@pytest.mark.parametrize("on_a_terminal", [False, True])
+def test_progress(on_a_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "BAR_SECONDS", 0.0)
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: on_a_terminal)
 
     def work(rank: int, group: Group) -> None:
-        for call in ("a layer: float32", "gather_grads", "a layer: float32"):
-            group.agree(call)
+        layer = Layer()
+        with group.guard():
+            group.agree("constructing the graph with nodes")
+        for _ in range(2):
+            layer(group, "update_all, sum")
+            number = group.call_id
+            for call in (f"{BACKWARD}update_all, sum; call {number}", "gather_grads", "all_sum of float32[1]"):
+                with group.guard():
+                    group.agree(call)
 
-    assert not in_turns(3, work).failures
-    told = capsys.readouterr().err.splitlines()
-    assert "sar: 2 of 3 partitions: a layer" in told
-    assert all("partitions: a layer" in line for line in told)
-    assert len(told) <= 4  # none of the second epoch
+    assert not in_turns(2, work).failures
+    forward = "Layer forward, sending rows", "Layer forward", "Layer backward, sending rows"
+    epoch = [f"sar: {step}: {n} of 2" for step in forward for n in (1, 2)]
+    expected = [f"sar: {step}: {n} of 2" for step in ("loading", "structure") for n in (1, 2)] + epoch
+    told = capsys.readouterr().err
+    if not on_a_terminal:
+        assert told.splitlines() == [*expected, "sar: gather_grads: 1 of 2"]  # of the first epoch
+        return
+    epoch_end = ["sar: gather_grads: 1 of 2", "sar: gather_grads: 2 of 2", "", ""]  # the script's own lines may follow
+    states = [state.partition(" |")[0] for state in told.split("\r\x1b[K")]
+    assert states == ["", *expected, *epoch_end, *epoch, *epoch_end]
+    assert "\n" not in told
+    assert "1 of 2 |##########          |" in told

@@ -15,6 +15,7 @@ import torch
 import torch_geometric.nn as gnn
 from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
 from torch import nn
+from torch_geometric.data import Data
 
 from sar.cli import main
 from sar.comm import session
@@ -51,20 +52,40 @@ class OfPyg(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, graph, x):
-        edges = torch.stack(graph.edges()) if isinstance(graph, dgl.DGLGraph) else sar.pyg.edge_index(graph)
+    def forward(self, x, edge_index, w=None):
         for layer in self.layers:
-            x = layer(x, edges) if isinstance(layer, gnn.MessagePassing) else layer(x)
-        return x
+            x = layer(x, *[edge_index] * isinstance(layer, gnn.MessagePassing))
+        return x if w is None else self.layers[-1](x, edge_index, w)
+
+
+class OfData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = gnn.GraphConv(5, 3)
+
+    def forward(self, data):
+        return self.layer(data.x, data.edge_index, data.w) * data.y[:, None]
 
 
 MODELS = {
     "GraphConv": lambda: OfDgl(GraphConv(5, 8), GraphConv(8, 3)),  # reads out-degrees of sources
     "edge weights": lambda: OfDgl(GraphConv(5, 8, "right"), SAGEConv(8, 3, "mean"), weight="w"),
     "GATConv": lambda: OfDgl(GATConv(5, 4, 2), GATConv(8, 3, 1)),
-    "GCNConv of PyG": lambda: OfPyg(gnn.GCNConv(5, 8, cached=True), nn.BatchNorm1d(8), gnn.GCNConv(8, 3)),
-    "GATConv of PyG": lambda: OfPyg(gnn.GATConv(5, 8), gnn.GATConv(8, 3)),
+    "PyG: edge weights": lambda: OfPyg(gnn.GATConv(5, 8), nn.BatchNorm1d(8), gnn.GCNConv(-1, 8)),
+    "PyG: a model of its own": lambda: gnn.GCN(5, 8, 2, 3, norm="batch_norm", cached=True),
+    "PyG: Sequential": lambda: gnn.Sequential("x, edge_index", [(gnn.SAGEConv(-1, 3), "x, edge_index -> x")]),
+    "PyG: the data": OfData,
 }
+
+
+def one_machine(model: nn.Module, whole: dgl.DGLGraph) -> np.ndarray:
+    x, edge_index, w = whole.ndata["feat"], torch.stack(whole.edges()), whole.edata["w"]
+    with torch.no_grad():
+        if isinstance(model, OfDgl):
+            return model(whole, x).numpy()
+        if isinstance(model, OfData):
+            return model(Data(x, edge_index, w=w, y=whole.ndata["label"])).numpy()
+        return model(x, edge_index, *[w] * isinstance(model, OfPyg)).numpy()
 
 
 def make_whole(num_nodes: int = 300) -> dgl.DGLGraph:
@@ -104,9 +125,9 @@ def saved(model: nn.Module, path: Path) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_equal_those_of_one_machine(name, whole, folder, tmp_path):
     model, make_model = MODELS[name](), lambda info: MODELS[name]()
+    expected = one_machine(model.double(), whole)  # which gives lazy layers their widths
     weights, out = saved(model, tmp_path / "model.pt"), tmp_path / "out.npy"
-    with torch.no_grad():
-        expected = model(whole, whole.ndata["feat"]).numpy()
+    expected = one_machine(model, whole)
     for workers, spill in ((1, None), (2, None), (None, tmp_path)):
         infer(folder, make_model, weights, out=out, workers=workers, spill=spill)
         np.testing.assert_allclose(np.load(out), expected, rtol=1e-10, atol=1e-10)
@@ -133,30 +154,46 @@ def test_processes_of_a_job_share_the_partitions(pool, world_size, whole, folder
         np.testing.assert_allclose(table[["out_0", "out_1", "out_2"]], expected, rtol=1e-10, atol=1e-10)
 
 
-class Typed(nn.Module):
-    def __init__(self, etypes, widths, *, of_pyg):
+class TypedOfDgl(nn.Module):
+    def __init__(self, etypes, widths):
         super().__init__()
-        self.of_pyg = of_pyg
-        if of_pyg:
-            self.first = gnn.HeteroConv({(u, r, v): gnn.SAGEConv((widths[u], widths[v]), 8) for u, r, v in etypes})
-            self.last = gnn.HeteroConv({etype: gnn.SAGEConv(8, 3) for etype in etypes})
-        else:
-            kinds = {"norm": "both", "allow_zero_in_degree": True}
-            self.first = HeteroGraphConv({r: SAGEConv((widths[u], widths[v]), 8, "mean") for u, r, v in etypes})
-            self.last = HeteroGraphConv({r: GraphConv(8, 3, **kinds) for _, r, _ in etypes})
+        kinds = {"norm": "both", "allow_zero_in_degree": True}
+        self.first = HeteroGraphConv({r: SAGEConv((widths[u], widths[v]), 8, "mean") for u, r, v in etypes})
+        self.last = HeteroGraphConv({r: GraphConv(8, 3, **kinds) for _, r, _ in etypes})
 
     def forward(self, graph, x):
-        if not self.of_pyg:
-            return self.last(graph, {ntype: rows.relu() for ntype, rows in self.first(graph, x).items()})
-        if isinstance(graph, dgl.DGLGraph):
-            edges = {etype: torch.stack(graph.edges(etype=etype)) for etype in graph.canonical_etypes}
-        else:
-            edges = sar.pyg.edge_index(graph)
-        return self.last({ntype: rows.relu() for ntype, rows in self.first(x, edges).items()}, edges)
+        return self.last(graph, {ntype: rows.relu() for ntype, rows in self.first(graph, x).items()})
 
 
-@pytest.mark.parametrize("of_pyg", [False, True])
-def test_node_types(of_pyg, tmp_path):
+class TypedOfPyg(nn.Module):
+    def __init__(self, etypes, widths):
+        super().__init__()
+        self.first = gnn.HeteroConv({etype: gnn.SAGEConv((-1, -1), 8) for etype in etypes})
+        self.last = gnn.HeteroConv({etype: gnn.GraphConv(8, 3) for etype in etypes})
+
+    def forward(self, x_dict, edge_index_dict, w_dict):
+        x_dict = {ntype: rows.relu() for ntype, rows in self.first(x_dict, edge_index_dict).items()}
+        return self.last(x_dict, edge_index_dict, edge_weight_dict=w_dict)
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = gnn.SAGEConv((-1, -1), 8), gnn.GATConv((-1, -1), 3, add_self_loops=False)
+
+    def forward(self, x, edge_index):
+        return self.last(self.first(x, edge_index).relu(), edge_index)
+
+
+TYPED = {
+    "DGL": TypedOfDgl,
+    "PyG": TypedOfPyg,
+    "to_hetero": lambda etypes, widths: gnn.to_hetero(Layers(), (list(widths), etypes)),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_node_types(name, tmp_path):
     random = torch.Generator().manual_seed(0)
     counts, widths = {"author": 90, "paper": 120}, {"author": 4, "paper": 6}
     etypes = [("author", "writes", "paper"), ("paper", "cites", "paper"), ("paper", "by", "author")]
@@ -166,15 +203,21 @@ def test_node_types(of_pyg, tmp_path):
     whole = dgl.heterograph(edges, counts)
     for ntype, width in widths.items():
         whole.nodes[ntype].data["feat"] = torch.rand(counts[ntype], width, generator=random, dtype=torch.float64)
-    model = Typed(whole.canonical_etypes, widths, of_pyg=of_pyg)
-    weights, out = saved(model, tmp_path / "model.pt"), tmp_path / "out.npy"
+    for etype in etypes:
+        whole.edges[etype].data["w"] = torch.rand(160, generator=random, dtype=torch.float64)
+    x = {ntype: whole.nodes[ntype].data["feat"] for ntype in counts}
+    ends = {etype: torch.stack(whole.edges(etype=etype)) for etype in etypes}
+    given = {"DGL": (whole, x), "PyG": (x, ends, whole.edata["w"]), "to_hetero": (x, ends)}[name]
+    model = TYPED[name](whole.canonical_etypes, widths).double()
     with torch.no_grad():
-        expected = model(whole, {ntype: whole.nodes[ntype].data["feat"] for ntype in counts})["paper"].numpy()
+        model(*given)  # which gives lazy layers their widths
+        weights, out = saved(model, tmp_path / "model.pt"), tmp_path / "out.npy"
+        expected = model(*given)["paper"].numpy()
     sar.partition_graph(whole, "typed", 3, tmp_path / "p", part_method="random")
 
     def make_model(info):
         assert info.num_nodes == counts
-        return Typed(info.canonical_etypes, info.in_widths, of_pyg=of_pyg)
+        return TYPED[name](info.canonical_etypes, info.in_widths)
 
     infer(tmp_path / "p", make_model, weights, out=out, ntype="paper")
     np.testing.assert_allclose(np.load(out), expected, rtol=1e-10, atol=1e-10)
@@ -209,6 +252,11 @@ def test_dtypes_of_weights_stay_and_bfloat16_is_written_as_float32(whole, folder
         model.bfloat16()
 
 
+class OfWeights(gnn.GCNConv):
+    def forward(self, x, edge_index, weight):
+        return super().forward(x, edge_index, weight)
+
+
 class Ending(nn.Module):
     def __init__(self, change):
         super().__init__()
@@ -222,6 +270,7 @@ class Ending(nn.Module):
     "make, error",
     [
         (lambda: OfPyg(gnn.GCNConv(5, 3), gnn.GraphNorm(3)), ConfigError),  # would take one worker's rows for all
+        (lambda: OfWeights(5, 3), ConfigError),  # there is no such feature
         (lambda: Ending(lambda x: x[:1]), GraphError),
         (lambda: Ending(lambda x: (x, x)), GraphError),
         (lambda: Ending(lambda x: {"other": x}), GraphError),

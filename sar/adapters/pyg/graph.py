@@ -17,7 +17,7 @@ from sar.adapters.pyg import attention, batch_vector, layers, norms, propagate, 
 from sar.adapters.pyg import operations as operations  # gives an edge index its handlers
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.adapters.pyg.guarded import replace
-from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
+from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import GraphError
 
@@ -71,12 +71,12 @@ def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[Canonica
     return next(iter(found.values())) if graph.is_homogeneous else found
 
 
-def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | HeteroData:
+def make_data(node_features: Mapping[str, Tensor], graph: GraphShardManager) -> Data | HeteroData:
     """This worker's nodes and in-edges with their features, as `sar.pyg.load_partition` returns them."""
     edges: Any = edge_index(graph)
-    stored = partition.node_features.items()
+    stored = node_features.items()
     fields = {t: {k.removeprefix(f"{t}/"): x for k, x in stored if k.startswith(f"{t}/")} for t in graph.ntypes}
-    original, kinds = partition.node_features.get(ORIG_ID), partition.node_features.get(NTYPE)
+    original, kinds = node_features.get(ORIG_ID), node_features.get(NTYPE)
     if original is not None:
         for kind, own in enumerate(fields.values()):
             own[ORIG_ID] = original if kinds is None else original[kinds == kind]

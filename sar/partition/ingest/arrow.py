@@ -71,6 +71,8 @@ class Batch(NamedTuple):
 class TextTable:
     """A text file with rows of as many fields as its first one has; it is unpacked on the way if it ends in `.gz`."""
 
+    share = 0.0  # of the file that has been read
+
     def __init__(self, path: Path, layout: TextFormat) -> None:
         self.path, self._layout = path, layout
         before, first, comments = 0, "", list[str]()  # lines before the first row, that row, and some of the comments
@@ -142,6 +144,7 @@ class TextTable:
                     raise PartitionError(
                         f"{self.path} has a line of more than {_BLOCK_BYTES} bytes; expected a text file."
                     )
+                self.share = getattr(file, "fileobj", file).tell() / self.path.stat().st_size
                 self._check_ends(text)
                 text = gap + text
                 rows = text.rstrip(blanks)
@@ -277,7 +280,7 @@ def _short(text: str) -> str:
 class ParquetTable:
     """A Parquet file. Features are read as they are stored, whatever kind of numbers is asked for."""
 
-    has_names, is_empty = True, False
+    has_names, is_empty, share = True, False, 0.0
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -298,6 +301,7 @@ class ParquetTable:
                 raise ConfigError(f"{self.path} has {self.names.count(name)} columns called {name!r}; expected one.")
         try:
             for batch in self._file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+                self.share = (row + batch.num_rows) / self._file.metadata.num_rows
                 if batch.num_rows:
                     yield self._batch([batch.column(name) for name in names], names, kind, row)
                 row += batch.num_rows
@@ -365,6 +369,7 @@ def read_table(source: InputFiles, purpose: Purpose, kind: Kind) -> Iterator[tup
     """The rows of a table, each batch with the number of its file; errors are those of `TextTable.batches`."""
     for number, (table, columns) in enumerate(open_table(source, purpose)):
         for batch in () if table.is_empty else table.batches(columns, kind):
+            source.text.progress(f"reading {table.path.name}", table.share)
             yield number, batch
 
 

@@ -14,7 +14,7 @@ from sar.data.arrays import Array, StoredArray, as_column
 from sar.data.graph_files import open_graph_file
 from sar.data.partition_json import parse_edge_type
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, EdgeSource, GraphSource
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, EdgeSource, GraphSource, Progress
 from sar.partition.ingest.arrow import TextTable, open_table
 from sar.partition.ingest.chunked import METADATA, open_chunked
 from sar.partition.ingest.edges import open_edges
@@ -52,6 +52,7 @@ def open_graph(
     train_nodes: Files | Mapping[str, Files] | None = None,
     val_nodes: Files | Mapping[str, Files] | None = None,
     test_nodes: Files | Mapping[str, Files] | None = None,
+    progress: Progress = lambda doing, share: None,
 ) -> GraphSource:
     """Open a graph that may be larger than memory.
 
@@ -90,6 +91,7 @@ def open_graph(
             be nodes without edges, and the other features' rows are in the same order. None: IDs are 0 to N - 1.
         train_nodes: files with the IDs of the nodes to train on; by node type if there are several.
         val_nodes, test_nodes: likewise.
+        progress: called while tables are read.
 
     Returns:
         The graph. Its `notes` say how many lines were passed over, and other changes to the input.
@@ -102,7 +104,7 @@ def open_graph(
     if format is not None and format not in FORMATS:
         raise ConfigError(f"the format {format!r} was asked for; expected one of {', '.join(FORMATS)}.")
     Path(scratch).mkdir(parents=True, exist_ok=True)
-    text = TextFormat(delimiter, header)
+    text = TextFormat(delimiter, header, progress=progress)
     how = Reading(Path(tempfile.mkdtemp(prefix="input-", dir=scratch)), text, allow_nan)
     node_features, edge_features = node_features or {}, edge_features or {}
 

@@ -12,6 +12,7 @@ from sar.common_tuples import StrPath
 from sar.data.arrays import unreadable
 from sar.data.graph_files import GRAPH_FILE_MARK
 from sar.errors import ConfigError, PartitionError
+from sar.partition.graph_source import Progress
 
 Files = StrPath | Sequence[StrPath]
 """A file, a directory, a glob pattern, files separated by commas, or a list of files in order."""
@@ -55,6 +56,7 @@ class TextFormat:
     header: bool | None = None  # whether the first line names the columns; None: if none of its fields is a number
     numbers_are_rows: bool = False  # whether a first line of 0, 1, 2 is certainly no header
     notes: list[str] = field(default_factory=list, compare=False)  # collects remarks for the user
+    progress: Progress = field(default=lambda doing, share: None, compare=False)  # called with the share of a file
 
     def __post_init__(self) -> None:
         if self.delimiter is not None and (len(self.delimiter) != 1 or not self.delimiter.isascii()):

@@ -13,6 +13,7 @@ import sar
 import sar.cli
 assert "torch_geometric" not in sys.modules
 import torch
+import pyarrow.parquet as pq
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv
 from torch_geometric.sampler import NegativeSampling
@@ -54,6 +55,25 @@ for sampler, seeds in (
         assert conv(batch.x, batch.edge_index).shape == (len(batch.n_id), 3)
 sar.save_checkpoint("checkpoint", model=conv, step=1)
 assert sar.load_checkpoint("checkpoint", model=conv)["step"] == 1
+
+with open("conv.py", "w") as file:
+    file.write("from torch_geometric.nn import GATConv\\n")
+    file.write("def make(info): return GATConv(info.in_widths['_N'], info.num_classes)\\n")
+sar.save_model("conv.pt", conv)
+ids = torch.randperm(1000)[:40].numpy()  # with gaps
+np.save("edges.npy", ids[ends.numpy().T])
+np.save("ids.npy", ids)
+np.save("some.npy", ids[[17, 4]])
+given = ["--ids", "map", "--node-feature", "id=ids.npy", *fields]
+assert not sar.cli.main(["partition", "edges.npy", *given, "--parts", "2", "--method", "random", "--out", "gaps"])
+expected = conv(whole.x, whole.edge_index).detach().numpy()
+command = ["infer", "gaps", "--model", "conv.py:make", "--weights", "conv.pt", "--out"]
+assert not sar.cli.main([*command, "out.parquet"])
+table = pq.read_table("out.parquet")
+assert (table["id"].to_numpy() == ids).all()
+np.testing.assert_allclose(table["out_2"].to_numpy(), expected[:, 2], rtol=1e-5, atol=1e-6)
+assert not sar.cli.main([*command, "out.npy", "--nodes", "some.npy"])
+np.testing.assert_allclose(np.load("out.npy"), expected[[17, 4]], rtol=1e-5, atol=1e-6)
 print("trained")
 """
 
