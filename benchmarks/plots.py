@@ -58,7 +58,8 @@ def draw_timeline(steps: Mapping[str, Sequence[tuple[float, int, int]]], limit: 
         axes.fill_between(begin + minutes, most, color=COLORS[2], alpha=0.25, linewidth=0, label=words[0])
         axes.fill_between(begin + minutes, least, color=COLORS[2], linewidth=0, label=words[1])
         axes.axvline(begin, color=COLORS[3], linewidth=0.6, alpha=0.5)
-        axes.text(begin + minutes[-1] / 2, limit / 1e9 * 1.05, name.replace(" ", "\n"), ha="center", fontsize=8)
+        place = begin + minutes[-1] / 2 if number else 0
+        axes.text(place, limit / 1e9 * 1.05, name.replace(" ", "\n"), ha="center" if number else "left", fontsize=8)
         begin += minutes[-1]
     axes.axhline(limit / 1e9, color=COLORS[0], linestyle="--", label="limit")
     axes.set(xlim=(0, begin), ylim=(0, limit / 1e9 * 1.2), xlabel="minutes", ylabel="GB of memory")

@@ -1,6 +1,7 @@
 """Tables and picture of `benchmarks.scale`: what was measured by size, and what is computed from it."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,53 +39,59 @@ class Size:
 
 
 class Quantity(NamedTuple):
-    """A line of the table: of a step, with a number for each size that has the step."""
+    """A line of the table: of a step, with a number for each size that has the step, or with terms of a sum."""
 
     step: str
     name: str
-    value: Callable[[Size], float]
+    terms: Callable[[Size], tuple[float, ...]]
     grows: bool = True  # whether its exponent means anything
 
-    def values(self, sizes: Sequence[Size]) -> list[float | None]:
-        """None for sizes that were not measured."""
-        found: list[float | None] = []
+    def values(self, sizes: Sequence[Size]) -> list[tuple[float, ...]]:
+        """The terms; none for sizes that were not measured."""
+        found: list[tuple[float, ...]] = []
         for size in sizes:
             try:
-                found.append(self.value(size))
+                found.append(self.terms(size))
             except KeyError:
-                found.append(None)
+                found.append(())
         return found
 
     def exponent(self, sizes: Sequence[Size]) -> float | None:
         """b of value ~ edges**b."""
-        known = [(s.edges, v) for s, v in zip(sizes, self.values(sizes), strict=True) if v]
+        known = [(s.edges, sum(v)) for s, v in zip(sizes, self.values(sizes), strict=True) if sum(v) > 0]
         if len(known) < 2 or not self.grows:
             return None
         slope, _ = np.polyfit(*np.log(known).T, 1)
         return float(slope)
 
 
+LOAD, EPOCH, DISK, OUTPUTS = "load, s", "epoch (forward + backward), s", "read + written / epoch, GB", "all outputs, s"
+
+
 def quantities() -> list[Quantity]:
     """The lines of the table."""
+    anonymous = "at the peak without page cache"
     lines = [
-        Quantity("all steps", "memory of the group, GB", lambda s: s.steps["partition"].limit / GIGA, False),
-        Quantity("all steps", "of which used at the peak", lambda s: max(x.peak for x in _limited(s)) / GIGA, False),
-        Quantity("all steps", "at the peak without page cache", lambda s: max(x.anonymous for x in _limited(s)) / GIGA),
-        Quantity("partition", "s", lambda s: s.steps["partition"].seconds),
+        Quantity("all steps", "memory of the group, GB", lambda s: (s.steps["partition"].limit / GIGA,), False),
+        Quantity("all steps", anonymous, lambda s: (max(x.anonymous for x in _limited(s)) / GIGA,)),
+        Quantity("partition", "s", lambda s: (s.steps["partition"].seconds,)),
     ]
     for key, name in MODELS.items():
-        lines += (Quantity(name, title, lambda s, k=key, v=value: v(s, k), grows) for title, value, grows in OF_MODEL)
+        lines += (Quantity(name, title, lambda s, k=key, f=terms: f(s, k), grows) for title, terms, grows in OF_MODEL)
     return lines
 
 
-OF_MODEL: tuple[tuple[str, Callable[[Size, str], float], bool], ...] = (
-    ("load, s", lambda size, model: size.steps[f"{model} train"].said[0]["loaded"], True),
-    ("epoch, s", lambda size, model: size.epoch(model)["seconds"], True),
-    ("of which forward", lambda size, model: size.epoch(model)["forward"], True),
-    ("system / processor time", lambda size, model: system_share(size.epoch(model)), False),
-    ("read in an epoch, GB", lambda size, model: size.epoch(model)["read"] / GIGA, True),
-    ("written in an epoch, GB", lambda size, model: size.epoch(model)["written"] / GIGA, True),
-    ("outputs of all nodes, s", lambda size, model: size.steps[f"{model} infer"].seconds, True),
+def _epoch_terms(size: Size, model: str) -> tuple[float, float]:
+    epoch = size.epoch(model)
+    return epoch["forward"], epoch["seconds"] - epoch["forward"]
+
+
+OF_MODEL: tuple[tuple[str, Callable[[Size, str], tuple[float, ...]], bool], ...] = (
+    (LOAD, lambda size, model: (size.steps[f"{model} train"].said[0]["loaded"],), True),
+    (EPOCH, _epoch_terms, True),
+    ("system / processor time", lambda size, model: (system_share(size.epoch(model)),), False),
+    (DISK, lambda size, model: (size.epoch(model)["read"] / GIGA, size.epoch(model)["written"] / GIGA), True),
+    (OUTPUTS, lambda size, model: (size.steps[f"{model} infer"].seconds,), True),
 )
 
 
@@ -104,7 +111,7 @@ def write(docs: Path, command: str, conditions: str, sizes: Sequence[Size]) -> N
     publish(page, "papers100M", f"- command: {command}; computed, not measured", papers(sizes))
     readme = docs.parent / "README.md"
     if readme.exists():
-        replace_section(readme, "scale", sentence(largest))
+        replace_section(readme, "scale", sentence(largest, conditions))
 
 
 def measured(sizes: Sequence[Size]) -> list[tuple[str, ...]]:
@@ -112,9 +119,8 @@ def measured(sizes: Sequence[Size]) -> list[tuple[str, ...]]:
     rows = [("step", "quantity", *(f"{million(size.edges)} edges" for size in sizes), "exponent")]
     for line in quantities():
         values, slope = line.values(sizes), line.exponent(sizes)
-        if any(value is not None for value in values):
-            cells = ("" if value is None else short(value) for value in values)
-            rows.append((line.step, line.name, *cells, "" if slope is None else f"{slope + 0.0:.2f}"))
+        if any(values):
+            rows.append((line.step, line.name, *map(cell, values), "" if slope is None else f"{slope + 0.0:.2f}"))
     return rows
 
 
@@ -137,40 +143,48 @@ def _whole_cell(run: Taken) -> str:
 def papers(sizes: Sequence[Size]) -> list[tuple[str, ...]]:
     """Hours and bytes on the graph of `PAPERS`, computed from the largest size; the header first."""
     columns = "partition, h", "load, h", "h / epoch", "disk, TB / epoch", "network, TB / epoch", "outputs, h"
-    rows, largest, lines = [("model", "hosts", *columns)], sizes[-1], quantities()
+    rows, largest, lines = [("model", *columns)], sizes[-1], quantities()
     factor = PAPERS[0] / largest.nodes
     others = largest.steps["partition"].said[-1]["replication_factor"] - 1  # rows of other parts over own ones
 
     def grown(step: str, name: str) -> float:
         """A quantity in proportion to the nodes, or with its exponent if that is more than 1."""
         [line] = (line for line in lines if line[:2] == (step, name))
-        return line.value(largest) * factor ** max(line.exponent(sizes) or 1, 1)
+        return sum(line.terms(largest)) * factor ** max(line.exponent(sizes) or 1, 1)
 
     for model, name in MODELS.items():
         if f"{model} train" not in largest.steps or f"{model} infer" not in largest.steps:
             continue
-        moved = grown(name, "read in an epoch, GB") + grown(name, "written in an epoch, GB")
+        cells = []
         for hosts in (1, HOSTS):
             sent = PAPERS[0] * others * (1 - 1 / hosts) / hosts * WIRE[model] * 4  # bytes to each host
-            hours = [grown("partition", "s"), grown(name, "load, s") / hosts]
-            hours += [grown(name, "epoch, s") / hosts + sent / BYTES_PER_SECOND]
-            ends = grown(name, "outputs of all nodes, s") / hosts + sent / BYTES_PER_SECOND / 2
-            cells = *(short(one / 3600) for one in hours), short(moved / 1e3 / hosts), short(sent / 1e12)
-            rows.append((name, str(hosts), *cells, short(ends / 3600)))
+            wire = sent / BYTES_PER_SECOND
+            hours = [grown("partition", "s"), grown(name, LOAD) / hosts, grown(name, EPOCH) / hosts + wire]
+            outputs = grown(name, OUTPUTS) / hosts + wire / 2  # at most half of it is values
+            terabytes = [grown(name, DISK) / 1e3 / hosts, sent / 1e12]
+            cells.append([*(one / 3600 for one in hours), *terabytes, outputs / 3600])
+        rows.append((name, *(f"{short(one)} / {short(four)}" for one, four in zip(*cells, strict=True))))
     return rows
 
 
-def sentence(size: Size) -> str:
+def sentence(size: Size, conditions: str) -> str:
     """What the README says of the largest size."""
     numbers = [size.steps["partition"].seconds]
     numbers += [size.epoch("SAGE")["seconds"], size.steps["SAGE infer"].seconds]
     partition, epoch, outputs = (short(number) for number in numbers)
+    [cores] = re.findall(r"\d+ cores", conditions)
     graph = f"{million(size.nodes)} nodes with 128 features and {million(size.edges)} edges"
-    memory = f"{size.steps['partition'].limit / 2**30:.2g} GiB of memory, page cache included, and two cores"
+    memory = f"{size.steps['partition'].limit / 2**30:.2g} GiB of memory, page cache included"
     return (
-        f"{graph}, in {memory}: {partition} s to partition, {epoch} s an epoch of GraphSAGE, "
+        f"{graph}, in {memory}, on {cores}: {partition} s to partition, {epoch} s an epoch of GraphSAGE, "
         f"{outputs} s for the outputs ([all figures](docs/scale.md))."
     )
+
+
+def cell(terms: tuple[float, ...]) -> str:
+    """A number, or a sum and its terms."""
+    total = short(sum(terms)) if terms else ""
+    return total if len(terms) < 2 else f"{total} ({' + '.join(map(short, terms))})"
 
 
 def million(count: int) -> str:
