@@ -1,10 +1,10 @@
 """A graph larger than memory, from edges to the outputs of all nodes, in several sizes: `python -m benchmarks.scale`.
 
-For each size: make a graph, and in a control group whose memory is in proportion to the edges partition it, train each
-model on one partition at a time, and write the outputs of all nodes. Beside that the same models train on the whole
-graph in one process, without sar, in a group of 5 GiB. What a step took is kept in `results.json` in the
-folder of `--work`, so an interrupted run goes on with the next step, and a finished one is only written to the pages
-again: docs/scale.md and a sentence of the README.
+For each size: make a graph, and in a control group, whose memory beside that of libraries is in proportion to the
+edges, partition it, train each model on one partition at a time, and write the outputs of all nodes. Beside that the
+same models train on the whole graph in one process, without sar, in a group of 5 GiB. What a step took is kept in
+`results.json` in the folder of `--work`, so an interrupted run goes on with the next step, and a finished one is only
+written to the pages again: docs/scale.md and a sentence of the README.
 """
 
 import argparse
@@ -30,9 +30,9 @@ SIZES = 3e6, 1e7, 3e7, 1e8
 DEGREE, COMMUNITIES, HOMOPHILY = 20, 1024, 0.8
 GRAPH = f"{COMMUNITIES:,} communities, {DEGREE} edges a node, {HOMOPHILY:.0%} of them within a community"
 MOST_MEMORY = 5 * 2**30
-MEMORY_PER_EDGE = MOST_MEMORY / max(SIZES)
-LEAST_MEMORY = 700 * 2**20  # libraries take 350 to 480 MB
-LIBRARIES = 400 * 2**20  # which `sar partition --memory-limit` does not count
+LIBRARIES = 512 * 2**20  # of a worker and its launcher
+MEMORY_PER_EDGE = (MOST_MEMORY - LIBRARIES) / max(SIZES)
+LEAST_MEMORY = 700 * 2**20
 SCRIPT = Path(__file__).with_name("scale_run.py")
 SAR = sys.executable, "-m", "sar.cli"
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
 
 def steps_of(edges: int, arguments: argparse.Namespace) -> Iterator[Step]:
     """The sequence, with names of files in the folder of the graph."""
-    limit = max(LEAST_MEMORY, int(edges * MEMORY_PER_EDGE))
+    limit = max(LEAST_MEMORY, LIBRARIES + int(edges * MEMORY_PER_EDGE))
     fields = [word for name in ("feat", "label") for word in ("--node-feature", f"{name}={name}.npy")]
     divided = ["--parts", str(arguments.parts), "--method", "multilevel", "--out", "partitions"]
     beside = ["--split", "0.6,0.2,0.2", "--memory-limit", f"{(limit - LIBRARIES) // 2**21}MiB"]

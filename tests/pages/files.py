@@ -58,7 +58,7 @@ def larger(folder: Path) -> None:
     model(folder)
     blocks = (block for run in runs_of(page, page.read_text()) for block in run.blocks)
     diff = next(block.code for block in blocks if block.language == "diff")
-    (folder / "train.py").write_text(new_side(diff))
+    (folder / "train.py").write_text(f"from my_models import Model\n{new_side(diff)}")
 
 
 def hetero(folder: Path) -> None:
