@@ -70,10 +70,23 @@ def _generated(name: str, size: GeneratedEdges, seed: int) -> Iterator[tuple[Arr
         left -= len(kept)
 
 
+def communities(size: GeneratedEdges, seed: int) -> Array:
+    """The community of each node of "sbm"."""
+    found = np.empty(size.nodes, np.int64)
+    shuffled = np.random.default_rng([seed, 0]).permutation(size.nodes)
+    found[shuffled] = _communities(np.random.default_rng([seed, 1]), size)
+    return found
+
+
+def _communities(rng: np.random.Generator, size: GeneratedEdges) -> Array:
+    """Of the nodes before they are shuffled."""
+    return np.sort(rng.integers(size.communities, size=size.nodes))
+
+
 def sbm(size: GeneratedEdges, seed: int) -> Draw:
     """Edges, both ways round, of a degree-corrected block model, as `community_graph` of the demo."""
     rng = np.random.default_rng([seed, 1])
-    labels = np.sort(rng.integers(size.communities, size=size.nodes))
+    labels = _communities(rng, size)
     ends = np.concatenate([[0], np.cumsum(np.minimum(rng.pareto(2.5, size=size.nodes) + 1, 20))])
     firsts = ends[np.searchsorted(labels, np.arange(size.communities + 1))]  # of each community, and the end
 

@@ -43,7 +43,9 @@ class Model(nn.Module):
             "SAGE": lambda i, o, last: conv.SAGEConv(i, o, "mean"),
             "GCN": lambda i, o, last: conv.GraphConv(i, o),
             "GIN": lambda i, o, last: conv.GINConv(nn.Linear(i, o), "sum"),
-            "GAT": lambda i, o, last: conv.GATConv(i, *((o, 1) if last else (HEAD_WIDTH, HEADS))),
+            "GAT": lambda i, o, last: conv.GATConv(
+                i, *((o, 1) if last else (HEAD_WIDTH, HEADS)), allow_zero_in_degree=True
+            ),
         }
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # (N, F) -> (N, C)

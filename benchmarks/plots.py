@@ -1,8 +1,9 @@
-"""Pictures of measurements: bars, and lines on logarithmic axes."""
+"""Pictures of measurements: bars, lines on logarithmic axes, and memory over time."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -44,6 +45,26 @@ def draw_lines(
         axes.set_ylabel(quantity)
         axes.legend(frameon=False, fontsize=9)
         _plain(axes)
+    _save(figure, file)
+
+
+def draw_timeline(steps: Mapping[str, Sequence[tuple[float, int, int]]], limit: int, file: Path) -> None:
+    """Memory without page cache, and with it, in one step after the other, of (seconds, bytes, bytes)."""
+    figure = Figure(figsize=(9.5, 3.8), dpi=90, layout="constrained")
+    axes, begin = figure.subplots(), 0.0
+    for number, (name, samples) in enumerate(steps.items()):
+        minutes, least, most = np.array([(0, 0, 0), *samples]).T / np.array([[60], [1e9], [1e9]])
+        words = ("with page cache", "without") if number == 0 else (None, None)
+        axes.fill_between(begin + minutes, most, color=COLORS[2], alpha=0.25, linewidth=0, label=words[0])
+        axes.fill_between(begin + minutes, least, color=COLORS[2], linewidth=0, label=words[1])
+        axes.axvline(begin, color=COLORS[3], linewidth=0.6, alpha=0.5)
+        place = begin + minutes[-1] / 2 if number else 0
+        axes.text(place, limit / 1e9 * 1.05, name.replace(" ", "\n"), ha="center" if number else "left", fontsize=8)
+        begin += minutes[-1]
+    axes.axhline(limit / 1e9, color=COLORS[0], linestyle="--", label="limit")
+    axes.set(xlim=(0, begin), ylim=(0, limit / 1e9 * 1.2), xlabel="minutes", ylabel="GB of memory")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _plain(axes)
     _save(figure, file)
 
 

@@ -38,17 +38,22 @@ def publish(page: Path, section: str, conditions: str, rows: Sequence[tuple[str,
 
 
 def write_section(page: Path, name: str, text: str) -> None:
+    """Write the generated part `name` of a page, and its figures to figures.json beside it."""
+    replace_section(page, name, f"\n{text}\n")
+    figures = page.with_name("figures.json")
+    sections = json.loads(figures.read_text()) if figures.exists() else {}
+    sections[name] = {"page": page.name, **figures_of(text)}
+    figures.write_text(json.dumps(dict(sorted(sections.items())), indent=1, ensure_ascii=False) + "\n")
+
+
+def replace_section(page: Path, name: str, text: str) -> None:
     """Replace the generated part `name` of a page, or append it; all else stays as it is."""
     begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
     content = page.read_text() if page.exists() else "# Benchmarks\n"
     before, found, rest = content.partition(begin)
     after = rest.partition(end)[2] if found else "\n"
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(f"{before if found else content.rstrip() + chr(10) * 2}{begin}\n\n{text}\n\n{end}{after}")
-    figures = page.with_name("figures.json")
-    sections = json.loads(figures.read_text()) if figures.exists() else {}
-    sections[name] = {"page": page.name, **figures_of(text)}
-    figures.write_text(json.dumps(dict(sorted(sections.items())), indent=1, ensure_ascii=False) + "\n")
+    page.write_text(f"{before if found else content.rstrip() + chr(10) * 2}{begin}\n{text}\n{end}{after}")
 
 
 def figures_of(text: str) -> dict[str, Any]:

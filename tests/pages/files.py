@@ -14,6 +14,7 @@ from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
 from sar.partition.in_memory import training_graph
+from tests.pages.blocks import new_side, runs_of
 from tests.workers import REPOSITORY
 
 
@@ -43,8 +44,22 @@ def model(folder: Path) -> None:
         "        self.first, self.last = SAGEConv(12, 16, 'mean'), SAGEConv(16, 4, 'mean')\n\n"
         "    def forward(self, graph, x):\n"
         "        return self.last(graph, self.first(graph, x).relu())\n\n"
+        "def make_model(info):\n    return Model()\n\n"
         "def pyg_model():\n    return GCN(12, 16, 2, 4)\n"
     )
+
+
+def larger(folder: Path) -> None:
+    """The same graph as arrays, the models, and the script of the README, for two epochs."""
+    whole, page = small_graph(), REPOSITORY / "README.md"
+    np.save(folder / "edges.npy", torch.stack(whole.edges(), 1))
+    for name in ("feat", "label"):
+        np.save(folder / f"{name}.npy", whole.ndata[name])
+    model(folder)
+    blocks = (block for run in runs_of(page, page.read_text()) for block in run.blocks)
+    diff = next(block.code for block in blocks if block.language == "diff")
+    script = new_side(diff).replace("range(100)", "range(2)")
+    (folder / "train.py").write_text(f"from my_models import Model\n{script}")
 
 
 def hetero(folder: Path) -> None:
@@ -113,5 +128,5 @@ def npz(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (dgl, edges, examples, graph, hetero, model, npz, script)
+    f.__name__: f for f in (dgl, edges, examples, graph, hetero, larger, model, npz, script)
 }

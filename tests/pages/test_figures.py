@@ -37,7 +37,7 @@ def faq_row(graph: str) -> str:
 
 
 ROWS = [
-    *(("README.md", readme_row(*names)) for names in (("GraphSAGE", "SAGE"), ("GCN", "GCN"), ("GAT", "GAT"))),
+    *(("README.md", readme_row(*names)) for names in (("GraphSAGE", "SAGE"), ("GAT", "GAT"))),
     *(("docs/choosing.md", faq_row(graph)) for graph in ("coauthor_cs", "soc_epinions", "rmat")),
 ]
 
