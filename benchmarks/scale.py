@@ -47,11 +47,6 @@ class Step:
     makes: str = "."
 
 
-def out_of_core(verb: str, limit: int) -> tuple[str, ...]:
-    """Options of `sar launch` and `sar infer` for so much memory."""
-    return "--spill", ".", *(("--resident", "1") if verb == "launch" else ())
-
-
 def main(argv: Sequence[str]) -> None:
     """Measure what is not yet measured, and write the pages."""
     parser = command.new_parser("benchmarks.scale", __doc__, generates=False, repeats=0)
@@ -87,12 +82,13 @@ def steps_of(edges: int, arguments: argparse.Namespace) -> Iterator[Step]:
     divided = ["--parts", str(arguments.parts), "--method", "multilevel", "--out", "partitions"]
     beside = ["--split", "0.6,0.2,0.2", "--memory-limit", f"{(limit - LIBRARIES) // 2**21}MiB"]
     yield Step("partition", [*SAR, "partition", "edges.npy", *fields, *beside, *divided], limit, "partitions")
+    out_of_core = "--memory", f"{limit >> 20}MiB", "--spill", "."
     for model in arguments.models:
         weights, how = f"{model}.pt", ["--model", model, "--epochs", str(arguments.epochs)]
-        launch = [*SAR, "launch", "--workers", "1", *out_of_core("launch", limit), str(SCRIPT), "partitions", *how]
+        launch = [*SAR, "launch", "--workers", "1", *out_of_core, str(SCRIPT), "partitions", *how]
         yield Step(f"{model} train", [*launch, "--weights", weights], limit, weights)
         how = ["--model", f"{SCRIPT}:{model.lower()}", "--weights", weights, "--out", f"{model}.npy"]
-        yield Step(f"{model} infer", [*SAR, "infer", "partitions", *how, *out_of_core("infer", limit)], limit)
+        yield Step(f"{model} infer", [*SAR, "infer", "partitions", *how, *out_of_core], limit)
     for model in arguments.models:
         script = [sys.executable, str(SCRIPT), ".", "--whole", "--model", model]
         yield Step(f"{model} whole", script, MOST_MEMORY)

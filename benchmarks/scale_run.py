@@ -37,8 +37,6 @@ class Gcn(nn.Module):
         self.layers = nn.ModuleList(GCNConv(*ends) for ends in pairwise((FEATURES, 256, 256, CLASSES)))
 
     def forward(self, x: Any, edge_index: Any) -> Tensor:
-        if isinstance(x, sar.GraphShardManager):  # as sar infer calls it
-            x, edge_index = edge_index, sar.pyg.edge_index(x)
         for index, layer in enumerate(self.layers):
             x = layer(functional.relu(x) if index else x, edge_index)
         return x
