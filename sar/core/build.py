@@ -274,8 +274,7 @@ def build_structure(
         for etype, shards in graph.shards.items():
             blocks, halos, edges, offset = [], [], [], 0
             for p, (shard, (first, last)) in enumerate(zip(shards, data.node_ranges, strict=True)):
-                # Compress the destinations first, so that they are freed before the columns, which the graph keeps,
-                # exist.
+                # Destinations come first, to be freed before the columns, which the graph keeps, exist.
                 num_src, num_dst = counts[etype[0]], counts[etype[2]]
                 rows, indptr = compress(index(less_first(shard.dst, data.node_ranges[part][0])))
                 if p == part:
@@ -293,9 +292,9 @@ def build_structure(
         relations, features = [], []
         for k, ((etype, shards), (blocks, read, edges)) in enumerate(zip(graph.shards.items(), indexed, strict=True)):
             features.append(join_features(shards))
-            halos = Halos.exchanged(graph, read, edges, etype)
+            lists = Halos.exchanged(graph, read, edges, etype)
             total = graph.nodes.counts_global[etype[0]]
-            relations.append(connect(graph, etype, blocks, halos, total, graph.edges_global[k], features[-1]))
+            relations.append(connect(graph, etype, blocks, lists, total, graph.edges_global[k], features[-1]))
         ranges, nodes, original = list(data.node_ranges), graph.nodes, data.node_features.get(ORIG_ID)
         original = None if original is None else original.clone()
         structure = Structure(group, graph.device, ranges, nodes, nodes, relations, graph.signature, library, original)

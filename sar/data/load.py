@@ -224,7 +224,9 @@ def _shards(edges: VisibleEdges, files: FeatureFiles, device: torch.device) -> l
         rows, bounds = fields.rows_of(type_id)
         position = edges.places  # in `rows`, of the edges in the order of their IDs
         if isinstance(rows, Tensor):
-            number = torch.empty_like(position).scatter_(0, rows, torch.arange(len(rows), dtype=position.dtype))
+            number = torch.empty_like(position).scatter_(
+                0, rows, torch.arange(len(rows), dtype=position.dtype, device="cpu")
+            )
             start, end = (edge_ranges[files.part, type_id] - edge_ranges[files.part, 0, 0]).tolist()
             position = number.index_select(0, position[start:end])
         for one in ids_here:

@@ -93,7 +93,7 @@ class VisibleEdges(NamedTuple):
 def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
     """Move the edges of a partition out of `graph`, sorted; `node_ranges`: [start, end) of each partition's nodes."""
     # Memory: every column of the graph is let go once it is sorted. If edges are in the order of their IDs, as sar
-    # writes them, at most TODO bytes an edge are held beside the graph.
+    # writes them, at most 36 bytes an edge are held, of which the result keeps 28.
     from sar.kernels.cpu.csr_view import NO_INDICES, place_edges, put  # loads the compiler
 
     columns, rows = graph.edges, graph.owned

@@ -64,13 +64,9 @@ def is_permutation(ids: Tensor, start: int, end: int) -> bool:
         return False
     if bool((ids[1:] > ids[:-1]).all()):
         return not len(ids) or (int(ids[0]), int(ids[-1])) == (start, end - 1)
-    seen = torch.zeros(end - start, dtype=torch.bool, device="cpu")
-    for piece in pieces(len(ids)):
-        number = ids[piece] - start
-        if not bool(((number >= 0) & (number < end - start)).all()):
-            return False
-        seen.index_fill_(0, number, True)
-    return bool(seen.all())
+    if not bool(((ids >= start) & (ids < end)).all()):
+        return False
+    return bool(torch.zeros(end - start, dtype=torch.bool, device="cpu").index_fill_(0, ids - start, True).all())
 
 
 def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
