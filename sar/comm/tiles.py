@@ -70,23 +70,16 @@ class HaloPlan:
         return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts, device="cpu"), self.mean_rows)
 
     @classmethod
-    def agreed(cls, group: Group, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
-        """Build the plan; a collective call.
-
-        Args:
-            send_rows: rows of this worker that each other worker reads.
-            halos: rows of each worker that this one reads.
-            rows: number of this worker's rows.
-            what: name of the relation, for errors.
-        """
-        own = torch.tensor([*map(len, halos), rows], device="cpu")
-        counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))
+    def shared(
+        cls, group: Group, send_rows: list[Tensor], halo_counts: Tensor, mean_rows: int, what: str
+    ) -> "HaloPlan":
+        """Build the plan, with the rows of the process's other workers; a collective call. `what` is for errors."""
         local_rows: list[Tensor] = []
         if len(group.local_peers) > 1:
             send_rows = [rows.cpu() for rows in send_rows]
             shared = group.share([torch.cat(send_rows)], [], f"halo lists of {what}")
             local_rows = [peer.read[0].rows for peer in shared.values()]
-        return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size, local_rows)
+        return cls(group.rank, send_rows, halo_counts, mean_rows, local_rows)
 
     def rows_of(self, halo: HaloSlice) -> Tensor:
         """Indices of a slice in the owner's rows. The owner is this worker or another one of its process."""

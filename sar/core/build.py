@@ -3,13 +3,13 @@
 The visible edge order of a relation: source partition ascending, then destination, then edge ID.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.comm.tiles import HaloPlan
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
@@ -17,7 +17,7 @@ from sar.core.relation import GraphLibrary, NodeSet, Relation, Structure, digest
 from sar.errors import PartitionError
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
-from sar.tensors.ids import count_ids, is_sorted, less_first, number_distinct
+from sar.tensors.ids import is_sorted, less_first, number_distinct
 from sar.tensors.lasting import lasting
 from sar.tensors.spillable import moved_to_file
 
@@ -63,10 +63,11 @@ def check_partition(data: PartitionData, part: int, world_size: int) -> None:
             (src, data.node_ranges[p], f"sources of the shard from partition {p}"),
             (dst, (start, end), f"destinations of the shard from partition {p} into partition {part}"),
         ):
-            if len(nodes) and not (int(nodes.min()) >= first and int(nodes.max()) < bound):
+            least, greatest = map(int, nodes.aminmax()) if len(nodes) else (first, first)
+            if not first <= least <= greatest < bound and len(nodes):
                 raise PartitionError(
-                    f"The {what} reach from {int(nodes.min())} to {int(nodes.max())}; expected IDs in [{first}, "
-                    f"{bound}). Has this worker loaded another worker's partition?"
+                    f"The {what} reach from {least} to {greatest}; expected IDs in [{first}, {bound}). Has this worker "
+                    "loaded another worker's partition?"
                 )
 
 
@@ -121,28 +122,6 @@ def join_features(shards: list[Shard]) -> dict[str, Tensor]:
     return joined
 
 
-def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
-    """Check, together with all workers, that their edge IDs fit together. This is the last step of the construction.
-
-    Partitioners number edges consecutively from one worker to the next. If every worker has such a run, the runs must
-    join, in any order; other IDs are not checked.
-    """
-    ids = [s.features[EID] for shards in relations for s in shards if EID in s.features and len(s.src)]
-    first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
-    count = sum(len(i) for i in ids)
-    runs = group.gather_numbers([first, last, count], "checking edge IDs")
-    if any(last - first + 1 != count for first, last, count in runs):
-        return
-    expected = 0
-    for (first, last, count), rank in sorted((run, rank) for rank, run in enumerate(runs)):
-        if count and first != expected:
-            raise PartitionError(
-                f"The edges of worker {rank} have the IDs {first} to {last}; expected them to begin at {expected}, "
-                "after those before. The workers hold parts of different graphs: load one partitioning."
-            )
-        expected += count
-
-
 def _checked_rows(key: str, value: Tensor, rows: int) -> Tensor:
     if value.dim() == 0 or len(value) != rows:
         raise PartitionError(f"Edge feature {key!r} has shape {tuple(value.shape)}; expected {rows}, one per edge.")
@@ -150,8 +129,8 @@ def _checked_rows(key: str, value: Tensor, rows: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AgreedGraph:
-    """A graph whose partitions the workers have compared, before its edges are indexed."""
+class WorkerGraph:
+    """A worker's part of a graph, before its edges are indexed. The last fields are empty until workers agree on it."""
 
     group: Group
     device: torch.device
@@ -159,27 +138,22 @@ class AgreedGraph:
     nodes: NodeSet  # as sources and as destinations
     positions: Tensor | None  # indices of this worker's nodes within their types, int32; None if there is one type
     shards: dict[CanonicalEtype, list[Shard]]  # this worker's edges, by source partition
-    edges_global: list[int]  # number of edges of every type on all workers
-    signature: str  # equal on workers that hold parts of the same graph
+    edges_global: Sequence[int] = ()  # number of edges of every type on all workers
+    signature: str = ""  # equal on workers that hold parts of the same graph
 
     def index(self, nodes: Tensor) -> Tensor:
         """Convert partition-local node IDs to positions within their types, int32."""
         return nodes.to(torch.int32) if self.positions is None else torch.index_select(self.positions, 0, nodes)
 
 
-def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
-    """Check this worker's partition, and that all workers hold parts of the same graph; inside `group.guard()`."""
+def check_graph(data: PartitionData, group: Group) -> WorkerGraph:
+    """Check this worker's partition, and sort its edges by type; without communication."""
     part = group.rank
     check_partition(data, part, group.world_size)
     device = data.all_shard_edges[0].edges[0].device
     if device.type == "cpu":
         load_kernels()
-    names, etypes = data.node_type_names, data.edge_type_names
-    graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
-    if data.directory:
-        graph += f", from a partition directory with the digest {data.directory}"
-    group.agree(f"constructing the graph with {graph}")
-    start, end = data.node_ranges[part]
+    names, (start, end) = data.node_type_names, data.node_ranges[part]
     own, positions = torch.arange(start, end, device=device), None
     ids_by_type = {names[0]: own}
     if len(names) > 1:
@@ -188,33 +162,100 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
         positions = torch.empty(end - start, dtype=torch.int32, device=device)
         for ids in ids_by_type.values():
             positions[ids - start] = torch.arange(len(ids), dtype=torch.int32, device=device)
-    counts = torch.tensor([len(ids) for ids in ids_by_type.values()], device="cpu")
-    totals = torch.stack(group.all_gather(counts, "node counts")).sum(0).tolist()
-    relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
-    edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations], device="cpu")
-    have_ids = torch.tensor([any(EID in shard.features for shard in shards) for shards in relations], device="cpu")
-    gathered = torch.stack(group.all_gather(torch.stack([edges, have_ids.long()]), "edge counts"))
-    all_edges, have_ids = gathered[:, 0], gathered[:, 1].bool()  # (W, relations)
+    rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in ids_by_type.items()}
+    shards = {
+        etype: [select_relation(shard, k, data) for shard in data.all_shard_edges]
+        for k, etype in enumerate(data.edge_type_names)
+    }
+    return WorkerGraph(group, device, data, NodeSet(ids_by_type, rows, {}), positions, shards)
+
+
+def agree_on_graph(graph: WorkerGraph) -> WorkerGraph:
+    """Check that all workers hold parts of the same graph, and number edges without IDs; inside `group.guard()`."""
+    group, data, names, etypes = graph.group, graph.data, graph.data.node_type_names, graph.data.edge_type_names
+    text = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
+    if data.directory:
+        text += f", from a partition directory with the digest {data.directory}"
+    group.agree(f"constructing the graph with {text}")
+    own = list(graph.nodes.counts.values())
+    for shards in graph.shards.values():
+        ids = [shard.features[EID].aminmax() for shard in shards if EID in shard.features and len(shard.src)]
+        first, last = min((int(i.min) for i in ids), default=0), max((int(i.max) for i in ids), default=-1)
+        has_ids = any(EID in shard.features for shard in shards)
+        own += [sum(len(shard.src) for shard in shards), has_ids, first, last]
+    gathered = torch.tensor(group.gather_numbers(own, "counts of nodes and edges"), device="cpu")
+    totals = gathered[:, : len(names)].sum(0).tolist()
+    of_edges = gathered[:, len(names) :].view(group.world_size, len(etypes), 4)
+    counts = of_edges[:, :, 0]
     for k, etype in enumerate(etypes):
-        if len(have_ids[all_edges[:, k] > 0, k].unique()) > 1:
+        if len(of_edges[counts[:, k] > 0, k, 1].unique()) > 1:
             raise PartitionError(
                 f"Edges of type {etype} have IDs ({EID}) on some workers only; expected them on all workers or on none."
             )
-    shards = {}
-    for k, etype in enumerate(etypes):
-        first_id = int(all_edges[:part].sum() + all_edges[part, :k].sum())
-        shards[etype] = relations[k]
-        if not any(EID in shard.features for shard in relations[k]):
-            sizes = [len(shard.src) for shard in relations[k]]
-            ids = torch.arange(first_id, first_id + sum(sizes), device=device).split(sizes)
-            shards[etype] = [
+    if bool(of_edges[counts > 0][:, 1].all()):
+        _check_edge_ids(of_edges.tolist())
+    agreed, first_id = {}, int(counts[: group.rank].sum())
+    for k, (etype, shards) in enumerate(graph.shards.items()):
+        agreed[etype] = shards
+        if not any(EID in shard.features for shard in shards):
+            sizes = [len(shard.src) for shard in shards]
+            ids = torch.arange(first_id, first_id + sum(sizes), device=graph.device).split(sizes)
+            agreed[etype] = [
                 shard._replace(features={**shard.features, EID: of_shard})
-                for shard, of_shard in zip(relations[k], ids, strict=True)
+                for shard, of_shard in zip(shards, ids, strict=True)
             ]
-    rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in ids_by_type.items()}
-    nodes = NodeSet(ids_by_type, rows, dict(zip(names, totals, strict=True)))
-    signature = digest(f"{graph} {totals} {all_edges.tolist()}")
-    return AgreedGraph(group, device, data, nodes, positions, shards, all_edges.sum(0).tolist(), signature)
+        first_id += int(counts[group.rank, k])
+    return replace(
+        graph,
+        nodes=replace(graph.nodes, counts_global=dict(zip(names, totals, strict=True))),
+        shards=agreed,
+        edges_global=counts.sum(0).tolist(),
+        signature=digest(f"{text} {totals} {counts.tolist()}"),
+    )
+
+
+def _check_edge_ids(of_edges: list[list[list[int]]]) -> None:
+    """Check that the edge IDs of all workers fit together, from each relation's count, whether it has IDs, and range.
+
+    Partitioners number edges consecutively from one worker to the next. If every worker has such a run, the runs must
+    join, in any order; other IDs are not checked.
+    """
+    runs = []
+    for rank, of_worker in enumerate(of_edges):
+        filled = [(first, last, count) for count, _, first, last in of_worker if count]
+        if filled:
+            firsts, lasts, counts = zip(*filled, strict=True)
+            runs.append((min(firsts), max(lasts), sum(counts), rank))
+    if any(last - first + 1 != count for first, last, count, _ in runs):
+        return
+    expected = 0
+    for first, last, count, rank in sorted(runs):
+        if first != expected:
+            raise PartitionError(
+                f"The edges of worker {rank} have the IDs {first} to {last}; expected them to begin at {expected}, "
+                "after those before. The workers hold parts of different graphs: load one partitioning."
+            )
+        expected += count
+
+
+class Halos(NamedTuple):
+    """The nodes of others that a worker reads in a relation, and those of its own that others read."""
+
+    read: list[Tensor]  # of each worker: partition-local IDs over all types, ascending; empty for its own
+    read_by: list[Tensor]  # by each worker: rows of this one
+    edges: list[Tensor]  # of each worker: how many of its edges read each of `read_by`
+    sizes: Tensor  # (W, W): how many nodes of each worker a worker reads, by reader
+
+    @classmethod
+    def exchanged(cls, graph: WorkerGraph, read: list[Tensor], edges: list[Tensor], etype: CanonicalEtype) -> "Halos":
+        """Tell all workers which of their nodes this one reads, and the number of edges that do; in an agreed call."""
+        group, call = graph.group, f"halo lists of {etype}"
+        sizes = torch.tensor(group.gather_numbers([*map(len, read)], call), device="cpu")
+        sent = [torch.stack(pair, 1) for pair in zip(read, edges, strict=True)]
+        sent[group.rank] = sent[group.rank].to(group.device)
+        into = [torch.empty(n, 2, dtype=torch.int32, device=group.device) for n in sizes[:, group.rank].tolist()]
+        pairs = [received.to(graph.device).T.contiguous() for received in group.exchange(call, sent, into)]
+        return cls(read, [graph.index(nodes) for nodes, _ in pairs], [counts for _, counts in pairs], sizes)
 
 
 @lasting
@@ -226,27 +267,34 @@ def build_structure(
     Returns the structure, and the edge features of every relation in the visible edge order, (E, ...) each.
     """
     with group.guard():
-        graph = agree_on_graph(data, group)
-        part, index, counts, relations, features = group.rank, graph.index, graph.nodes.counts, [], []
-        for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
-            num_src, num_dst = counts[etype[0]], counts[etype[2]]
-            features.append(join_features(shards))
-            blocks, halos, offset = [], [], 0
+        graph = check_graph(data, group)
+        part, index, counts = group.rank, graph.index, graph.nodes.counts
+        # All that needs no other worker comes first, while the edges are in memory.
+        indexed = []
+        for etype, shards in graph.shards.items():
+            blocks, halos, edges, offset = [], [], [], 0
             for p, (shard, (first, last)) in enumerate(zip(shards, data.node_ranges, strict=True)):
-                # Compress the destinations first, so that they are freed before the columns, which the graph keeps,
-                # exist.
-                rows, indptr = compress(index(less_first(shard.dst, data.node_ranges[part][0])), num_dst)
+                # Destinations come first, to be freed before the columns, which the graph keeps, exist.
+                num_src, num_dst = counts[etype[0]], counts[etype[2]]
+                rows, indptr = compress(index(less_first(shard.dst, data.node_ranges[part][0])))
                 if p == part:
-                    halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
+                    cols = index(less_first(shard.src, first))
+                    halo = degrees = cols.new_empty(0)
                 else:
-                    halo, cols = number_distinct(less_first(shard.src, first), last - first)
-                    sources = len(halo)
-                blocks.append(EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset))
+                    halo, degrees, cols = number_distinct(less_first(shard.src, first), last - first)
+                    num_src = len(halo)
+                blocks.append(EdgeBlock(rows, indptr, cols, num_src, num_dst, edge_offset=offset))
                 halos.append(moved_to_file(halo))
+                edges.append(degrees)
                 offset += blocks[-1].num_edges
-            send_rows = [index(rows.to(graph.device)) for rows in exchange_tensors(halos)]
-            relations.append(connect(graph, etype, blocks, halos, send_rows, num_edges_global, features[-1]))
-        check_edge_ids(list(graph.shards.values()), group)
+            indexed.append((blocks, halos, edges))
+        graph = agree_on_graph(graph)
+        relations, features = [], []
+        for k, ((etype, shards), (blocks, read, edges)) in enumerate(zip(graph.shards.items(), indexed, strict=True)):
+            features.append(join_features(shards))
+            lists = Halos.exchanged(graph, read, edges, etype)
+            total = graph.nodes.counts_global[etype[0]]
+            relations.append(connect(graph, etype, blocks, lists, total, graph.edges_global[k], features[-1]))
         ranges, nodes, original = list(data.node_ranges), graph.nodes, data.node_features.get(ORIG_ID)
         original = None if original is None else original.clone()
         structure = Structure(group, graph.device, ranges, nodes, nodes, relations, graph.signature, library, original)
@@ -254,29 +302,25 @@ def build_structure(
 
 
 def connect(
-    graph: AgreedGraph,
+    graph: WorkerGraph,
     etype: CanonicalEtype,
     blocks: list[EdgeBlock],
-    halos: list[Tensor],
-    send_rows: list[Tensor],
+    halos: Halos,
+    num_src_global: int,
     num_edges_global: int,
     features: dict[str, Tensor],
 ) -> Relation:
-    """Build the relation of these edges; a collective call that counts degrees and exchanges the sizes of halo lists.
-
-    `send_rows` are the rows of this worker that each worker reads. `Relation` documents the other arguments.
-    """
-    num_src, num_dst = blocks[graph.group.rank].num_src, blocks[graph.group.rank].num_dst
-    degrees = [count_ids(block.cols, block.num_src) for block in blocks]
-    out_degrees = degrees[graph.group.rank]
-    degrees[graph.group.rank] = out_degrees[:0]
-    for rows, counts in zip(send_rows, exchange_tensors(degrees), strict=True):
-        out_degrees.index_add_(0, rows, counts.to(graph.device))
-    in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=graph.device)
+    """Build the relation of these edges, with degrees; a collective call. `Relation` documents the arguments."""
+    own, group = blocks[graph.group.rank], graph.group
+    out_degrees = own.cols.bincount(minlength=own.num_src)
+    for rows, counts in zip(halos.read_by, halos.edges, strict=True):
+        out_degrees.index_add_(0, rows, counts.long())
+    in_degrees = torch.zeros(own.num_dst, dtype=torch.int64, device=graph.device)
     for block in blocks:
         in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
     order = features.get(ORIG_ID)  # DGL's order on the whole graph, unless a user's field has the same name
     if order is None or order.dtype != torch.int64 or order.dim() != 1:
         order = features[EID]
-    plan = HaloPlan.agreed(graph.group, send_rows, halos, num_src, f"{etype}")
-    return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, out_degrees, order)
+    plan = HaloPlan.shared(group, halos.read_by, halos.sizes.T, num_src_global // group.world_size, f"{etype}")
+    sizes = own.num_src, own.num_dst, num_edges_global
+    return Relation(etype, blocks, halos.read, plan, *sizes, in_degrees, out_degrees, order)

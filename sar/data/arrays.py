@@ -58,14 +58,16 @@ class StoredArray:
         return values.astype(self.dtype, copy=False)
 
     def slices(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield consecutive rows, each time with the number of the first; of arrays in the machine's byte order."""
+        """Yield consecutive rows, each time with the number of the first, in memory that the next ones overwrite.
+
+        The array is in the machine's byte order.
+        """
         step = max(1, _SLICE_BYTES // self.row_bytes) if self.row_bytes else max(1, self.shape[0])
         with open_file(self.path) as file:
             file.seek(self.offset)
+            buffer = torch.empty((min(step, self.shape[0]), *self.shape[1:]), dtype=self.tensor_dtype, device="cpu")
             for start in range(0, self.shape[0], step):
-                rows = torch.empty(
-                    (min(step, self.shape[0] - start), *self.shape[1:]), dtype=self.tensor_dtype, device="cpu"
-                )
+                rows = buffer[: self.shape[0] - start]
                 self._fill(file, rows.view(-1).view(torch.uint8).numpy())
                 yield start, rows
 

@@ -20,6 +20,7 @@ from sar.common_tuples import CanonicalEtype
 from sar.data.arrays import StoredArray, open_file
 from sar.data.tensor_files import ArraySpec, Cursor, FileLayout
 from sar.errors import PartitionError
+from sar.kernels import index_dtype
 
 GRAPH_FILE_MARK: Final = 0xDD2E4FF046B4A13F
 HETEROGRAPH_MARK: Final = 0xDD589FBE35224ABF
@@ -76,12 +77,15 @@ class StoredEdges(NamedTuple):
         return (columns, rows) if self.kind == CSC else (rows, columns)
 
     def _read(self, stored: StoredArray, count: int, limit: int) -> Tensor:
-        """Whole numbers, (count,), from 0 to below `limit`."""
+        """Whole numbers, (count,) int32 if that holds `limit`, from 0 to below it."""
         if stored.shape != (count,) or stored.tensor_dtype not in (torch.int32, torch.int64):
             raise self._damaged(f"{stored.tensor_dtype} of shape {stored.shape} for {count} indices")
-        numbers = stored.load()
-        if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < limit:
-            raise self._damaged(f"indices from {int(numbers.min())} to {int(numbers.max())} below {limit}")
+        numbers = torch.empty(count, dtype=index_dtype(limit), device="cpu")
+        for start, rows in stored.slices():
+            least, greatest = rows.aminmax()
+            if not 0 <= int(least) <= int(greatest) < limit:
+                raise self._damaged(f"indices from {int(least)} to {int(greatest)} below {limit}")
+            numbers[start : start + len(rows)] = rows
         return numbers
 
     def _damaged(self, found: str) -> PartitionError:

@@ -28,7 +28,6 @@ from sar.data.partition_json import IdRanges, PartitionJson, graph_path, read_pa
 from sar.data.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
 from sar.errors import PartitionError
 from sar.logging_setup import logger
-from sar.tensors.ids import pieces
 from sar.tensors.spillable import empty_spillable
 
 MakeBook = Callable[[PartitionJson, int], Any]
@@ -223,13 +222,13 @@ def _shards(edges: VisibleEdges, files: FeatureFiles, device: torch.device) -> l
         if not ids_here and not features_here:
             continue
         rows, bounds = fields.rows_of(type_id)
-        own_ids, first = edges.edge_id[rows], int(edge_ranges[files.part, type_id, 0])
-        number = torch.int32 if len(own_ids) < 2**31 else torch.int64
-        position = torch.empty(len(own_ids), dtype=number, device="cpu")  # in `own_ids`, of the IDs from `first` on
-        for chunk in pieces(len(own_ids)):
-            position.scatter_(
-                0, own_ids[chunk] - first, torch.arange(chunk.start, chunk.stop, dtype=number, device="cpu")
+        position = edges.places  # in `rows`, of the edges in the order of their IDs
+        if isinstance(rows, Tensor):
+            number = torch.empty_like(position).scatter_(
+                0, rows, torch.arange(len(rows), dtype=position.dtype, device="cpu")
             )
+            start, end = (edge_ranges[files.part, type_id] - edge_ranges[files.part, 0, 0]).tolist()
+            position = number.index_select(0, position[start:end])
         for one in ids_here:
             ids = one.stored.load(device, position).long()
             if several:

@@ -6,9 +6,10 @@ edges; with fewer, the workers of a partition divide its nodes in runs of about 
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
@@ -16,8 +17,9 @@ from sar.data.part_files import DST, SRC, LocalGraph, read_part_graph
 from sar.data.partition_json import IdRanges, PartitionJson
 from sar.errors import PartitionError
 from sar.kernels import index_dtype
-from sar.tensors.ids import pieces, to_offsets
+from sar.tensors.ids import less_first
 from sar.tensors.spillable import empty_spillable
+from sar.tensors.views import as_numpy
 
 
 class WorkerShare(NamedTuple):
@@ -84,14 +86,15 @@ class VisibleEdges(NamedTuple):
     src: Tensor
     dst: Tensor
     edge_id: Tensor
+    places: Tensor  # (E,) int32 or int64: of the edges in the order of their IDs
     bounds: Tensor  # (num_parts + 1,) edges from partition p are [bounds[p], bounds[p + 1])
 
 
 def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
     """Move the edges of a partition out of `graph`, sorted; `node_ranges`: [start, end) of each partition's nodes."""
-    # Memory: temporaries are cut into chunks, and every column of the graph is let go once it is sorted. So where edges
-    # are in the order of their IDs, as sar writes them, at most 12 bytes an edge are held beside the graph.
-    from sar.kernels.cpu.csr_view import sorted_places  # loads the compiler
+    # Memory: every column of the graph is let go once it is sorted. If edges are in the order of their IDs, as sar
+    # writes them, at most 36 bytes an edge are held, of which the result keeps 28.
+    from sar.kernels.cpu.csr_view import NO_INDICES, place_edges, put  # loads the compiler
 
     columns, rows = graph.edges, graph.owned
     edge_id = columns[EID][rows]
@@ -101,28 +104,26 @@ def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int
     for name in columns:
         columns[name] = columns[name][rows]
     del edge_id
-    ends = torch.tensor([end for _, end in node_ranges], device="cpu")
     start, end = node_ranges[part]
-    bound = len(ends) * (end - start)
-    keys = torch.empty(len(columns[EID]), dtype=index_dtype(bound), device="cpu")  # source partition, then destination
-    counts = torch.zeros(len(ends), dtype=torch.int64, device="cpu")
-    for chunk in pieces(len(keys)):
-        src, dst = (graph.node_id.index_select(0, columns[name][chunk]) for name in (SRC, DST))
-        source_part = torch.searchsorted(ends, src, right=True)
-        counts += torch.bincount(source_part, minlength=len(ends))
-        keys[chunk] = source_part * (end - start) + dst - start
-    places = sorted_places(keys, bound)
-    del keys
+    src, dst = as_numpy(columns[SRC]), as_numpy(columns[DST])
+    part_of = torch.searchsorted(
+        torch.tensor([end for _, end in node_ranges], device="cpu"), graph.node_id, right=True, out_int32=True
+    )
+    bounds = torch.zeros(len(node_ranges) + 1, dtype=torch.int64, device="cpu")
+    places = torch.empty(len(src), dtype=index_dtype(len(src)), device="cpu")
+    row_of, by_part = less_first(graph.node_id, start), torch.empty_like(places)
+    ends_of_rows = torch.empty(end - start + 1, dtype=places.dtype, device="cpu")
+    place_edges(src, dst, *map(as_numpy, (part_of, row_of, bounds, ends_of_rows, by_part, places)))
+    del src, dst, by_part
 
-    def sort(name: str, global_id: Tensor | None = None) -> Tensor:
-        """A column, int64; with `global_id`, its values are looked up there."""
-        result, column = torch.empty(len(places), dtype=torch.int64, device="cpu"), columns.pop(name)
-        for chunk in pieces(len(places)):
-            values = column[chunk] if global_id is None else global_id.index_select(0, column[chunk])
-            result.scatter_(0, places[chunk].long(), values)
+    def sort(name: str, table: NDArray[Any] = NO_INDICES) -> Tensor:
+        """A column, int64; of local nodes with a table of their global IDs."""
+        result = torch.empty(len(places), dtype=torch.int64, device="cpu")
+        put(as_numpy(columns.pop(name)), table, as_numpy(places), as_numpy(result))
         return result
 
-    return VisibleEdges(sort(SRC, graph.node_id), sort(DST, graph.node_id), sort(EID), to_offsets(counts))
+    node_id = as_numpy(graph.node_id)
+    return VisibleEdges(sort(SRC, node_id), sort(DST, node_id), sort(EID), places, bounds)
 
 
 def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:

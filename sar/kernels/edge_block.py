@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sar.tensors.ids import count_ids, to_offsets
+from sar.tensors.ids import to_offsets
 from sar.tensors.lasting import lasting
 from sar.tensors.spillable import moved_to_file
 
@@ -63,7 +63,7 @@ class EdgeBlock:
     @classmethod
     def from_coo(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int, **ids: Any) -> EdgeBlock:
         """A block from (E,) source and destination rows that are sorted by destination; `ids` as of the constructor."""
-        return cls(*compress(dst, num_dst), src.to(torch.int32), num_src, num_dst, **ids)
+        return cls(*compress(dst), src.to(torch.int32), num_src, num_dst, **ids)
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -222,14 +222,9 @@ class _Within(EdgeBlock):
         return self._block.transposed(transpose, with_positions=with_positions)._replace(sources=self._sources)
 
 
-def compress(dst: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+def compress(dst: Tensor) -> tuple[Tensor, Tensor]:
     """The `rows` and `indptr` of a block whose edges have the ascending destination rows `dst`, (E,)."""
-    if dst.numel() < num_dst // 16:
-        rows, counts = torch.unique_consecutive(dst, return_counts=True)
-    else:
-        counts = count_ids(dst, num_dst)
-        rows = counts.nonzero().squeeze(1)
-        counts = counts[rows]
+    rows, counts = dst.unique_consecutive(return_counts=True)
     return rows.to(torch.int32), to_offsets(counts).to(index_dtype(dst.numel()))
 
 

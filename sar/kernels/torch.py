@@ -36,7 +36,7 @@ from sar.kernels.ops import (
     aligned_message_shape,
     raise_peaks,
 )
-from sar.tensors.ids import count_ids, to_offsets
+from sar.tensors.ids import to_offsets
 from sar.tensors.splitmix import STEP, as_signed, mix_tensor, shift_right
 from sar.tensors.views import accumulation_dtype
 
@@ -149,7 +149,7 @@ def aggregate_grad(
 def transpose(block: EdgeBlock) -> Transposed:
     """The edges of a block by source, for `EdgeBlock.transposed`."""
     order = block.cols.argsort(stable=True)
-    indptr = to_offsets(count_ids(block.cols, block.num_src)).to(block.indptr.dtype)
+    indptr = to_offsets(block.cols.bincount(minlength=block.num_src)).to(block.indptr.dtype)
     return Transposed(indptr, block.dst[order], order.to(block.indptr.dtype))
 
 

@@ -354,11 +354,13 @@ class Residency(TorchDispatchMode):
             return tensor
         if nbytes > SHARED_SLOT // 4:
             return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
-        if nbytes > len(self._room):
-            self._room = self.empty((SHARED_SLOT,), torch.uint8)
-        place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # with a version counter of its own
-        self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
-        return place.copy_(tensor)
+        self.use(tensor)
+        with torch._C._DisableTorchDispatch():  # operations on so small tensors take less than tracking them
+            if nbytes > len(self._room):
+                self._room = self.empty((SHARED_SLOT,), torch.uint8)
+            place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # with a version counter of its own
+            self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
+            return place.copy_(tensor)
 
 
 def over_budget(limit: float, missing: float) -> ConfigError:

@@ -17,14 +17,6 @@ def pieces(count: int, size: int = PIECE) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def count_ids(ids: Tensor, bound: int) -> Tensor:
-    """How often each of 0 to bound - 1 occurs, (bound,) int64: `torch.bincount` without an int64 copy of `ids`."""
-    counts = torch.zeros(bound, dtype=torch.int64, device=ids.device)
-    for piece in pieces(len(ids), max(PIECE, bound)):  # each piece costs O(bound)
-        counts += torch.bincount(ids[piece], minlength=bound)
-    return counts
-
-
 def to_offsets(counts: Tensor) -> Tensor:
     """(n + 1,) int64: 0 and the cumulative sums of `counts`."""
     offsets = torch.zeros(len(counts) + 1, dtype=torch.int64, device=counts.device)
@@ -34,28 +26,23 @@ def to_offsets(counts: Tensor) -> Tensor:
 
 def less_first(ids: Tensor, first: int) -> Tensor:
     """`ids - first` as int32, (E,)."""
-    numbers = torch.empty(len(ids), dtype=torch.int32, device=ids.device)
-    for piece in pieces(len(ids)):
-        numbers[piece] = ids[piece] - first
-    return numbers
+    # Both are taken modulo 2**32, so that no copy in int64 is needed.
+    return ids.to(torch.int32, copy=True).sub_((first + 2**31) % 2**32 - 2**31)
 
 
-def number_distinct(ids: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-    """The distinct IDs, ascending, and the position of each given one among them; int32.
+def number_distinct(ids: Tensor, bound: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct IDs, ascending, how often each is there, and the position of each given one among them; int32.
 
     If they are many, by counting them, which is faster than sorting; `bound` is one more than the greatest.
     """
-    if len(ids) < bound // 16:
-        distinct, places = ids.unique(return_inverse=True)
-        return distinct.to(torch.int32), places.to(torch.int32)
-    present = torch.zeros(bound, dtype=torch.bool, device=ids.device)
-    for piece in pieces(len(ids)):
-        present.index_fill_(0, ids[piece].long(), True)
-    position = present.cumsum(0, dtype=torch.int32) - 1
-    places = torch.empty(len(ids), dtype=torch.int32, device=ids.device)
-    for piece in pieces(len(ids)):
-        places[piece] = position.index_select(0, ids[piece])
-    return present.nonzero().squeeze(1).to(torch.int32), places
+    if len(ids) < bound // 2:
+        distinct, places, counts = ids.unique(return_inverse=True, return_counts=True)
+    else:
+        counts = ids.bincount(minlength=bound)
+        distinct = counts.nonzero().squeeze(1)
+        places = ((counts > 0).cumsum(0, dtype=torch.int32) - 1).index_select(0, ids)
+        counts = counts[distinct]
+    return distinct.to(torch.int32), counts.to(torch.int32), places.to(torch.int32)
 
 
 def first_of_equals(ascending: NDArray[Any]) -> NDArray[np.bool_]:
@@ -75,13 +62,11 @@ def is_permutation(ids: Tensor, start: int, end: int) -> bool:
     """Whether IDs, (n,), are `start` to `end` - 1, each once."""
     if len(ids) != end - start:
         return False
-    seen = torch.zeros(end - start, dtype=torch.bool, device="cpu")
-    for piece in pieces(len(ids)):
-        number = ids[piece] - start
-        if not bool(((number >= 0) & (number < end - start)).all()):
-            return False
-        seen.index_fill_(0, number, True)
-    return bool(seen.all())
+    if bool((ids[1:] > ids[:-1]).all()):
+        return not len(ids) or (int(ids[0]), int(ids[-1])) == (start, end - 1)
+    if not bool(((ids >= start) & (ids < end)).all()):
+        return False
+    return bool(torch.zeros(end - start, dtype=torch.bool, device="cpu").index_fill_(0, ids - start, True).all())
 
 
 def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,11 +80,7 @@ def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 def is_sorted(keys: Tensor, ties: Tensor | None) -> bool:
     """Whether `keys` ascend, and among equal ones `ties`."""
-    for piece in pieces(len(keys) - 1):
-        pair = slice(piece.start, piece.stop + 1)
-        steps = keys[pair].diff()
-        if not bool((steps >= 0).all()):
-            return False
-        if ties is not None and not bool(((steps > 0) | (ties[pair].diff() >= 0)).all()):
-            return False
-    return True
+    if ties is None:
+        return bool((keys[1:] >= keys[:-1]).all())
+    after = keys[1:] > keys[:-1]
+    return bool(after.logical_or_((keys[1:] == keys[:-1]).logical_and_(ties[1:] >= ties[:-1])).all())

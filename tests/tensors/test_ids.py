@@ -1,10 +1,10 @@
-"""Long lists of IDs in pieces: the results do not show where a piece ends."""
+"""Lists of IDs, as torch counts and sorts them."""
 
 import pytest
 import torch
 
 from sar.tensors import ids
-from sar.tensors.ids import count_ids, distinct, is_sorted, less_first, number_distinct
+from sar.tensors.ids import distinct, is_permutation, is_sorted, less_first, number_distinct
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +20,9 @@ def some_ids(count, bound=100):
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 400])
 def test_distinct_nodes_are_numbered_in_order(count, dtype):
     nodes = some_ids(count).to(dtype)
-    numbered, places = number_distinct(nodes, 100)
-    assert numbered.dtype == places.dtype == torch.int32
+    numbered, counts, places = number_distinct(nodes, 100)
+    assert numbered.dtype == counts.dtype == places.dtype == torch.int32
+    assert torch.equal(counts.long(), nodes.bincount()[numbered])
     assert numbered.tolist() == sorted(set(nodes.tolist()))
     assert torch.equal(numbered[places.long()].long(), nodes.long())
 
@@ -33,21 +34,30 @@ def test_distinct_ids(count):
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 400])
-def test_ids_are_counted_and_shifted(count):
+@pytest.mark.parametrize("first", [0, 2**31 + 5, 2**40])
+def test_ids_are_shifted(count, first):
     ids = some_ids(count)
-    assert torch.equal(count_ids(ids.int(), 100), torch.bincount(ids, minlength=100))
-    shifted = less_first(ids + 2**40, 2**40)
+    shifted = less_first(ids + first, first)
     assert shifted.dtype == torch.int32
     assert torch.equal(shifted.long(), ids)
 
 
-def test_order_is_seen_across_pieces():
+def test_order_is_seen():
     keys = torch.arange(30) // 5
     ties = torch.arange(30) % 5
     assert is_sorted(keys, ties)
     assert is_sorted(keys[:0], ties[:0])
-    for at in range(29):  # 6 to 7 is where the first piece ends
+    for at in range(29):
         swapped = torch.arange(30)
         swapped[[at, at + 1]] = torch.tensor([at + 1, at])
         assert not is_sorted(keys[swapped], ties[swapped])
         assert is_sorted(keys[swapped], None) == (keys[at] == keys[at + 1])
+
+
+@pytest.mark.parametrize("order", [torch.arange(20), torch.arange(20).flip(0)])  # which are checked in different ways
+def test_permutations(order):
+    ids = order + 5
+    assert is_permutation(ids, 5, 25)
+    assert is_permutation(ids[:0], 5, 5)
+    for wrong in (ids + 1, ids - 1, ids[1:], torch.where(ids == 7, 8, ids), torch.where(ids == 24, 30, ids)):
+        assert not is_permutation(wrong, 5, 25)

@@ -31,7 +31,7 @@ from sar.errors import GraphError
 from sar.kernels import EdgeBlock
 from sar.logging_setup import logger
 from sar.nn.rows import fetch_rows
-from sar.tensors.ids import count_ids, to_offsets
+from sar.tensors.ids import to_offsets
 from sar.tensors.views import to_device
 
 Edges = Mapping[CanonicalEtype, tuple[Tensor, Tensor, Mapping[str, Tensor]]]
@@ -157,7 +157,7 @@ def make_local_graph(
         block = EdgeBlock.from_coo(cols.to(device), ends, num_src, len(counts), edge_ids=ids)
         halo = block.cols[:0]
         plan = HaloPlan(0, [halo], torch.zeros(1, 1, dtype=torch.int64, device="cpu"), num_src)
-        positions, out_degrees = torch.arange(count, device=device), count_ids(block.cols, num_src)
+        positions, out_degrees = torch.arange(count, device=device), block.cols.bincount(minlength=num_src)
         sizes = num_src, len(counts), count
         relations.append(Relation(etype, [block], [halo], plan, *sizes, counts, out_degrees, positions))
         features.append({name: values.to(device) for name, values in fields.items()})

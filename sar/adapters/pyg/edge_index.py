@@ -32,7 +32,6 @@ from sar.core.passing.python_messages import run_python
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock
 from sar.nn.rows import pair_graph
-from sar.tensors.ids import count_ids
 from sar.tensors.lasting import lasting
 
 KEPT = 4  # limit on the edges of all selections that a graph keeps, in multiples of its own edges
@@ -99,7 +98,7 @@ class Numbering:
             num_src = old.blocks[part].num_src
             blocks.append(EdgeBlock.from_coo(cols, dst[rows], num_src, num_dst, edge_offset=offset))
             offset += count
-        degrees = count_ids(dst, num_dst)
+        degrees = dst.bincount(minlength=num_dst)
         relation = replace(
             old, blocks=blocks, num_dst=num_dst, in_degrees=degrees, message_order=order, num_edges_global=-1
         )

@@ -12,7 +12,7 @@ from sar.core.graph.queries import GraphQueries
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock
-from sar.tensors.ids import count_ids, to_offsets
+from sar.tensors.ids import to_offsets
 
 NEW = -1
 """Position of an added edge."""
@@ -117,8 +117,8 @@ def change_self_loops(
         relation,
         blocks=[*relation.blocks[:part], own, *(block.shifted(growth) for block in relation.blocks[part + 1 :])],
         num_edges_global=relation.num_edges_global + sum(growths),
-        in_degrees=relation.in_degrees + count_ids(dst, num_dst) - count_ids(old_dst, num_dst),
-        out_degrees=relation.out_degrees + count_ids(cols, num_src) - count_ids(old.cols, num_src),
+        in_degrees=relation.in_degrees + dst.bincount(minlength=num_dst) - old_dst.bincount(minlength=num_dst),
+        out_degrees=relation.out_degrees + cols.bincount(minlength=num_src) - old.cols.bincount(minlength=num_src),
         message_order=_moved(order, positions, torch.iinfo(order.dtype).max),  # puts new edges last
         next_id=next_id,
     )

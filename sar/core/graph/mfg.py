@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.collectives import exchange_tensors
-from sar.common_tuples import PartitionData
-from sar.core.build import AgreedGraph, Shard, agree_on_graph, check_edge_ids, connect, join_features
+from sar.common_tuples import CanonicalEtype, PartitionData
+from sar.core.build import Halos, Shard, WorkerGraph, agree_on_graph, check_graph, connect, join_features
 from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import GraphLibrary, NodeSet, Structure, digest
@@ -40,8 +39,7 @@ def build_mfgs(
 ) -> list[GraphShardManager]:
     """The message flow graphs of a model with `n_layers` layers, the input layer first: see `construct_mfgs`."""
     with session.current_group().guard() as group:
-        graph = agree_on_graph(partition_data, group)
-        check_edge_ids(list(graph.shards.values()), group)
+        graph = agree_on_graph(check_graph(partition_data, group))
         group.agree(f"construct_mfgs of {n_layers} layers, keep_seed_nodes {keep_seed_nodes}")
         if n_layers < 1:
             raise GraphError(f"construct_mfgs got n_layers={n_layers}; expected at least 1.")
@@ -112,23 +110,19 @@ class _LayerEdges(NamedTuple):
     cols: list[Tensor]  # the edges' sources: rows of this partition's nodes, or positions in `halos`
     dst: list[Tensor]  # positions of the edges' destinations among the layer's
     features: dict[str, Tensor]  # edge features, (E, ...) each
-    halos: list[Tensor]  # nodes that the edges read, partition-local over all types, ascending; empty for its own
-    read_rows: list[Tensor]  # this worker's rows that the other one reads
+    halos: Halos
 
 
 def _make_layer(
-    graph: AgreedGraph, rows: Rows, keep_seeds: bool, depth: int, library: GraphLibrary | None
+    graph: WorkerGraph, rows: Rows, keep_seeds: bool, depth: int, library: GraphLibrary | None
 ) -> tuple[Structure, list[dict[str, Tensor]], Rows]:
     """Build a layer with destinations `rows`; return its structure, its edge features, and the rows of its sources."""
-    edges = {
-        etype: _find_edges(graph, shards, graph.nodes.ids[etype[2]][rows[etype[2]]])
-        for etype, shards in graph.shards.items()
-    }
+    edges = {etype: _find_edges(graph, etype, graph.nodes.ids[etype[2]][rows[etype[2]]]) for etype in graph.shards}
     sources: Rows = {}  # nodes that any worker reads: the destinations if they are kept, then the others, ascending
     for ntype, own in rows.items():
         is_read = torch.zeros(graph.nodes.counts[ntype], dtype=torch.bool, device=graph.device)
         for etype, of_relation in edges.items():
-            for read in (of_relation.cols[graph.group.rank], *of_relation.read_rows) if etype[0] == ntype else ():
+            for read in (of_relation.cols[graph.group.rank], *of_relation.halos.read_by) if etype[0] == ntype else ():
                 is_read[read.long()] = True
         first = own if keep_seeds else own[:0]
         is_read[first] = False
@@ -149,14 +143,13 @@ def _make_layer(
         blocks, offset = [], 0
         for part, (cols, destinations) in enumerate(zip(of_relation.cols, of_relation.dst, strict=True)):
             is_own = part == graph.group.rank
-            num_src = len(chosen) if is_own else len(of_relation.halos[part])
+            num_src = len(chosen) if is_own else len(of_relation.halos.read[part])
             columns = number[cols.long()] if is_own else cols
             blocks.append(EdgeBlock.from_coo(columns, destinations, num_src, num_dst, edge_offset=offset))
             offset += len(destinations)
-        send_rows = [number[read.long()] for read in of_relation.read_rows]
-        relations.append(
-            connect(graph, etype, blocks, of_relation.halos, send_rows, num_edges_global, of_relation.features)
-        )
+        halos = of_relation.halos._replace(read_by=[number[read.long()] for read in of_relation.halos.read_by])
+        total = totals[list(rows).index(etype[0])]
+        relations.append(connect(graph, etype, blocks, halos, int(total), num_edges_global, of_relation.features))
     src, dst = (
         NodeSet({t: graph.nodes.ids[t][index] for t, index in side.items()}, side, dict(zip(side, counts, strict=True)))
         for side, counts in ((sources, src_counts), (rows, dst_counts))
@@ -166,22 +159,23 @@ def _make_layer(
     return structure, [of_relation.features for of_relation in edges.values()], sources
 
 
-def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -> _LayerEdges:
+def _find_edges(graph: WorkerGraph, etype: CanonicalEtype, destinations: Tensor) -> _LayerEdges:
     """Look up the edges into `destinations`, (N_dst,) global IDs, and exchange halo lists with all workers."""
-    cols, dst, layer_shards, halos = [], [], [], []
-    for part, shard in enumerate(shards):
+    cols, dst, layer_shards, halos, counts = [], [], [], [], []
+    for part, shard in enumerate(graph.shards[etype]):
         begin = torch.searchsorted(shard.dst, destinations)
         end = torch.searchsorted(shard.dst, destinations, right=True)
         edges, owner = expand_runs(begin, end)
         first, last = graph.data.node_ranges[part]
         sources = shard.src[edges] - first
         if part == graph.group.rank:
-            halo, column = sources[:0].to(torch.int32), graph.index(sources)
+            column = graph.index(sources)
+            halo = degrees = column.new_empty(0)
         else:
-            halo, column = number_distinct(sources, last - first)
+            halo, degrees, column = number_distinct(sources, last - first)
         cols.append(column)
         dst.append(owner)
         layer_shards.append(Shard(sources, owner, {name: values[edges] for name, values in shard.features.items()}))
         halos.append(halo)
-    read_rows = [graph.index(nodes.to(graph.device)) for nodes in exchange_tensors(halos)]
-    return _LayerEdges(cols, dst, join_features(layer_shards), halos, read_rows)
+        counts.append(degrees)
+    return _LayerEdges(cols, dst, join_features(layer_shards), Halos.exchanged(graph, halos, counts, etype))

@@ -32,7 +32,6 @@ NEARER, TEN = u64(5), u64(10)
 LEAD = u64(16)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 NO_INDICES = np.empty(0, np.int32)
-DIGIT_BITS = 22  # of numbers to sort: their counts take 16 MB, and the frequent ones stay in caches
 
 
 class CSRView(NamedTuple):
@@ -153,29 +152,49 @@ def _sort_by_column(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, po
         begin, by_col[column] = by_col[column], begin
 
 
-def sorted_places(numbers: Tensor, bound: int) -> Tensor:
-    """The place of each number in sorted order, (n,) int32 or int64; equal numbers stay in their order.
+@kernel
+def place_edges(
+    src: Array, dst: Array, part_of: Array, row_of: Array, ends: Array, ends_of_rows: Array, by_part: Array,
+    places: Array,
+) -> None:  # fmt: skip
+    """Sort edges by the partition of their source and then by destination, by counting; equal ones keep their order.
 
-    They are from 0 to below `bound`, (n,) integers on the CPU, and counted digit by digit, the last one first.
+    Args:
+        src, dst: (E,) nodes.
+        part_of, row_of: (N,) the partition of each node, and its row among destinations.
+        ends: (partitions + 1,) zeros at first; then where each partition's edges end, after a 0.
+        ends_of_rows, by_part: (rows + 1,) and (E,) for intermediate results.
+        places: (E,) is set to the place of each edge.
     """
-    places = torch.arange(len(numbers), dtype=index_dtype(len(numbers)), device="cpu")
-    for shift in range(0, (bound - 1).bit_length(), DIGIT_BITS):
-        ordered = numbers if shift == 0 else torch.empty_like(numbers).scatter_(0, places.long(), numbers)
-        table = np.zeros(min((bound - 1 >> shift) + 1, 2**DIGIT_BITS) + 1, np.int64)
-        step = torch.empty_like(places)
-        _places_by_digit(ordered.numpy(), u64(shift), u64(2**DIGIT_BITS - 1), table, step.numpy())
-        places = step if shift == 0 else step.index_select(0, places)
-    return places
+    for edge in range(u64(src.size)):
+        ends[u64(part_of[u64(src[edge])]) + ONE] += 1
+    for part in range(ONE, u64(ends.size)):
+        ends[part] += ends[part - ONE]
+    for edge in range(u64(src.size)):
+        part = u64(part_of[u64(src[edge])])
+        by_part[u64(ends[part])] = edge
+        ends[part] += 1
+    begin = ends.dtype.type(0)
+    for part in range(u64(ends.size)):
+        begin, ends[part] = ends[part], begin
+    for part in range(u64(ends.size) - ONE):
+        first, last = u64(ends[part]), u64(ends[part + ONE])
+        for row in range(u64(ends_of_rows.size)):
+            ends_of_rows[row] = 0
+        ends_of_rows[ZERO] = first
+        for i in range(first, last):
+            ends_of_rows[u64(row_of[u64(dst[u64(by_part[i])])]) + ONE] += 1
+        for row in range(ONE, u64(ends_of_rows.size)):
+            ends_of_rows[row] += ends_of_rows[row - ONE]
+        for i in range(first, last):
+            edge = u64(by_part[i])
+            row = u64(row_of[u64(dst[edge])])
+            places[edge] = ends_of_rows[row]
+            ends_of_rows[row] += 1
 
 
 @kernel
-def _places_by_digit(numbers: Any, shift: Index, mask: Index, ends: Any, places: Any) -> None:
-    """Counting sort by the bits of `mask`, after a shift. `ends` has zeros, one more than there are digits."""
+def put(numbers: Array, table: Array, places: Array, result: Array) -> None:
+    """result[places[i]] = table[numbers[i]] for each i; without a table, numbers[i]."""
     for i in range(u64(numbers.size)):
-        ends[((u64(numbers[i]) >> shift) & mask) + ONE] += 1
-    for digit in range(ONE, u64(ends.size)):
-        ends[digit] += ends[digit - ONE]
-    for i in range(u64(numbers.size)):
-        digit = (u64(numbers[i]) >> shift) & mask
-        places[i] = ends[digit]
-        ends[digit] += 1
+        result[u64(places[i])] = table[u64(numbers[i])] if table.size else numbers[i]
