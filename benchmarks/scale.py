@@ -51,8 +51,7 @@ def main(argv: Sequence[str]) -> None:
     """Measure what is not yet measured, and write the pages."""
     parser = command.new_parser("benchmarks.scale", __doc__, generates=False, repeats=0)
     parser.set_defaults(time_limit=7200)
-    sizes = {"nargs": "+", "type": float, "default": list(SIZES)}
-    parser.add_argument("--edges", metavar="E", help="(%(default)s)", **sizes)
+    parser.add_argument("--edges", nargs="+", type=float, default=list(SIZES), metavar="E", help="(%(default)s)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="(all)")
     parser.add_argument("--parts", type=int, default=16, metavar="P", help="(%(default)s)")
     parser.add_argument("--epochs", type=int, default=2, metavar="N", help="of which the last one counts (%(default)s)")

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,8 +62,8 @@ class Quantity(NamedTuple):
         known = [(s.edges, sum(v)) for s, v in zip(sizes, self.values(sizes), strict=True) if sum(v) > 0]
         if len(known) < 2 or not self.grows:
             return None
-        slope, _ = np.polyfit(*np.log(known).T, 1)
-        return float(slope)
+        edges, values = np.log(known).T
+        return float(np.polyfit(edges, values, 1)[0])
 
 
 LOAD, EPOCH, DISK, OUTPUTS = "load, s", "epoch (forward + backward), s", "read + written / epoch, GB", "all outputs, s"
@@ -77,7 +78,7 @@ def quantities() -> list[Quantity]:
         Quantity("partition", "s", lambda s: (s.steps["partition"].seconds,)),
     ]
     for key, name in MODELS.items():
-        lines += (Quantity(name, title, lambda s, k=key, f=terms: f(s, k), grows) for title, terms, grows in OF_MODEL)
+        lines += (Quantity(name, title, partial(terms, model=key), grows) for title, terms, grows in OF_MODEL)
     return lines
 
 
@@ -143,7 +144,8 @@ def _whole_cell(run: Taken) -> str:
 def papers(sizes: Sequence[Size]) -> list[tuple[str, ...]]:
     """Hours and bytes on the graph of `PAPERS`, computed from the largest size; the header first."""
     columns = "partition, h", "load, h", "h / epoch", "disk, TB / epoch", "network, TB / epoch", "outputs, h"
-    rows, largest, lines = [("model", *columns)], sizes[-1], quantities()
+    rows: list[tuple[str, ...]] = [("model", *columns)]
+    largest, lines = sizes[-1], quantities()
     factor = PAPERS[0] / largest.nodes
     others = largest.steps["partition"].said[-1]["replication_factor"] - 1  # rows of other parts over own ones
 

@@ -103,7 +103,7 @@ def _partition(directory: Path, model: str) -> tuple[tuple[Any, Any], Tensor, Te
     if model == "GCN":
         data: Any = sar.pyg.load_partition(str(directory))
         return (data.x, data.edge_index), data.y, data.train_mask.bool()
-    part = sar.load_dgl_partition_data(str(directory), sar.rank(), "cpu")
+    part: Any = sar.load_dgl_partition_data(str(directory), sar.rank(), "cpu")
     return (sar.construct_full_graph(part), part["feat"]), part["label"], part["train_mask"].bool()
 
 
