@@ -78,21 +78,21 @@ def quantities() -> list[Quantity]:
         Quantity("partition", "s", lambda s: (s.steps["partition"].seconds,)),
     ]
     for key, name in MODELS.items():
-        lines += (Quantity(name, title, partial(terms, model=key), grows) for title, terms, grows in OF_MODEL)
+        lines += (Quantity(name, title, partial(terms, key), grows) for title, terms, grows in OF_MODEL)
     return lines
 
 
-def _epoch_terms(size: Size, model: str) -> tuple[float, float]:
+def _epoch_terms(model: str, size: Size) -> tuple[float, float]:
     epoch = size.epoch(model)
     return epoch["forward"], epoch["seconds"] - epoch["forward"]
 
 
-OF_MODEL: tuple[tuple[str, Callable[[Size, str], tuple[float, ...]], bool], ...] = (
-    (LOAD, lambda size, model: (size.steps[f"{model} train"].said[0]["loaded"],), True),
+OF_MODEL: tuple[tuple[str, Callable[[str, Size], tuple[float, ...]], bool], ...] = (
+    (LOAD, lambda model, size: (size.steps[f"{model} train"].said[0]["loaded"],), True),
     (EPOCH, _epoch_terms, True),
-    ("system / processor time", lambda size, model: (system_share(size.epoch(model)),), False),
-    (DISK, lambda size, model: (size.epoch(model)["read"] / GIGA, size.epoch(model)["written"] / GIGA), True),
-    (OUTPUTS, lambda size, model: (size.steps[f"{model} infer"].seconds,), True),
+    ("system / processor time", lambda model, size: (system_share(size.epoch(model)),), False),
+    (DISK, lambda model, size: (size.epoch(model)["read"] / GIGA, size.epoch(model)["written"] / GIGA), True),
+    (OUTPUTS, lambda model, size: (size.steps[f"{model} infer"].seconds,), True),
 )
 
 
