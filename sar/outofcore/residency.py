@@ -8,9 +8,9 @@ extensions, numpy, `torch.save`. Storages that the mode does not see, or that ha
 memory; this costs memory and nothing else. The first operation of a turn that uses a storage has the system read all of
 it at once.
 
-A thread writes what leaves, while the next worker has its turn. Once the files exceed the page cache, they are written
-past it, pages that were read are dropped from it, and the next worker's tensors are read ahead: those with the numbers
-that the worker before has used in the same turn, as all run the same script.
+A thread writes what leaves, while the next worker has its turn. Once the files exceed the page cache, tensors are
+written and read past it, and pages of features and structure are dropped from it. The next worker's tensors are read
+ahead: those with the numbers that the worker before has used in the same turn, as all run the same script.
 
 Hooks on the tensors that autograd saves would not be enough: while a call's backward waits, autograd holds the gradient
 of another branch, such as `fc_self` of SAGEConv, and only a mode sees it. With hooks, SAGE in 8 partitions took 1/4.6
@@ -21,7 +21,7 @@ SAR_MEMORY limits what the processes of a machine take: memory of their own, and
 left at the start is for rows that all workers read in place. The page cache may hold twice that of the files, or half
 of what the largest partition so far leaves of the budget. The process's own memory is compared with the budget by
 operations that make a large tensor, and at the end of a turn. If a partition needs more, although all that has left
-memory is written, its worker raises an error.
+memory is written and nothing is read ahead, its worker raises an error.
 
 [Note: tensors in files]
 A worker copies features and other data of its partition slice by slice to a slot of its spill file, and maps the slot:
