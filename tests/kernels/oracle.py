@@ -89,7 +89,7 @@ def make_graph(
     """A graph of (source, destination) pairs with the given edge IDs, else numbered from `offset`."""
     edges = sorted(edges, key=lambda edge: edge[1])
     src, dst = [s for s, _ in edges], [d for _, d in edges]
-    rows, indptr = compress(torch.tensor(dst, dtype=torch.int64), num_dst)
+    rows, indptr = compress(torch.tensor(dst, dtype=torch.int64))
     cols = torch.tensor(src, dtype=torch.int32)
     edge_ids = None if ids is None else torch.tensor(ids, dtype=torch.int32)
     block = EdgeBlock(rows, indptr, cols, num_src, num_dst, edge_ids, offset)

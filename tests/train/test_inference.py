@@ -324,7 +324,7 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
         expected = conv(dgl.graph(([1, 3, 0, 2], [3, 0, 1, 1])), x).numpy()
 
     command = ["infer", "p", "--model", "mymodel.py:make_model", "--weights", "model.pt"]
-    assert main([*command, "--out", "all.parquet", "--spill", "."]) == 0
+    assert main([*command, "--out", "all.parquet", "--memory", "4GiB", "--spill", "."]) == 0
     assert "wrote all.parquet" in capsys.readouterr().out
     table = pandas.read_parquet("all.parquet").set_index("id")
     np.testing.assert_allclose(table.loc[["cy", "ann", "di", "bo"]], expected, rtol=1e-5)

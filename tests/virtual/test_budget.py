@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.out_of_core import control_group
+from benchmarks.control_group import control_group
 from sar.errors import ConfigError
 from sar.host.memory import anonymous_memory
 from sar.outofcore import residency
@@ -58,7 +58,7 @@ NODES, WIDTH, PARTS = 100_000, 1000, 8  # features of 400 MB
 def peak_of_a_group() -> Iterator[tuple[Path, list[int]]]:
     """A control group without a limit that matters, and its peak in bytes."""
     peak: list[int] = []
-    with control_group(8 * 2**10) as group:
+    with control_group(8 * 2**30) as group:
         yield group, peak
         file = next(group / name for name in ("memory.max_usage_in_bytes", "memory.peak") if (group / name).exists())
         peak.append(int(file.read_text()))

@@ -159,7 +159,7 @@ def test_one_of_two_processes_is_ended(tmp_path, end, told, victim):
     ("variables", "told"),
     [
         ({"SAR_RESIDENT": "2"}, "SAR_RESIDENT is '2'; expected 1"),
-        ({"SAR_SPILL_DIR": ""}, "SAR_RESIDENT needs SAR_SPILL_DIR"),
+        ({"SAR_SPILL_DIR": ""}, "need SAR_SPILL_DIR"),
         ({"SAR_PARTS": "many"}, "SAR_PARTS is 'many'"),
     ],
 )
