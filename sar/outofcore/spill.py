@@ -45,7 +45,7 @@ from sar.tensors.views import as_numpy
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 AT_ONCE: Final = 2**22
 """Size in bytes up to which a mapping is read whole on first use. The system pages larger ones in on demand."""
-CACHED = 2
+CACHED = 3
 """Multiple of the bytes at hand up to which the page cache holds the spill files; else they go past it."""
 IN_MEMORY = 1
 """Multiple of the bytes at hand that tensors are read into past the page cache."""
