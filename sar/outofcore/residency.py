@@ -18,7 +18,7 @@ of the memory of all partitions at once; with the mode it takes 1/13.
 
 [Note: budget]
 SAR_MEMORY limits what the processes of a machine take: memory of their own, and pages of files. A quarter of what is
-left at the start is for rows that all workers read in place. The page cache may hold twice that of the files, or half
+left at the start is for rows that all workers read in place. The page cache may hold thrice that of the files, or half
 of what the largest partition so far leaves of the budget. The process's own memory is compared with the budget by
 operations that make a large tensor, and at the end of a turn. If a partition needs more, although all that has left
 memory is written and nothing is read ahead, its worker raises an error.
@@ -51,7 +51,16 @@ from sar.comm.transport import SharedTensor
 from sar.config import Config
 from sar.errors import ConfigError
 from sar.host.memory import anonymous_memory
-from sar.outofcore.spill import AT_ONCE, Mapping, Pages, Published, SpillFile, has_its_own_pages
+from sar.outofcore.spill import (
+    AT_ONCE,
+    Mapping,
+    Pages,
+    Published,
+    SpillFile,
+    forget_zeros,
+    has_its_own_pages,
+    populate_zeros,
+)
 from sar.tensors import spillable
 
 FIRST_PURGE: Final = 4096
@@ -65,7 +74,7 @@ _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__f
 """Frees the half megabyte per thread that MKL keeps for the next matrix product. None if torch has no MKL."""
 
 COMPARED: Final = 2**20
-"""Bytes of a new tensor from which memory is compared with the budget."""
+"""Bytes of a new tensor from which memory is compared with the budget, and zeros are not written to the file."""
 
 _SEQUENCES: Final = (list, tuple)
 _all: Final[set["Residency"]] = set()
@@ -80,6 +89,7 @@ class _Known:
         self.nbytes = storage.nbytes()
         self.pages: Pages | None = None  # its pages in the file; None until it first leaves memory
         self.away = False  # True from leaving memory until the next use
+        self.zero = False  # True if it has left memory without pages in the file, as zeros
         self._weak = StorageWeakRef(storage)  # keeps `_cdata`, its key, from being used again for another storage
 
     def storage(self) -> torch.UntypedStorage | None:
@@ -89,10 +99,13 @@ class _Known:
 
     def come_back(self) -> None:
         """Read the storage back into memory before its first use in a turn."""
-        if self.pages is not None:
+        storage = self.storage() if self.zero else None
+        if storage is not None:
+            populate_zeros(storage.data_ptr(), storage.nbytes())
+        elif self.pages is not None:
             self.pages.populate()
             self.pages.slot.file.read += self.pages.slot.nbytes
-            self.away = False
+        self.away = self.zero = False
 
 
 class Residency(TorchDispatchMode):
@@ -232,7 +245,7 @@ class Residency(TorchDispatchMode):
             if not tracked.away:
                 before = tracked.pages
                 pages = self._put_away(tracked, storage, new)
-                tracked.away = pages is not None
+                tracked.away = pages is not None or tracked.zero
                 if exceeds and pages is not None and pages is before:
                     pages.drop()
             elif tracked.pages is not None:
@@ -287,6 +300,9 @@ class Residency(TorchDispatchMode):
             tracked.nbytes, tracked.pages = nbytes, None
             elsewhere = storage.is_shared() or (torch.cuda.is_initialized() and storage.is_pinned())
             if nbytes and not elsewhere and has_its_own_pages(address):
+                if later is not None and nbytes >= COMPARED and forget_zeros(address, nbytes):
+                    tracked.zero = True
+                    return None
                 tracked.pages = Pages(self.file.slot(nbytes), address)
                 if later is None:
                     tracked.pages.fill(tracked.pages.slot)

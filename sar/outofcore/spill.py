@@ -56,7 +56,7 @@ READ_AHEAD: Final = 2**17
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """File systems that keep their files in memory, by type; from linux/magic.h."""
 _WRITE_AND_WAIT = 7  # flags of sync_file_range, from linux/fs.h
-_MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
+_MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 0x10, 1, 22, 23  # from linux/mman.h
 _IS_MMAPPED = 2  # from glibc's malloc.c
 _OWN_PAGES: Final = {2, 4, 6}
 """Values of bits 61 to 63 in Linux's pagemap for private pages: in memory and not of a file, or swapped out."""
@@ -438,6 +438,21 @@ class Published(SharedTensor):
             row = self.rows.nbytes // len(self.rows)
             first, end = (0, len(self.rows)) if rows is None else (int(i) for i in as_numpy(rows)[[0, -1]] + (0, 1))
             self.slot.will_need(self.begin + first * row, (end - first) * row)
+
+
+def forget_zeros(address: int, nbytes: int) -> bool:
+    """Return the pages of memory that is all zeros to the system, which gives zeros again; False if it is not."""
+    first, last = ctypes.c_char.from_address(address), address + nbytes - 1
+    if first.value != b"\0" or _libc.memcmp(_Address(address), _Address(address + 1), _Size(last - address)):
+        return False
+    begin, end = -(-address // PAGE) * PAGE, (last + 1) // PAGE * PAGE
+    return bool(_libc.madvise(_Address(begin), _Size(end - begin), mmap.MADV_DONTNEED) == 0)
+
+
+def populate_zeros(address: int, nbytes: int) -> None:
+    """Take memory for zeros that will be changed; a read first would cost a copy of each page."""
+    begin = address // PAGE * PAGE
+    _libc.madvise(_Address(begin), _Size(address + nbytes - begin), _MADV_POPULATE_WRITE)
 
 
 def has_its_own_pages(address: int) -> bool:

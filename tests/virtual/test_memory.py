@@ -68,6 +68,22 @@ def test_what_waits_is_out_of_memory(changes, fits):
         assert taken < 2**22  # of 24 MB
 
 
+def zeros_leave():
+    """Bytes written for zeros, and their sum after additions in other turns."""
+    zeros, before = torch.zeros(2**20), residency().file.written
+    sar.all_sum(0)
+    written = residency().file.written - before
+    zeros[3:5] += 1
+    sar.all_sum(0)
+    return written, zeros.sum().item()
+
+
+def test_zeros_are_not_written():
+    for written, value in VirtualPool(1, 3).run(zeros_leave):
+        assert written < 2**20
+        assert value == 2
+
+
 def keeps_structure(data):
     """How many tensors a graph has kept of its structure, after its use, that are in memory where they are small."""
     graph = sar.construct_full_graph(data)
