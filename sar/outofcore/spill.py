@@ -49,12 +49,15 @@ CACHED = 3
 """Multiple of the bytes at hand up to which the page cache holds the spill files; else they go past it."""
 IN_MEMORY = 1
 """Multiple of the bytes at hand that tensors are read into past the page cache."""
+GIVEN_BACK = 2**24
+"""Bytes of a slot from which its space is free for others while it is not used."""
 READ_PAST_CACHE = 2**20
 """Bytes of a tensor from which it comes back past the page cache."""
 READ_AHEAD: Final = 2**17
 """Bytes that Linux reads at least for one request. With some disks' settings it ignores the rest of a longer one."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """File systems that keep their files in memory, by type; from linux/magic.h."""
+_PUNCH_HOLE = 3  # flags of fallocate, from linux/falloc.h, that keep the file's size
 _WRITE_AND_WAIT = 7  # flags of sync_file_range, from linux/fs.h
 _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 0x10, 1, 22, 23  # from linux/mman.h
 _IS_MMAPPED = 2  # from glibc's malloc.c
@@ -122,15 +125,19 @@ class SpillFile:
         # page more leaves room for the shift.
         step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))
         room = -(-max(nbytes, 1) // step) * step + PAGE
-        if self._free[room]:
-            return Slot(self, self._free[room].pop(), nbytes, room)
-        try:
-            os.posix_fallocate(self.fd, self.size, room)
-        except OSError as error:
-            raise self.failed(error) from error
-        self.size += room
-        self.disk.size += room
-        return Slot(self, self.size - room, nbytes, room)
+        free = self._free[room]
+        begin = free[-1] if free else self.size
+        if not free or room >= GIVEN_BACK:
+            try:
+                os.posix_fallocate(self.fd, begin, room)
+            except OSError as error:
+                raise self.failed(error) from error
+        if free:
+            free.pop()
+        else:
+            self.size += room
+            self.disk.size += room
+        return Slot(self, begin, nbytes, room)
 
     def failed(self, error: OSError) -> SpillError:
         """The error for the user when the file cannot grow, or be read or written."""
@@ -155,9 +162,11 @@ class SpillFile:
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def free(self, begin: int, room: int) -> None:
-        """Let a slot's range be used again."""
+        """Let a slot's range be used again. A large one gives its space back to the disk, for slots of other sizes."""
         if begin >= self._kept:
             self._free[room].append(begin)
+            if room >= GIVEN_BACK and self.fd >= 0:
+                _libc.fallocate(self.fd, _PUNCH_HOLE, _Offset(begin), _Offset(room))
 
     def keep(self) -> None:
         """Never use the present slots again, because a forked process may read them."""
@@ -302,16 +311,15 @@ class Pages:
     def fill(self, slot: Slot) -> "Pages":
         """Write the present contents to another slot, which nobody else reads, and map that one in place."""
         slot.write(self.address, pages=True)
-        self.slot, self.frozen = slot, False  # frees the old slot
-        self._map(private=self._past_cache)
-        self._filled = True
+        self._map(slot, private=self._past_cache)
+        self.slot, self.frozen, self._filled = slot, False, True  # frees the old slot, which is no longer mapped
         return self
 
     def freeze(self) -> None:
         """Let others read the slot from now on; this process's writes no longer reach it."""
         self.renew()
         if not self._private:
-            self._map(private=True)
+            self._map(self.slot, private=True)
         self.frozen = True
 
     def renew(self) -> None:
@@ -341,7 +349,7 @@ class Pages:
         if ahead is not None:
             self.slot.file.finish(ahead[1])
             if not self._changed():
-                self._map(private=True, memory=ahead[0])
+                self._map(self.slot, private=True, memory=ahead[0])
         if self.memory is None:
             self.slot.will_need(0, self.slot.nbytes)
         if self._fresh or (self.memory is None and self.slot.file.disk.exceeds_cache):
@@ -353,12 +361,12 @@ class Pages:
         """Take the pages out of memory and of the page cache. They are read again when they are used."""
         private = self.frozen or self._past_cache
         if not self._fresh or self.memory is not None or private != self._private:
-            self._map(private=private)
+            self._map(self.slot, private=private)
         os.posix_fadvise(self.slot.file.fd, self.slot.begin, self.slot.paged, os.POSIX_FADV_DONTNEED)
 
-    def _map(self, *, private: bool, memory: Memory | None = None) -> None:
-        """Map the slot, or memory with its contents, at the address."""
-        self.slot.map(mmap.MAP_PRIVATE if private else mmap.MAP_SHARED, self._begin, memory)
+    def _map(self, slot: Slot, *, private: bool, memory: Memory | None = None) -> None:
+        """Map a slot, or memory with its contents, at the address."""
+        slot.map(mmap.MAP_PRIVATE if private else mmap.MAP_SHARED, self._begin, memory)
         self._private, self.memory, self._fresh = private, memory, True  # frees the memory mapped before
 
     def _changed(self) -> bool:

@@ -70,10 +70,11 @@ def fill_the_heap() -> list[torch.Tensor]:
 def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool, fits: bool) -> list[Ok | Err]:
     """Run a case as virtual workers of this process."""
     function = getattr(importlib.import_module(module), name)
-    before = spillable.LEAST_BYTES, workers.AT_HAND, spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE
+    before = spillable.LEAST_BYTES, workers.AT_HAND
+    in_file = spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE, spill_file.GIVEN_BACK
     spillable.LEAST_BYTES = SPILL_ALL
     if not fits:
-        workers.AT_HAND, spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE = 0.0, 2**30, 0
+        workers.AT_HAND, spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE, spill_file.GIVEN_BACK = 0.0, 2**30, 0, 0
     set_allocator(spilled=spill)
     if spill:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LEAST_BLOCK)
@@ -85,7 +86,8 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool,
             assert not os.listdir(folder)
     finally:
         set_allocator()
-        spillable.LEAST_BYTES, workers.AT_HAND, spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE = before
+        spillable.LEAST_BYTES, workers.AT_HAND = before
+        spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE, spill_file.GIVEN_BACK = in_file
     return [
         _failed(threads.failures[place]) if place in threads.failures else Ok(pickle.loads(result))
         for place, result in enumerate(threads.results)
