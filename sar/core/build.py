@@ -63,8 +63,10 @@ def check_partition(data: PartitionData, part: int, world_size: int) -> None:
             (src, data.node_ranges[p], f"sources of the shard from partition {p}"),
             (dst, (start, end), f"destinations of the shard from partition {p} into partition {part}"),
         ):
-            least, greatest = map(int, nodes.aminmax()) if len(nodes) else (first, first)
-            if not first <= least <= greatest < bound and len(nodes):
+            if not len(nodes):
+                continue
+            least, greatest = map(int, nodes.aminmax())
+            if not first <= least <= greatest < bound:
                 raise PartitionError(
                     f"The {what} reach from {least} to {greatest}; expected IDs in [{first}, {bound}). Has this worker "
                     "loaded another worker's partition?"

@@ -214,7 +214,8 @@ class Residency(TorchDispatchMode):
                     if known.pages is not None:
                         known.pages.forget()
             for used in self._used:
-                if used.pages is not None:
+                storage = used.storage()
+                if storage is not None and used.pages is not None and used.pages.address == storage.data_ptr():
                     used.pages.renew()
                     used.pages.drop()
             disk.memory.free()

@@ -126,15 +126,15 @@ class SpillFile:
         step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))
         room = -(-max(nbytes, 1) // step) * step + PAGE
         free = self._free[room]
-        begin = free[-1] if free else self.size
-        if not free or room >= GIVEN_BACK:
+        begin = free.pop() if free else self.size  # other threads free slots, too
+        if begin == self.size or room >= GIVEN_BACK:
             try:
                 os.posix_fallocate(self.fd, begin, room)
             except OSError as error:
+                if begin < self.size:
+                    free.append(begin)
                 raise self.failed(error) from error
-        if free:
-            free.pop()
-        else:
+        if begin == self.size:
             self.size += room
             self.disk.size += room
         return Slot(self, begin, nbytes, room)
@@ -164,9 +164,9 @@ class SpillFile:
     def free(self, begin: int, room: int) -> None:
         """Let a slot's range be used again. A large one gives its space back to the disk, for slots of other sizes."""
         if begin >= self._kept:
-            self._free[room].append(begin)
-            if room >= GIVEN_BACK and self.fd >= 0:
+            if room >= GIVEN_BACK and self.fd >= 0:  # before another thread can take the slot and write to it
                 _libc.fallocate(self.fd, _PUNCH_HOLE, _Offset(begin), _Offset(room))
+            self._free[room].append(begin)
 
     def keep(self) -> None:
         """Never use the present slots again, because a forked process may read them."""
