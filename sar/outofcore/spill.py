@@ -63,6 +63,8 @@ _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 0x10, 1, 2
 _IS_MMAPPED = 2  # from glibc's malloc.c
 _OWN_PAGES: Final = {2, 4, 6}
 """Values of bits 61 to 63 in Linux's pagemap for private pages: in memory and not of a file, or swapped out."""
+_SEES_WRITES: Final = os.access("/proc/self/pagemap", os.R_OK)
+"""Whether the system tells which pages are private. Without that, all that comes back would be written again."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
@@ -383,7 +385,7 @@ class Pages:
 
     @property
     def _past_cache(self) -> bool:
-        return self.slot.nbytes >= READ_PAST_CACHE and self.slot.file.disk.exceeds_cache
+        return _SEES_WRITES and self.slot.nbytes >= READ_PAST_CACHE and self.slot.file.disk.exceeds_cache
 
     @property
     def _begin(self) -> int:
