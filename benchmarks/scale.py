@@ -10,6 +10,7 @@ written to the pages again: docs/scale.md and a sentence of the README.
 import argparse
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -106,7 +107,8 @@ def measure(
             continue
         log = folder / f"{step.name}.log"
         taken = run_limited(step.words, step.limit, folder, log, arguments.time_limit)
-        if taken.status != 0 and not step.name.endswith("whole"):
+        out_of_memory = taken.status == -signal.SIGKILL or "can't allocate memory" in log.read_text()
+        if taken.status != 0 and not (out_of_memory and step.name.endswith("whole")):
             raise SarError(f"{' '.join(step.words)} ended with status {taken.status}:\n{log.read_text()[-2000:]}")
         if step.name == "partition":
             report = json.loads((folder / "partitions" / "report.json").read_text())

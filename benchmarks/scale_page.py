@@ -132,7 +132,7 @@ def whole(sizes: Sequence[Size]) -> list[tuple[str, ...]]:
         runs = [size.steps.get(f"{model} whole") for size in sizes]
         known = [run for run in runs if run is not None]
         if known:
-            cells = ("" if run is None else "killed" if run.status else _whole_cell(run) for run in runs)
+            cells = ("" if run is None else "out of memory" if run.status else _whole_cell(run) for run in runs)
             rows.append((name, short(known[0].limit / GIGA), *cells))
     return rows
 
