@@ -42,6 +42,7 @@ class Layout(NamedTuple):
     a_width: Index  # elements in a row
     b_width: Index
     out_width: Index
+    size: int  # elements of the product space
 
 
 @lru_cache(maxsize=1024)
@@ -63,6 +64,7 @@ def make_layout(full: Shape, a: Shape, b: Shape, out: Shape) -> Layout:
         *(offset.reshape(-1, length)[:, 0].copy() for offset in offsets),
         *(np.uint64(step) for step in steps or (True, True, True)),
         *(np.uint64(prod(shape)) for shape in operands),
+        prod(full),
     )
 
 
