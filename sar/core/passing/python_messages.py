@@ -22,8 +22,8 @@ from sar.comm.group import refuse_transforms
 from sar.comm.rows import RowFormat
 from sar.comm.tiles import GradientReturn, HaloSlice, Tile, power_of_two
 from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows
-from sar.core.modules import views_of_nothing
 from sar.core.graph.frames import Frame
+from sar.core.modules import views_of_nothing
 from sar.core.passing.batches import (
     EdgeBatch,
     EdgeFields,
