@@ -56,7 +56,7 @@ def view(block: EdgeBlock, *, by_source: bool = False, with_edges: bool = True) 
         rows, indptr, other, positions = block.rows, block.indptr, block.cols, None
     indices = rows, indptr, other, positions, block.edge_ids if with_edges else None
     arrays = (NO_INDICES if each is None else as_numpy(each) for each in indices)
-    csr = CSRView(*arrays, np.uint64(block.edge_offset))
+    csr = CSRView._make([*arrays, np.uint64(block.edge_offset)])
     if keeps:
         block.derived[key] = csr
     return csr
