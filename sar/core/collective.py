@@ -19,11 +19,12 @@ result, or if autograd is asked for the gradients of some inputs only, it silent
 gradient that may be differentiated again depends on all inputs of the call through a node whose backward raises.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -43,9 +44,29 @@ from sar.host.ranges import named, traced
 from sar.kernels import EdgeBlock, accumulation_dtype
 
 AnOperation = TypeVar("AnOperation", bound="Operation")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 OPERATIONS: Final = 32
 """Number of operations that a relation caches."""
+
+
+def uncompiled(function: Function) -> Function:
+    """Decorator that excludes a function, and all functions it calls, from `torch.compile`.
+
+    `torch.compiler.disable` does the same, but imports torch's compiler. We import it only if the program has done so.
+    """
+    disabled: Callable[..., Any] | None = None
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
+            disabled = torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 class CallContext(NamedTuple):
@@ -94,11 +115,6 @@ class ForwardOutput(NamedTuple):
 def widest_rows(fields: Iterable[Tensor]) -> RowFormat:
     """The format of the rows of fields, whose gradients travel in float32 at least."""
     return RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in fields))
-
-
-def zero_total(field: Tensor) -> Tensor:
-    """Zeros for the sum of a field's gradients, in float32 at least. Other workers may add to it."""
-    return torch.zeros_like(field, dtype=accumulation_dtype(field.dtype), memory_format=torch.contiguous_format)
 
 
 class Collective(ABC):
@@ -243,8 +259,10 @@ class Node(torch.autograd.Function):
         ctx.save_for_backward(*saved, *chain.from_iterable(call.kept.values()))
         if call.kept:
             call.num_kept, call.kept = {halo: len(rows) for halo, rows in call.kept.items()}, {}
-        integers = [result for result in results if not (result.is_floating_point() or result.is_complex())]
-        ctx.mark_non_differentiable(*constants, *integers)
+        for result in results:
+            if not (result.is_floating_point() or result.is_complex()):
+                constants = (*constants, result)
+        ctx.mark_non_differentiable(*constants)
         return results
 
     @staticmethod

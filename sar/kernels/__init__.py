@@ -5,15 +5,8 @@ edges (`E`) and trailing shapes broadcast as in NumPy. Kernels accumulate into t
 edges of a graph may come in several blocks.
 """
 
-from sar.kernels.aggregate import (
-    add_rows,
-    aggregate_cmp,
-    aggregate_grad,
-    aggregate_sum,
-    edge_apply,
-)
+from sar.kernels.api import add_rows, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply, load_kernels
 from sar.kernels.attention import OnlineSoftmax, edge_softmax_backward, edge_softmax_forward
-from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, operand_values_needed
 from sar.tensors.views import accumulation_dtype

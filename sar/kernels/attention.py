@@ -14,8 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sar.kernels.aggregate import aggregate_cmp, aggregate_sum, edge_apply
-from sar.kernels.backend import choose
+from sar.kernels.api import aggregate_cmp, aggregate_sum, choose, edge_apply
 from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import (
     INVERSE,

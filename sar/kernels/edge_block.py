@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,6 @@ from torch import Tensor
 from sar.tensors.ids import to_offsets
 from sar.tensors.lasting import lasting
 from sar.tensors.spillable import moved_to_file
-
-T = TypeVar("T")
 
 
 class Transposed(NamedTuple):
@@ -54,7 +52,7 @@ class EdgeBlock:
         self._edge_ids = edge_ids
         self._transposed: Transposed | None = None
         self._pieces: dict[int, list[EdgeBlock]] = {}  # by size, the latest used last
-        self._kept: dict[str, Any] = {}
+        self.derived: dict[Any, Any] = {}  # what backends keep; tensors count as memory, all else is small
         self.num_edges = self.cols.numel()
         self.edge_offset = edge_offset
         self.num_src = num_src
@@ -77,7 +75,7 @@ class EdgeBlock:
         """Bytes of the structure, including its transpose and pieces so far."""
         ids = self._edge_ids if isinstance(self._edge_ids, Tensor) else None
         blocks = [self, *(piece for cut in self._pieces.values() for piece in cut)]
-        made = [value for block in blocks for value in (*(block._transposed or ()), *block._kept.values())]
+        made = [value for block in blocks for value in (*(block._transposed or ()), *block.derived.values())]
         return sum(each.nbytes for each in (self.rows, self.indptr, self.cols, ids, *made) if isinstance(each, Tensor))
 
     @property
@@ -186,13 +184,6 @@ class EdgeBlock:
             if with_positions and result.positions is not None:  # the rest stays, as views of it may be kept
                 self._transposed = self._transposed._replace(positions=moved_to_file(result.positions))
         return self._transposed
-
-    def kept(self, name: str, make: Callable[[], T]) -> T:
-        """Data that backends derive from the structure once; tensors count as memory, all else is small."""
-        if name not in self._kept:
-            value = lasting(make)()
-            self._kept[name] = moved_to_file(value) if isinstance(value, Tensor) else value
-        return self._kept[name]
 
     def to(self, device: torch.device | str) -> EdgeBlock:
         """The block with its structure on `device`."""

@@ -49,7 +49,7 @@ def aggregate_grad(
     fresh: bool = False,
 ) -> None:  # fmt: skip
     """As `sar.kernels.aggregate_grad`: gradients of sources need the edges grouped by source."""
-    if message.operand(wrt).target is Target.U:
+    if message.operands[wrt == "rhs"].target is Target.U:
         of_edges = any(operand.target is Target.E for operand in (*message.operands, grad))
         _read(*block.transposed(_transpose, with_positions=arg is not None or of_edges))
     else:

@@ -53,8 +53,8 @@ class EdgeMessage:
         operands: lhs and rhs, or only lhs.
         tensors: the values of the operands.
         shape: trailing shape of the messages; `dot` reduces the last dimension to 1.
-        aligned: trailing shapes of lhs, rhs and their product space, padded with leading ones to equal length. The
-            product space of `dot` still has the last dimension, which the message then sums.
+        aligned: trailing shapes of lhs, rhs, their product space and the message, padded with leading ones to equal
+            length. The product space of `dot` still has the last dimension, which the message then sums.
         reads_edges: whether an operand has rows of edges.
         kept: a backend's cache for this operation and these shapes; shared by all `with_values`.
 
@@ -72,7 +72,7 @@ class EdgeMessage:
         self.tensors: Sequence[Tensor | None] = [operand.values for operand in self.operands]
         self.reads_edges = any(operand.target is Target.E for operand in self.operands)
         self.kept: dict[str, Any] = {}
-        self.aligned: tuple[Shape, Shape, Shape] = lhs.shape, (), lhs.shape
+        self.aligned: tuple[Shape, Shape, Shape, Shape] = lhs.shape, (), lhs.shape, lhs.shape
         if rhs is not None:
             length = max(len(lhs.shape), len(rhs.shape), op is Op.DOT)
             left, right = ((1,) * (length - len(side.shape)) + side.shape for side in (lhs, rhs))
@@ -86,9 +86,10 @@ class EdgeMessage:
                     f"The operands of {op.value} have trailing shapes {lhs.shape} and {rhs.shape}, which do not "
                     "broadcast: aligned at the right, sizes must be equal or 1. Reshape one of them."
                 )
-            self.aligned = left, right, tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
+            full = tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
+            self.aligned = left, right, full, (*full[:-1], 1) if op is Op.DOT else full
         scalars = not any(operand.shape for operand in self.operands)
-        self.shape: Shape = () if scalars else aligned_message_shape(op, self.aligned[2])
+        self.shape: Shape = () if scalars else self.aligned[3]
 
     def with_values(self, values: Sequence[Tensor | None]) -> EdgeMessage:
         """The same message of operands with these values, whose shapes are not checked again."""
@@ -102,17 +103,6 @@ class EdgeMessage:
             made.rhs = EdgeOperand(values[1], self.rhs.target, self.rhs.shape)
             made.operands = (made.lhs, made.rhs)
         return made
-
-    def operand(self, wrt: str) -> EdgeOperand:
-        """The operand "lhs" or "rhs"."""
-        found = self.rhs if wrt == "rhs" else self.lhs
-        assert found is not None
-        return found
-
-
-def aligned_message_shape(op: Op, full: Shape) -> Shape:
-    """The shape of a message in the dimensions of its operands' product space."""
-    return (*full[:-1], 1) if op is Op.DOT else full
 
 
 def operand_values_needed(op: Op, wrt: str) -> tuple[bool, bool]:

@@ -26,31 +26,37 @@ _is_forked = False
 
 
 def run_balanced(
-    kernel: Callable[..., None], indptr: NDArray[Any], width: int, *args: object,
-    private: Callable[[], Sequence[object]] | None = None,
+    kernel: Callable[..., None], over: int | NDArray[Any], width: int, *args: object,
+    total: NDArray[Any] | None = None, private: Callable[[], Sequence[object]] = tuple,
 ) -> None:  # fmt: skip
-    """Call kernel(begin, end, *args) on ranges of groups with about equal numbers of edges, on torch's threads.
+    """Call kernel(begin, end, *args) on ranges of rows, or of groups with about equal numbers of edges.
 
     Args:
         kernel: a function that releases the GIL and does not write to other ranges' results.
-        indptr: (groups + 1,) edges of group i are indptr[i]:indptr[i + 1].
-        width: elements per edge, to judge whether threads pay.
-        private: called for every range; makes further arguments that are its own. There is then a range per thread.
+        over: the number of rows; or (groups + 1,), where group i has the edges over[i]:over[i + 1].
+        width: elements per row or edge, to judge whether threads pay.
+        total: the kernel adds to it; passed after `args`. Ranges but the first get zeros, which are then added to it.
+        private: called for every range; makes further arguments that are its own. With these or a total there is a
+            range per thread; otherwise there are several, so that none waits long for one that was interrupted.
     """
-    groups, edges = len(indptr) - 1, int(indptr[-1])
-    count = _count_ranges(groups, edges * width, private is None)
-    ends = (np.arange(1, count) * edges // count).astype(indptr.dtype)  # else numpy would convert all of indptr
-    inner = np.searchsorted(indptr, ends).tolist() if count > 1 else []
-    _run(kernel, [0, *inner, groups], args, private)
-
-
-def run_rows(
-    kernel: Callable[..., None], rows: int, width: int, *args: object,
-    private: Callable[[], Sequence[object]] | None = None,
-) -> None:  # fmt: skip
-    """As `run_balanced`, on ranges of `rows` of equal length; `width` elements a row."""
-    count = _count_ranges(rows, rows * width, private is None)
-    _run(kernel, [i * rows // count for i in range(count + 1)], args, private)
+    rows, work = (over, over) if isinstance(over, int) else (len(over) - 1, int(over[-1]))
+    threads = torch.get_num_threads()
+    if threads == 1 or work * width <= SERIAL_WORK:
+        kernel(0, rows, *args, *(() if total is None else (total,)), *private())
+        return
+    shared = total is None and private is tuple
+    count = max(threads, min(4 * threads, work * width // WORK_AT_ONCE)) if shared else threads
+    count = max(min(count, rows), 1)
+    if isinstance(over, int):
+        cuts = [i * rows // count for i in range(count + 1)]
+    else:
+        ends = (np.arange(1, count) * work // count).astype(over.dtype)  # else numpy would convert all of `over`
+        cuts = [0, *np.searchsorted(over, ends).tolist(), rows]
+    totals = [] if total is None else [total, *(np.zeros_like(total) for _ in cuts[2:])]
+    own: list[Sequence[object]] = [[each, *private()] for each in totals] or [private() for _ in cuts[1:]]
+    _run(kernel, cuts, args, own)
+    for part in totals[1:]:
+        totals[0] += part
 
 
 def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequence[object], *args: object) -> None:
@@ -64,26 +70,17 @@ def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequenc
         for begin, end in slices[thread::count]:
             kernel(begin, end, private[thread], *args)
 
-    _run(run, range(min(count, len(slices)) + 1), (), None)
-
-
-def _count_ranges(most: int, work: int, several: bool) -> int:
-    """How many ranges to take; with `several` for each thread, none waits long for one that was interrupted."""
-    threads = torch.get_num_threads()
-    if threads == 1 or work <= SERIAL_WORK:
-        return 1
-    count = max(threads, min(4 * threads, work // WORK_AT_ONCE)) if several else threads
-    return max(min(count, most), 1)
+    threads = min(count, len(slices))
+    _run(run, range(threads + 1), (), [()] * threads)
 
 
 def _run(
     kernel: Callable[..., None],
     cuts: Sequence[int],
     args: tuple[object, ...],
-    private: Callable[[], Sequence[object]] | None,
+    own: Sequence[Sequence[object]],
 ) -> None:
-    """Call kernel(begin, end, ...) between all neighbouring cuts. Threads take the next range when they are free."""
-    own = [()] * (len(cuts) - 1) if private is None else [private() for _ in cuts[1:]]
+    """Call kernel(begin, end, *args, *own[i]) between all neighbouring cuts. Free threads take the next range."""
     ranges = iter([*zip(pairwise(cuts), own, strict=True)])  # whose `next` the GIL makes atomic
     raised: list[BaseException] = []
 

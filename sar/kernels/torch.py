@@ -1,4 +1,4 @@
-"""The kernels in plain torch, a backend of `sar.kernels.backend`: they run on GPUs and check the compiled ones.
+"""The kernels in plain torch, a backend of `sar.kernels.api`: they run on GPUs and check the compiled ones.
 
 Sums of source rows, copied or weighted, are products with a sparse matrix, which torch gives to cuSPARSE or MKL.
 Everything else gathers and scatters rows of a chunk of edges at a time, which are small compared to the graph.
@@ -33,10 +33,10 @@ from sar.kernels.ops import (
     Op,
     Shape,
     Target,
-    aligned_message_shape,
     raise_peaks,
 )
 from sar.tensors.ids import to_offsets
+from sar.tensors.lasting import lasting
 from sar.tensors.splitmix import STEP, as_signed, mix_tensor, shift_right
 from sar.tensors.views import accumulation_dtype
 
@@ -68,7 +68,9 @@ def edge_chunks(block: EdgeBlock, shape: Shape) -> Iterator[EdgeChunk]:
         if block.device.type == "cpu":
             dst = block.destinations(begin, end)
         else:  # on GPUs, keep the destinations, which cost a search each time
-            dst = block.kept("dst", lambda: block.dst)[begin:end].long()
+            if "dst" not in block.derived:
+                block.derived["dst"] = lasting(lambda: block.dst)()
+            dst = block.derived["dst"][begin:end].long()
         yield EdgeChunk(begin, end, block.cols[begin:end].long(), dst, block.ids(begin, end))
 
 
@@ -126,9 +128,8 @@ def aggregate_grad(
         _add_product(sources, indptr, dst, weights[positions], grad.values, out)
         return
     dtype = accumulation_dtype(out.dtype)
-    lhs_aligned, rhs_aligned, full = message.aligned
-    grad_aligned = aligned_message_shape(message.op, full)
-    operand, aligned = message.operand(wrt), rhs_aligned if wrt == "rhs" else lhs_aligned
+    lhs_aligned, rhs_aligned, full, grad_aligned = message.aligned
+    operand, aligned = message.operands[wrt == "rhs"], rhs_aligned if wrt == "rhs" else lhs_aligned
     for edges in edge_chunks(block, full):
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
         y = _gather(message.rhs, edges, rhs_aligned, dtype)
@@ -213,7 +214,7 @@ def _gather(operand: EdgeOperand | None, edges: EdgeChunk, aligned: Shape, dtype
 def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[tuple[EdgeChunk, Tensor]]:
     """The messages of the block, (chunk, *trailing shape of out), a chunk of edges at a time."""
     dtype = accumulation_dtype(out.dtype)
-    lhs_aligned, rhs_aligned, full = message.aligned
+    lhs_aligned, rhs_aligned, full, _ = message.aligned
     for edges in edge_chunks(block, full):
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
         y = _gather(message.rhs, edges, rhs_aligned, dtype)

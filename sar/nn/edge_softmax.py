@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import AnyEtype, CanonicalEtype
-from sar.core.collective import Collective, ForwardOutput
-from sar.core.eager import uncompiled
+from sar.core.collective import Collective, ForwardOutput, uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
 from sar.core.passing.at_sources import max_at_sources, sum_at_sources

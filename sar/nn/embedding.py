@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sar.comm import session
-from sar.core.eager import uncompiled
+from sar.core.collective import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
 from sar.data.versions import Rows

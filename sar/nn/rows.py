@@ -15,8 +15,7 @@ from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.common_tuples import EID, NTYPE, ORIG_ID, AnyEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.build import build_structure
-from sar.core.collective import Collective, ForwardOutput
-from sar.core.eager import uncompiled
+from sar.core.collective import Collective, ForwardOutput, uncompiled
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import Structure
 from sar.errors import GraphError

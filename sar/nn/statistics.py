@@ -9,8 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sar.comm import session
 from sar.comm.collectives import all_max
 from sar.comm.group import Group
-from sar.core.collective import Collective, ForwardOutput
-from sar.core.eager import uncompiled
+from sar.core.collective import Collective, ForwardOutput, uncompiled
 from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 from sar.tensors.views import to_device

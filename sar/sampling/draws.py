@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.threads import run_balanced, run_rows
+from sar.kernels.threads import run_balanced
 from sar.tensors.ids import to_offsets
 from sar.tensors.splitmix import STEP, mix
 from sar.tensors.views import materialize
@@ -50,7 +50,8 @@ def draw_in_edges(
     arguments = (rows.numpy(), nodes.numpy(), indptr.numpy(), np.empty(0) if weights is None else weights.numpy())
     longest = int((indptr[rows + 1] - indptr[rows]).max()) if len(rows) else 0
     counts = torch.empty_like(rows)
-    run_rows(_loops().count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy())
+    per_node = (arguments[0], *arguments[2:], fanout, replace, counts.numpy())
+    run_balanced(_loops().count_draws, len(rows), _NODE_WORK, *per_node)
     offsets = to_offsets(counts)
     picked = torch.empty(int(offsets[-1]), dtype=torch.int64, device="cpu")
     ends = offsets.numpy()
@@ -98,7 +99,7 @@ def copy_rows(table: Tensor, rows: Tensor | None, out: Tensor, places: Tensor | 
     source, target = (tensor.detach().reshape(-1).view(torch.uint8).view(word).numpy() for tensor in (table, out))
     indices = [_NONE if index is None else index.numpy() for index in (rows, places)]
     width = nbytes // word.itemsize
-    run_rows(_loops().copy_rows, count, width, source, indices[0], target, indices[1], np.uint64(width))
+    run_balanced(_loops().copy_rows, count, width, source, indices[0], target, indices[1], np.uint64(width))
 
 
 def derive_key(key: int, *numbers: int) -> int:

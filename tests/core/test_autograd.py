@@ -43,13 +43,6 @@ def retained_and_run_twice(graph, data, layer):
     return gradients(x, w, **{"node once": once})
 
 
-def independent_calls_in_one_loss(graph, data, layer):
-    x, w = leaves(data)
-    first, second = LAYERS[layer](graph, x, w), LAYERS[layer](graph, x.sin(), w * w)
-    weighted_sum(second * first, data.nodes["cotangent"]).backward()
-    return gradients(x, w)
-
-
 def independent_losses_in_forward_order(graph, data, layer):
     x, w = leaves(data)
     first, second = LAYERS[layer](graph, x, w), LAYERS[layer](graph, x.sin(), w * w)
@@ -191,7 +184,6 @@ def multiplied(x: Tensor, weight: Tensor) -> Tensor:
 PROGRAMS = [
     accumulated_over_two_backwards,
     retained_and_run_twice,
-    independent_calls_in_one_loss,
     independent_losses_in_forward_order,
     residual_connections,
     different_calls_share_an_input,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import sar.kernels.torch as torch_kernels
 from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand
-from sar.kernels.backend import Backend
+from sar.kernels.api import Backend
 
 DEVICE = os.environ["CARRIED_TO"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sar.kernels import backend, threads
+from sar.kernels import api, threads
 from sar.kernels import torch as torch_kernels
 
 
@@ -13,8 +13,8 @@ from sar.kernels import torch as torch_kernels
 def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that ask for it run with the kernels in plain torch, in chunks that cut small graphs apart."""
     monkeypatch.setattr(torch_kernels, "CHUNK_ELEMENTS", 500)
-    monkeypatch.setattr(backend, "COMPILED_DTYPES", ())
-    monkeypatch.setattr(backend, "_choose", backend._choose.__wrapped__)  # neither finds nor leaves a kept choice
+    monkeypatch.setattr(api, "COMPILED_DTYPES", ())
+    monkeypatch.setattr(api, "_choose", api._choose.__wrapped__)  # neither finds nor leaves a kept choice
 
 
 @pytest.fixture(params=["numba", "reference"])

@@ -10,40 +10,40 @@ import sar.kernels.cpu.kernels as cpu_kernels
 import sar.kernels.meta as meta_kernels
 import sar.kernels.torch as torch_kernels
 from sar.errors import GraphError
-from sar.kernels import EdgeOperand, Target, aggregate_grad, aggregate_sum, backend
+from sar.kernels import EdgeOperand, Target, aggregate_grad, aggregate_sum, api
 from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from tests.kernels import oracle
 
 
 def test_choice():
     single, double, half = (torch.ones(2, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.float16))
-    assert backend.choose(single, None, single) is cpu_kernels
-    assert backend.choose(double) is cpu_kernels
-    assert backend.choose(single, double) is torch_kernels
-    assert backend.choose(half, single, half.bfloat16()) is cpu_kernels
-    assert backend.choose(half, double) is torch_kernels
-    assert backend.choose(torch.ones(2, dtype=torch.int64)) is torch_kernels
-    assert backend.choose(single[:0]) is torch_kernels
-    assert backend.choose(single.to("meta"), single) is meta_kernels
+    assert api.choose(single, None, single) is cpu_kernels
+    assert api.choose(double) is cpu_kernels
+    assert api.choose(single, double) is torch_kernels
+    assert api.choose(half, single, half.bfloat16()) is cpu_kernels
+    assert api.choose(half, double) is torch_kernels
+    assert api.choose(torch.ones(2, dtype=torch.int64)) is torch_kernels
+    assert api.choose(single[:0]) is torch_kernels
+    assert api.choose(single.to("meta"), single) is meta_kernels
 
 
 def test_plain_torch_serves_cuda_and_a_warning_says_once_that_nobody_tried(caplog):
-    backend._choose.cache_clear()
-    backend._warn_of_cuda.cache_clear()
+    api._choose.cache_clear()
+    api._warn_of_cuda.cache_clear()
     with caplog.at_level(logging.WARNING, "sar"), FakeTensorMode():
         x, rows = torch.ones(2, device="cuda"), torch.ones(2, dtype=torch.int32, device="cuda")
         for operands in ((x, None, x.half()), (x, x.bfloat16(), x.double()), (rows,)):
-            assert backend.choose(*operands) is torch_kernels
+            assert api.choose(*operands) is torch_kernels
     [record] = caplog.records
     assert "check_model" in record.getMessage()
 
 
 def test_the_slow_path_on_the_cpu_is_logged_once(caplog):
-    backend._choose.cache_clear()
+    api._choose.cache_clear()
     with caplog.at_level(logging.WARNING, "sar"):
         for _ in range(2):
-            backend.choose(torch.ones(2, dtype=torch.int64))
-            backend.choose(torch.ones(2, dtype=torch.bfloat16))
+            api.choose(torch.ones(2, dtype=torch.int64))
+            api.choose(torch.ones(2, dtype=torch.bfloat16))
     [record] = caplog.records
     assert "torch.int64" in record.getMessage()
     assert "float32" in record.getMessage()

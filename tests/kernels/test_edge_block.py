@@ -24,7 +24,7 @@ def test_bytes_beside_those_of_another_block() -> None:
     block = EdgeBlock.from_coo(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 2]), num_src=2, num_dst=3)
     there = block.within(torch.tensor([3, 7]))
     assert there.nbytes == there.cols.nbytes == 12
-    kept = there.kept("destinations", lambda: there.destinations(0, 3))
+    kept = there.derived["destinations"] = there.destinations(0, 3)
     assert there.nbytes == 12 + kept.nbytes
     assert block.nbytes == sum(each.nbytes for each in (block.rows, block.indptr, block.cols))
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate, aggregate_sum, edge_apply
+from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate_sum, api, edge_apply
 from sar.kernels import torch as torch_kernels
 from tests.kernels import oracle
 from tests.python_process import run
@@ -58,7 +58,7 @@ def rows(random, count, width, numbers, dtype):
 def check(kernel, shape, of_all, of_sizes):
     """A sum in float32 is that of plain torch in float64 but for float32's round-off of each of its terms."""
     out, exact, size = (torch.zeros(shape, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.float64))
-    getattr(aggregate, kernel)(*of_all, out)
+    getattr(api, kernel)(*of_all, out)
     rest = (None,) if kernel == "aggregate_grad" else ()  # no maximum
     for total, operands in ((exact, of_all), (size, of_sizes)):
         getattr(torch_kernels, kernel)(*operands, total, *rest)
@@ -87,7 +87,7 @@ def test_odd_numbers(dtype, graph, seed, width):
         )
         check("aggregate_grad", x.shape, *all_and_sizes)
         made = []
-        for backend in (aggregate, torch_kernels):
+        for backend in (api, torch_kernels):
             best = torch.full((graph.num_dst, width), -torch.inf)
             arg = torch.full(best.shape, -1, dtype=torch.int32)
             backend.aggregate_cmp(graph.block, of_all, best, arg, True)
@@ -98,14 +98,14 @@ def test_odd_numbers(dtype, graph, seed, width):
 
 WITHOUT = """
 import torch
-from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand, Op, Target, aggregate_sum, backend
+from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand, Op, Target, aggregate_sum, api
 
 x = torch.tensor([[1.5], [-0.25]])
 block = EdgeBlock.from_coo(torch.tensor([0, 1]), torch.tensor([0, 0]), 2, 1)
 for dtype in (torch.bfloat16, torch.float16):
     out = torch.zeros(1, 1)
     aggregate_sum(block, EdgeMessage(Op.COPY, EdgeOperand.of(x.to(dtype), Target.U)), out)
-    print(out.item(), backend.choose(x.to(dtype)).__name__)
+    print(out.item(), api.choose(x.to(dtype)).__name__)
 """
 
 

@@ -55,18 +55,6 @@ def test_convolution(pool, world_size, modes, name):
         check(pool, parts, data, [(conv_gradients, (name, torch.cat(seeds)))])
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_attention_to_features_of_any_size(pool, world_size):
-    """Scores of up to 10 ** 9, in which float32 has no digit behind the point; some hundred edges a node."""
-    parts = partition_in_memory(random_graph(1, 30, 4000), scattered(30, world_size), world_size)
-    cases = [(conv_gradients, (name,)) for name in ("GATConv", "GATv2Conv", "DotGatConv")]
-    for size, dtype, tolerance in (30, torch.float32, 1e-2), (100, torch.float32, 1e-1), (10_000, torch.float64, 1e-5):
-        data, exact = (random_data(parts, each) for each in (dtype, torch.float64))
-        data.nodes["x"] *= size
-        exact.nodes["x"] = data.nodes["x"].double()
-        check(pool, parts, data, cases, (1,), None, 60, exact, tolerance, least_scale=size)
-
-
 @pytest.mark.parametrize("scenario", ["first worker without nodes", corner("star")])
 @pytest.mark.parametrize("world_size", [3])
 def test_convolutions_on_workers_without_nodes_or_edges(pool, world_size, scenario):

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from sar.core.collective import CallContext
-from sar.core.eager import is_exactly, views_of_nothing
 from sar.core.graph.graph import Features, GraphShardManager, layer_inputs, own_rows
+from sar.core.modules import is_exactly, views_of_nothing
 from sar.core.passing.attention import attention, recompute_linear
 from sar.errors import GraphError
 from sar.kernels.ops import Score

@@ -27,9 +27,9 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm.collectives import all_max
 from sar.config import Config
 from sar.core.collective import CallContext
-from sar.core.eager import is_exactly, views_of_nothing
 from sar.core.graph.graph import GraphShardManager, layer_inputs
 from sar.core.graph.queries import ALL
+from sar.core.modules import is_exactly, views_of_nothing
 from sar.core.passing.at_sources import sum_at_sources
 from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, Operand, aggregate, copy_to_edges, meanwhile
 from sar.errors import GraphError

@@ -23,7 +23,7 @@ from torch_geometric.nn import MessagePassing, aggr, conv
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.adapters.pyg.guarded import Original, Replacements
-from sar.core.eager import is_written_in
+from sar.core.modules import is_written_in
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
 from sar.core.passing.reducers import PEAKS, by_head

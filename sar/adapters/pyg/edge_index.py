@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sar.adapters.pyg.guarded import GuardedTensor, Handlers
-from sar.core.eager import uncompiled
+from sar.core.collective import uncompiled
 from sar.core.graph.edges import in_edges
 from sar.core.graph.frames import Frame
 from sar.core.graph.graph import GraphShardManager

@@ -16,7 +16,8 @@ from torch_geometric.utils import get_laplacian
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, check_rows
 from sar.adapters.pyg.guarded import Original, Replacements
-from sar.core.eager import uncompiled, views_of_nothing
+from sar.core.collective import uncompiled
+from sar.core.modules import views_of_nothing
 from sar.core.passing.messages import meanwhile
 from sar.host.per_thread import PerThread
 from sar.nn.statistics import global_max, global_mean, global_sum

@@ -22,7 +22,7 @@ from torch_geometric.utils import scatter
 from sar.adapters.pyg.batch_vector import batch_vector, whole_graph
 from sar.comm import session
 from sar.comm.collectives import all_sum
-from sar.core.eager import uncompiled
+from sar.core.collective import uncompiled
 from sar.errors import ConfigError
 from sar.kernels import accumulation_dtype
 from sar.nn.statistics import convert_batchnorm, global_max, global_mean, global_sum

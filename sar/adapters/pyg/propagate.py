@@ -27,8 +27,9 @@ from sar.adapters.pyg.guarded import Original, Replacements, replace
 from sar.adapters.pyg.norms import refuse_unconverted, takes_statistics
 from sar.comm import session
 from sar.comm.collectives import all_max
-from sar.core.eager import has_hooks, is_exactly, is_written_in, uncompiled, views_of_nothing
+from sar.core.collective import uncompiled
 from sar.core.graph.frames import Frame
+from sar.core.modules import has_hooks, is_exactly, is_written_in, views_of_nothing
 from sar.core.passing.batches import EdgeBatch, EdgeFields
 from sar.core.passing.captured import AmbientState
 from sar.core.passing.messages import COPY_SOURCE, Message, Operand, aggregate

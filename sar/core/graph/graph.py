@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sar.comm.tiles import Settings
 from sar.common_tuples import AnyEtype, CanonicalEtype
-from sar.core.collective import CallContext
-from sar.core.eager import uncompiled
+from sar.core.collective import CallContext, uncompiled
 from sar.core.graph.edges import change_self_loops
 from sar.core.graph.frames import Frame, Frames
 from sar.core.graph.queries import ALL, GraphQueries

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import AnyEtype, CanonicalEtype
-from sar.core.eager import views_of_nothing
 from sar.core.graph.frames import Fields, Frame, Frames, TypeView, fields_of
+from sar.core.modules import views_of_nothing
 from sar.core.relation import NodeSet, Relation, Structure
 from sar.errors import FieldError, GraphError, MissingMethodError
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.tiles import GradientReturn, LocalFields
-from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows
-from sar.core.eager import uncompiled
+from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, uncompiled, widest_rows
 from sar.core.passing.reducers import Collect
 from sar.kernels import EdgeMessage, EdgeOperand, Op, Target, accumulation_dtype, add_rows, aggregate_grad
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sar.comm.tiles import GradientReturn, LocalFields
-from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows, zero_total
-from sar.core.eager import is_exactly, uncompiled
+from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, uncompiled, widest_rows
+from sar.core.modules import is_exactly
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype, add_rows
 from sar.kernels.attention import (
@@ -130,26 +130,27 @@ class _AttentionCall(TileCall):
         self.recompute = recompute
 
     def forward(self, *inputs: Any) -> ForwardOutput:
-        operands = Inputs(*inputs[:5])
-        x, scores = operands.x, self.source_scores(operands)
+        wide, scores = self.widen(Inputs(*inputs[:5]))
         # Begin the exchange first, so that the first tiles travel while this worker's own nodes are computed.
-        tiles = self.tiles([x], local=LocalFields(scores))
-        ends = _ends(operands, *scores)
+        tiles = self.tiles([inputs[0]], local=LocalFields(scores))
+        ends = _ends(wide, scores)
         running = OnlineSoftmaxState.start(self.relation.num_dst, ends.x)
         for block, tile in tiles:
             attend(block, self.how, ends if tile.rows is None else _with_rows(ends, tile.rows), running)
         out, normaliser = running.finish(self.relation.in_degrees)
-        dtype = x.dtype
-        for tensor in operands[1:]:
+        dtype = inputs[0].dtype
+        for tensor in inputs[1:5]:
             dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
-        return ForwardOutput((out.to(dtype),), [out, normaliser, x if self.recompute is None else None, *inputs[1:]])
+        kept = inputs if self.recompute is None else (None, *inputs[1:])
+        return ForwardOutput((out.to(dtype),), [out, normaliser, *kept])
 
-    def source_scores(self, inputs: Inputs) -> list[Tensor]:
-        """The sources' share of ADDITIVE scores, (N_src, H); empty for other scores."""
-        if self.how.score is not Score.ADDITIVE or inputs.attn is None:
-            return []
+    def widen(self, inputs: Inputs) -> tuple[Inputs, list[Tensor]]:
+        """The inputs in the dtype of sums; and the sources' share of ADDITIVE scores, (N_src, H), if they are these."""
         dtype = accumulation_dtype(inputs.x.dtype)
-        return [project(inputs.x.detach().to(dtype).contiguous(), inputs.attn.detach().to(dtype))]
+        wide = Inputs._make([None if x is None else x.detach().to(dtype).contiguous() for x in inputs])
+        if self.how.score is not Score.ADDITIVE or wide.attn is None:
+            return wide, []
+        return wide, [project(wide.x, wide.attn)]
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         out, normaliser = saved[:2]
@@ -160,11 +161,11 @@ class _AttentionCall(TileCall):
         inputs, recompute_from = Inputs(*saved[:5]), saved[5:]
         if self.recompute is not None:
             inputs = inputs._replace(x=self.recompute(*recompute_from))
-        x, scores = inputs.x, self.source_scores(inputs)
-        totals = list(map(zero_total, (x, *scores)))
+        wide, scores = self.widen(inputs)
+        totals = [torch.zeros_like(field) for field in (wide.x, *scores)]
         returns, local = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])
-        tiles = self.tiles([x], backward=True, local=local, returns=returns)
-        ends = _ends(inputs, *scores)
+        tiles = self.tiles([inputs.x], backward=True, local=local, returns=returns)
+        ends = _ends(wide, scores)
         note_scores(self.how, stats, ends.y)
         ends_grad = totals[0]  # sources and destinations share a gradient if they are the same
         if inputs.attn_dst is not None or inputs.y is not None:
@@ -180,15 +181,14 @@ class _AttentionCall(TileCall):
             attend_grad(block, self.how, operands, grad, stats, gradients)
         if scores:
             add_score_grads(ends, sums)
-        y_grad, attn_dst_grad = None if inputs.y is None else sums.y, None
-        if inputs.attn_dst is not None:
-            features, features_grad = ends.x, sums.x
-            if inputs.y is not None:
-                features = inputs.y.detach().to(ends.x.dtype)
-                features_grad = y_grad = torch.zeros_like(features)
-            attn_dst = inputs.attn_dst.to(ends.x.dtype)
-            attn_dst_grad = torch.zeros_like(attn_dst)
-            project_grad(features, attn_dst, sums.y, features_grad, attn_dst_grad)
+        y_grad, attn_dst_grad = None if wide.y is None else sums.y, None
+        if wide.attn_dst is not None:
+            features, features_grad = wide.x, sums.x
+            if wide.y is not None:
+                features, features_grad = wide.y, torch.zeros_like(wide.y)
+                y_grad = features_grad
+            attn_dst_grad = torch.zeros_like(wide.attn_dst)
+            project_grad(features, wide.attn_dst, sums.y, features_grad, attn_dst_grad)
         return [sums.x, y_grad, sums.attn, attn_dst_grad, sums.weight, *[None] * len(recompute_from)]
 
 
@@ -197,13 +197,8 @@ def _with_rows(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands
     return ends._replace(x=rows[0].to(ends.x.dtype), x_score=rows[1] if rows[1:] else None)
 
 
-def _ends(inputs: Inputs, x_score: Tensor | None = None) -> AttentionOperands:
+def _ends(wide: Inputs, scores: list[Tensor]) -> AttentionOperands:
     """The operands of the kernels on this worker's own nodes."""
-    x, y = inputs.x, inputs.x if inputs.y is None else inputs.y
-    dtype = accumulation_dtype(x.dtype)
-    x, y = x.detach().to(dtype).contiguous(), y.detach().to(dtype)
-    if inputs.attn_dst is not None:
-        y = project(y, inputs.attn_dst.detach().to(dtype))
-    attn = None if inputs.attn is None else inputs.attn.detach().to(dtype)
-    weight = None if inputs.edge_weight is None else inputs.edge_weight.detach().to(dtype)
-    return AttentionOperands(x, y, attn, weight, x_score)
+    y = wide.x if wide.y is None else wide.y
+    y = y if wide.attn_dst is None else project(y, wide.attn_dst)
+    return AttentionOperands(wide.x, y, wide.attn, wide.edge_weight, *scores)

@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.tiles import GradientReturn, LocalFields
-from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows
-from sar.core.eager import uncompiled
+from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, uncompiled, widest_rows
 from sar.core.passing.batches import EdgeFields, reduce_mailboxes
 from sar.core.passing.python_messages import run_python
 from sar.core.passing.reducers import REAL_ONLY, REDUCERS, UNFILLED
@@ -228,6 +227,7 @@ class MessageOperation(Operation):
     reducer: str | None
     source: int | None  # index of the operand with rows of sources
     dtype: torch.dtype
+    sum_dtype: torch.dtype
     plans: list[BackwardPlan]  # by `Collective.needed`
 
     @classmethod
@@ -260,6 +260,7 @@ class MessageOperation(Operation):
             reducer,
             source,
             dtype,
+            accumulation_dtype(dtype),
             plans,
         )
 
@@ -314,9 +315,9 @@ class BuiltinCall(TileCall):
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         operation, source, relation = self.operation, self.operation.source, self.relation
-        plan, dtype = operation.plans[self.needed], accumulation_dtype(operation.dtype)
+        plan, dtype = operation.plans[self.needed], operation.sum_dtype
         *values, edges = saved  # the operands that derivatives read, and the edges of maxima and minima
-        grad, message = grads[0], operation.message
+        grad, message = grads[0].contiguous(), operation.message
         if operation.reducer == "mean" and message.op is Op.COPY:
             # Compute the backward of a sum of copies times 1 / in-degree, which needs no copy of the gradient. The
             # forward divides the sum instead, so that the mean of equal rows is exactly that row.
@@ -324,7 +325,7 @@ class BuiltinCall(TileCall):
             message, values = EdgeMessage(Op.MUL, message.lhs, EdgeOperand.of(weights, Target.V)), [None, weights]
         elif operation.reducer == "mean":
             grad = grad.to(dtype) / relation.degrees(dtype, grad.dim())
-        gradient = EdgeOperand.of(grad, Target.E if operation.reducer is None else Target.V)
+        gradient = EdgeOperand(grad, Target.E if operation.reducer is None else Target.V, message.shape)
         # Workers of the same process add to gradients of sources in their turns; else the own block comes first.
         fresh = len(self.context.structure.group.local_peers) == 1
         rows = relation.num_src, relation.num_dst, relation.num_edges

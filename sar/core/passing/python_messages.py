@@ -21,9 +21,9 @@ from torch import Tensor
 from sar.comm.group import refuse_transforms
 from sar.comm.rows import RowFormat
 from sar.comm.tiles import GradientReturn, HaloSlice, Tile, power_of_two
-from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows, zero_total
-from sar.core.eager import views_of_nothing
+from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, widest_rows
 from sar.core.graph.frames import Frame
+from sar.core.modules import views_of_nothing
 from sar.core.passing.batches import (
     EdgeBatch,
     EdgeFields,
@@ -309,8 +309,12 @@ class PythonCall(TileCall):
         )
         # The peaks, a further result, take no gradient.
         of_results = [each.total_grad(grad) for each, grad in zip(self.reducers.values(), grads, strict=False)]
-        kinds = zip(fields, self.wanted, strict=True)
-        totals = ByKind(*([zero_total(x) if need else None for x, need in zip(*kind, strict=True)] for kind in kinds))
+        totals = ByKind(
+            *(
+                [x.new_zeros(x.shape, dtype=accumulation_dtype(x.dtype)) if need else None for x, need in pairs]
+                for pairs in map(zip, fields, self.wanted)
+            )
+        )
         of_captured: list[Tensor | None] = [None] * len(leaves.leaves)
         of_sources = [total for total in totals.src if total is not None]
         returns = GradientReturn(of_sources, add_rows) if of_sources else None

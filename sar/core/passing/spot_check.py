@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sar.core.eager import is_written_in
+from sar.core.modules import is_written_in
 from sar.core.passing.captured import AmbientState
 from sar.core.relation import Relation
 from sar.errors import GraphError

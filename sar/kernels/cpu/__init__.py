@@ -1,4 +1,4 @@
-"""The kernels compiled with Numba, a backend of `sar.kernels.backend`, for floating-point tensors in CPU memory.
+"""The kernels compiled with Numba, a backend of `sar.kernels.api`, for floating-point tensors in CPU memory.
 
 `docs/kernels.md` tells how this folder works and how to maintain it. Importing `kernels` loads the compiler.
 """

@@ -33,6 +33,7 @@ class Layout(NamedTuple):
     """
 
     length: Index
+    size: int  # elements of the product space
     a_offsets: NDArray[Any]  # (runs,) uint64
     b_offsets: NDArray[Any]
     out_offsets: NDArray[Any]
@@ -60,6 +61,7 @@ def make_layout(full: Shape, a: Shape, b: Shape, out: Shape) -> Layout:
     offsets = (np.broadcast_to(np.arange(prod(s), dtype=np.uint64).reshape(s), full) for s in operands)
     return Layout(
         np.uint64(length),
+        prod(full),
         *(offset.reshape(-1, length)[:, 0].copy() for offset in offsets),
         *(np.uint64(step) for step in steps or (True, True, True)),
         *(np.uint64(prod(shape)) for shape in operands),

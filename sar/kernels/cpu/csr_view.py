@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sar.kernels import compiler
 from sar.kernels.compiler import inline, kernel, prefetch
@@ -45,32 +44,22 @@ class CSRView(NamedTuple):
     edge_offset: Index
 
 
-def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
-    """The edges grouped by destination; `with_edges` says whether their IDs are needed."""
-
-    def view() -> CSRView:
-        return _view(block, block.rows, block.indptr, block.cols, None, with_edges)
-
-    # A file of tensors must hear of each use.
-    return block.kept(f"by destination, {with_edges}", view) if tensor_file.value is None else view()
-
-
-def by_source(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
-    """The edges grouped by source; `with_edges` says whether their IDs are needed."""
-
-    def view() -> CSRView:
-        indptr, dst, positions, sources = block.transposed(transpose, with_positions=with_edges)
-        return _view(block, sources, indptr, dst, positions, with_edges)
-
-    return block.kept(f"by source, {with_edges}", view) if tensor_file.value is None else view()
-
-
-def _view(
-    block: EdgeBlock, rows: Tensor | None, indptr: Tensor, other: Tensor, positions: Tensor | None, with_edges: bool
-) -> CSRView:
+def view(block: EdgeBlock, *, by_source: bool = False, with_edges: bool = True) -> CSRView:
+    """The edges of a block grouped by destination or source; `with_edges` says whether their IDs are needed."""
+    key, keeps = (by_source, with_edges), tensor_file.value is None  # a file of tensors must hear of each use
+    if keeps and key in block.derived:
+        kept: CSRView = block.derived[key]
+        return kept
+    if by_source:
+        indptr, other, positions, rows = block.transposed(transpose, with_positions=with_edges)
+    else:
+        rows, indptr, other, positions = block.rows, block.indptr, block.cols, None
     indices = rows, indptr, other, positions, block.edge_ids if with_edges else None
     arrays = (NO_INDICES if each is None else as_numpy(each) for each in indices)
-    return CSRView._make([*arrays, np.uint64(block.edge_offset)])
+    csr = CSRView._make([*arrays, np.uint64(block.edge_offset)])
+    if keeps:
+        block.derived[key] = csr
+    return csr
 
 
 @inline

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from sar.kernels.cpu import aggregate_loops as loops
 from sar.kernels.cpu import attention_loops
 from sar.kernels.cpu.aggregate_loops import Formula, Table, make_layout
 from sar.kernels.cpu.attention_loops import CHUNK, Heads, Incoming, Scored, Scratch, SourceGradients, Sums
-from sar.kernels.cpu.csr_view import EDGE, NO_INDICES, OTHER, OWN, CSRView, by_destination, by_source
+from sar.kernels.cpu.csr_view import EDGE, NO_INDICES, OTHER, OWN, CSRView, view
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import (
     Attention,
@@ -27,9 +25,8 @@ from sar.kernels.ops import (
     Op,
     Score,
     Target,
-    aligned_message_shape,
 )
-from sar.kernels.threads import run_balanced, run_rows
+from sar.kernels.threads import run_balanced
 from sar.tensors.views import as_numpy
 
 _BY_DESTINATION = {Target.U: OTHER, Target.V: OWN, Target.E: EDGE}
@@ -47,17 +44,19 @@ _OPERATIONS = {  # compiled operation and its sign
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor, fresh: bool = False) -> None:
     """Compiled kernel of `sar.kernels.aggregate_sum`."""
-    _add(by_destination(block, with_edges=message.reads_edges), *_operands(message), out, OWN, fresh)
+    _add(view(block, with_edges=message.reads_edges), *_operands(message), out, OWN, fresh)
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """Compiled kernel of `sar.kernels.aggregate_cmp`."""
-    _run(loops.compare, by_destination(block), *_operands(message), Table(as_numpy(out), OWN), as_numpy(arg), largest)
+    csr, (formula, a, b), to = view(block), _operands(message), Table(as_numpy(out), OWN)
+    run_balanced(loops.compare, csr.indptr, formula.layout.size, csr, formula, a, b, to, as_numpy(arg), largest)
 
 
 def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.edge_apply`."""
-    _run(loops.assign, by_destination(block), *_operands(message), Table(as_numpy(out), EDGE))
+    csr, (formula, a, b), to = view(block), _operands(message), Table(as_numpy(out), EDGE)
+    run_balanced(loops.assign, csr.indptr, formula.layout.size, csr, formula, a, b, to)
 
 
 def aggregate_grad(
@@ -69,10 +68,9 @@ def aggregate_grad(
     A derivative is again an operation on two operands, the gradient of the messages and the other operand of the
     forward, whose result is summed over dimensions that broadcast the operand in question.
     """
-    lhs_aligned, rhs_aligned, full = message.aligned
-    grad_aligned = aligned_message_shape(message.op, full)
+    lhs_aligned, rhs_aligned, full, grad_aligned = message.aligned
     code, sign = _OPERATIONS[message.op]
-    operand = message.operand(wrt)
+    operand = message.operands[wrt == "rhs"]
     if wrt == "lhs":
         aligned, other, other_aligned = lhs_aligned, message.rhs, rhs_aligned
     else:
@@ -85,17 +83,19 @@ def aggregate_grad(
     formula = Formula(code, sign, make_layout(full, grad_aligned, other_aligned, aligned))
     # Grouped by destination, several threads would write to one source's row.
     of_sources = operand.target is Target.U
-    group, whose = (by_source, _BY_SOURCE) if of_sources else (by_destination, _BY_DESTINATION)
-    csr = group(block, with_edges=arg is not None or message.reads_edges or grad.target is Target.E)
-    a = Table(as_numpy(grad.values), whose[grad.target])
-    b = Table(as_numpy(other.values), whose[other.target])
+    with_edges = arg is not None or message.reads_edges or grad.target is Target.E
+    csr, whose = view(block, by_source=of_sources, with_edges=with_edges), _BY_SOURCE if of_sources else _BY_DESTINATION
+    a = b = Table(as_numpy(grad.values), whose[grad.target])
+    if other is not grad:
+        b = Table(as_numpy(other.values), whose[other.target])
     if arg is None and code != loops.DIV_RHS:
         _add(csr, formula, a, b, out, whose[operand.target], fresh)
     else:
         to = Table(as_numpy(out.zero_() if fresh else out), whose[operand.target])
         denominator = as_numpy(operand.values) if code == loops.DIV_RHS else to.values  # else not read
         edge_ids = NO_INDICES if arg is None else as_numpy(arg)
-        _run(loops.accumulate_where, csr, formula, a, b, to, denominator, Table(edge_ids, a.whose))
+        given = csr, formula, a, b, to, denominator, Table(edge_ids, a.whose)
+        run_balanced(loops.accumulate_where, csr.indptr, formula.layout.size, *given)
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
@@ -110,24 +110,19 @@ def _add(csr: CSRView, formula: Formula, a: Table, b: Table, out: Tensor, whose:
     # Only a kernel that writes each element once can do without zeros; runs may share elements that are broadcast.
     writes = by_rows and layout.out_width == layout.length * len(layout.out_offsets)
     to = Table(as_numpy(out.zero_() if fresh and not writes else out), whose)
+    given = csr.indptr, layout.size, csr, formula, a, b, to
     if by_rows:
-        _run(loops.accumulate_rows, csr, formula, a, b, to, fresh and bool(writes))
+        run_balanced(loops.accumulate_rows, *given, fresh and bool(writes))
     else:
-        kernel = loops.accumulate if op in (loops.COPY, loops.MUL) else loops.accumulate_others
-        _run(kernel, csr, formula, a, b, to)
-
-
-def _run(kernel: Any, csr: CSRView, formula: Formula, *arguments: object) -> None:
-    width = int(formula.layout.length) * len(formula.layout.a_offsets)
-    run_balanced(kernel, csr.indptr, width, csr, formula, *arguments)
+        run_balanced(loops.accumulate if op in (loops.COPY, loops.MUL) else loops.accumulate_others, *given)
 
 
 def _operands(message: EdgeMessage) -> tuple[Formula, Table, Table]:
     """The operation of a kernel over destinations, and its operands."""
     formula = message.kept.get("formula")
     if formula is None:
-        lhs_aligned, rhs_aligned, full = message.aligned
-        layout = make_layout(full, lhs_aligned, rhs_aligned or lhs_aligned, aligned_message_shape(message.op, full))
+        lhs_aligned, rhs_aligned, full, aligned = message.aligned
+        layout = make_layout(full, lhs_aligned, rhs_aligned or lhs_aligned, aligned)
         formula = message.kept["formula"] = Formula(*_OPERATIONS[message.op], layout)
     a = Table(as_numpy(message.lhs.values), _BY_DESTINATION[message.lhs.target])
     b = a  # not read
@@ -141,19 +136,18 @@ def _operands(message: EdgeMessage) -> tuple[Formula, Table, Table]:
 
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Compiled kernel of `sar.kernels.attention.attend`."""
-    csr = by_destination(block, with_edges=operands.reads_edges(how))
+    csr, shape = view(block, with_edges=operands.reads_edges(how)), operands.x.shape[1:]
     x, x_score, attn, weight = _arrays(operands.x, operands.x_score, operands.attn, operands.weight)
     scored = Scored(as_numpy(operands.y), x if operands.x_score is None else x_score, attn)
-    given = csr, _heads(how, operands.x), x, scored, weight, Sums(*map(as_numpy, state))
-    run_balanced(
-        attention_loops.attend, csr.indptr, operands.x.shape[1:].numel(), *given, private=lambda: [_scratch(operands.x)]
-    )
+    given = csr, _heads(how, shape), x, scored, weight, Sums(*map(as_numpy, state))
+    run_balanced(attention_loops.attend, csr.indptr, shape.numel(), *given, private=partial(_scratch, x, shape[0]))
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
-    given = _heads(how, grad), as_numpy(grad), as_numpy(out), as_numpy(stats)
-    run_rows(attention_loops.head_sums, len(grad), grad.shape[1:].numel(), *given)
+    shape = grad.shape[1:]
+    given = _heads(how, shape), as_numpy(grad), as_numpy(out), as_numpy(stats)
+    run_balanced(attention_loops.head_sums, len(grad), shape.numel(), *given)
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
@@ -161,7 +155,7 @@ def project(x: Tensor, attn: Tensor) -> Tensor:
     _, heads, dim = x.shape
     out = x.new_empty(len(x), heads)
     given = np.uint64(heads), np.uint64(dim), as_numpy(x), as_numpy(attn), as_numpy(out)
-    run_rows(attention_loops.project, len(x), heads * dim, *given)
+    run_balanced(attention_loops.project, len(x), heads * dim, *given)
     return out
 
 
@@ -169,65 +163,44 @@ def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_gra
     """Compiled kernel of `sar.kernels.attention.project_grad`."""
     _, heads, dim = x.shape
     given = np.uint64(heads), np.uint64(dim), as_numpy(x), as_numpy(attn), as_numpy(grad), as_numpy(x_grad)
-    with _a_sum_of_each_thread(attn_grad) as own_sum:
-        run_rows(attention_loops.project_grad, len(x), heads * dim, *given, private=lambda: [own_sum()])
+    run_balanced(attention_loops.project_grad, len(x), heads * dim, *given, total=as_numpy(attn_grad))
 
 
 def attend_grad(
     block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
 ) -> None:
     """Compiled kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
-    additive, reads_edges = how.score is Score.ADDITIVE, operands.reads_edges(how)
-    heads, width = _heads(how, operands.x), operands.x.shape[1:].numel()
-    incoming = Incoming(as_numpy(grad), as_numpy(stats))
+    additive, reads_edges, shape = how.score is Score.ADDITIVE, operands.reads_edges(how), operands.x.shape[1:]
+    heads, incoming = _heads(how, shape), Incoming(as_numpy(grad), as_numpy(stats))
     x, x_score, attn, weight = _arrays(operands.x, operands.x_score, operands.attn, operands.weight)
     x_score, y = (x_score, incoming.stats) if additive else (x, as_numpy(operands.y))
+    y_grad, *of_sources = _arrays(grads.y, grads.x, grads.x_score, grads.weight)
+    results, private = SourceGradients(*of_sources), partial(_scratch, x, shape[0])
 
-    csr = by_source(block, with_edges=reads_edges)
-    results = SourceGradients(*_arrays(grads.x, grads.x_score, grads.weight))
-    to_sources = csr, heads, x, Scored(x_score, y, attn), weight, incoming, results
-    with _a_sum_of_each_thread(grads.y if additive else grads.x[:0]) as own_sum:
-        run_balanced(
-            attention_loops.source_gradients, csr.indptr, width, *to_sources,
-            private=lambda: [own_sum(), _scratch(operands.x)],
-        )  # fmt: skip
+    csr = view(block, by_source=True, with_edges=reads_edges)
+    given = csr, heads, x, Scored(x_score, y, attn), weight, incoming, results
+    total = y_grad if additive else y_grad[:0]
+    run_balanced(attention_loops.source_gradients, csr.indptr, shape.numel(), *given, total=total, private=private)
     if additive:
         return
-    csr = by_destination(block, with_edges=reads_edges)
-    to_destinations = csr, heads, x, Scored(y, x, attn), weight, incoming, as_numpy(grads.y)
-    with _a_sum_of_each_thread(grads.x[:0] if grads.attn is None else grads.attn) as own_sum:
-        run_balanced(
-            attention_loops.destination_gradients, csr.indptr, width, *to_destinations,
-            private=lambda: [own_sum(), _scratch(operands.x)],
-        )  # fmt: skip
+    csr, total = view(block, with_edges=reads_edges), y_grad[:0] if grads.attn is None else as_numpy(grads.attn)
+    own = csr, heads, x, Scored(y, x, attn), weight, incoming, y_grad
+    run_balanced(attention_loops.destination_gradients, csr.indptr, shape.numel(), *own, total=total, private=private)
 
 
 def _arrays(first: Tensor, *others: Tensor | None) -> list[NDArray[Any]]:
     """Tensors as arrays; of None an empty one of the same dtype, because kernels are compiled by dtype."""
-    return [as_numpy(first), *(as_numpy(first[:0] if tensor is None else tensor) for tensor in others)]
+    array = as_numpy(first)
+    return [array, *[array[:0] if tensor is None else as_numpy(tensor) for tensor in others]]
 
 
-def _scratch(x: Tensor) -> Scratch:
-    """Working memory of one thread, for features (rows, heads, dim)."""
-    numbers = np.empty((5, CHUNK * x.shape[1]), as_numpy(x).dtype)
-    return Scratch(*numbers, *np.empty((4, CHUNK + 1), np.uint64))
+def _scratch(x: NDArray[Any], heads: int) -> list[Scratch]:
+    """Working memory of one thread, for features like x."""
+    return [Scratch(*np.empty((5, CHUNK * heads), x.dtype), *np.empty((4, CHUNK + 1), np.uint64))]
 
 
-@contextmanager
-def _a_sum_of_each_thread(total: Tensor) -> Iterator[Callable[[], NDArray[Any]]]:
-    """Makes a tensor to add to for each thread; the first is the total, to which the others are added at the end."""
-    parts: list[Tensor] = []
-
-    def another() -> NDArray[Any]:
-        parts.append(torch.zeros_like(total) if parts else total)
-        return as_numpy(parts[-1])
-
-    yield another
-    for part in parts[1:]:
-        total += part
-
-
-def _heads(how: Attention, x: Tensor) -> Heads:
-    _, heads, dim = x.shape
+@lru_cache(maxsize=64)
+def _heads(how: Attention, shape: tuple[int, int]) -> Heads:
+    heads, dim = map(np.uint64, shape)
     seed, drop = np.uint64(how.seed), np.uint64(how.drop_below)
-    return Heads(int(how.score), np.uint64(heads), np.uint64(dim), how.factor, seed, drop, how.kept_scale)
+    return Heads(int(how.score), heads, dim, float(how.factor), seed, drop, how.kept_scale)

@@ -1,38 +1,14 @@
-"""Compatibility of distributed calls and layers with `torch.compile`, module hooks, and views of empty tensors."""
+"""Whether a module does what its type says, and views of empty tensors in layers."""
 
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks_of_all_modules
 from torch.overrides import TorchFunctionMode
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def uncompiled(function: Function) -> Function:
-    """Decorator that excludes a function, and all functions it calls, from `torch.compile`.
-
-    `torch.compiler.disable` does the same, but imports torch's compiler. We import it only if the program has done so.
-    """
-    disabled: Callable[..., Any] | None = None
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal disabled
-        if disabled is None:
-            if "torch._dynamo" not in sys.modules:
-                return function(*args, **kwargs)
-            disabled = torch.compiler.disable(function)
-        return disabled(*args, **kwargs)
-
-    return call  # type: ignore[return-value]
-
 
 _KINDS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
