@@ -25,7 +25,8 @@ REMOVED = {
     "sar inspect --picture": "`sar inspect --json` prints the numbers, as traffic.",
     "sar inspect --allow-outside": "Copy the files below the directory; DGL and sar write them there.",
     "sar inspect --values": "sar.load_dgl_partition_data returns the features: features[name].isnan().any().",
-    "sar inspect --workers": "`sar plan --workers W` says what each of W workers holds and sends.",
+    "sar inspect --workers": "`sar plan` says what the worker of each partition holds and sends.",
+    "sar plan --workers": "Divide the graph into as many partitions, and plan for these.",
 }
 """Public names of `sar`, commands, and options of commands."""
 

@@ -92,6 +92,7 @@ def test_the_report_says_what_inspection_finds(tmp_path: Path) -> None:
     found = inspect_directory(outcome.json_file)
     assert found.problems == []
     assert outcome.report == found
+    assert np.array_equal(outcome.report.counts, found.counts)
     assert json.loads((tmp_path / "parts" / "report.json").read_text()) == json.loads(json.dumps(found.summary()))
 
 

@@ -3,9 +3,12 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sar.common_tuples import SPLIT, StrPath
 from sar.partition.inspect.text_tables import as_text
@@ -68,6 +71,7 @@ class DirectoryReport:
     features: list[FeatureReport]
     parts: list[PartReport]
     problems: list[str]  # contradictions, each with its file; none if the directory is sound
+    counts: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)  # as in `PartitionJson`
 
     @property
     def cut_edges(self) -> list[int]:
@@ -121,7 +125,9 @@ class DirectoryReport:
 
     def summary(self) -> dict[str, Any]:
         """Everything here in types that JSON has, with the figures that follow from it."""
-        return dataclasses.asdict(self) | {
+        fields = dataclasses.asdict(dataclasses.replace(self, counts=None))
+        del fields["counts"]  # `edges_from` and `rows_from` by edge type
+        return fields | {
             "remarks": self.remarks,
             "edge_cut": self.edge_cut,
             "replication_factor": self.replication_factor,

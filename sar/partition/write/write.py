@@ -138,18 +138,18 @@ def write_parts(
     split = _split(graph, job.numbering.part_of, num_parts)
     local = np.empty_like(job.numbering.new_id)
     parts = []
-    edges_by_type, rows_by_type = np.zeros((2, len(edge_types), num_parts, num_parts), np.int64)
+    counts = np.zeros((2, len(edge_types), num_parts, num_parts), np.int64)
     for part, folder in enumerate(folders):
         job.progress("writing parts", part / num_parts)
-        edges_by_type[:, part], rows_by_type[:, part], rows_from = write_part_graph(job, buckets, part, local)
+        counts[:, :, part], rows_from = write_part_graph(job, buckets, part, local)
         write_sums(folder)
         parts.append(
             PartReport(
                 nodes=dict(zip(job.ntypes, nodes[part].tolist(), strict=True)),
                 in_edges=dict(zip(edge_types, buckets.counts[part].tolist(), strict=True)),
-                edges_from=edges_by_type[:, part].sum(0).tolist(),
+                edges_from=counts[0, :, part].sum(0).tolist(),
                 rows_from=rows_from,
-                split={mask: int(counts[part]) for mask, counts in split.items()},
+                split={mask: int(chosen[part]) for mask, chosen in split.items()},
             )
         )
     columns = [("nodes", ntype, graph.node_data.get(ntype, {})) for ntype in job.ntypes]
@@ -166,7 +166,7 @@ def write_parts(
         edge_ranges=buckets.ranges,
         files=[{kind: folder / file for kind, file in PART_FILES.items()} for folder in folders],
         bool_fields=[f"{kind}/{key}" for _, kind, key, column in fields if column.dtype.kind == "b"],
-        counts=np.stack([edges_by_type, rows_by_type]),
+        counts=counts,
     ).write()
     return DirectoryReport(
         name=name,
@@ -182,6 +182,7 @@ def write_parts(
         ],
         parts=parts,
         problems=[],
+        counts=counts,
     )
 
 
