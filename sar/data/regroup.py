@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.data.part_files import DST, SRC, LocalGraph, read_part_graph
-from sar.data.partition_json import IdRanges, PartitionJson
+from sar.data.partition_json import PartitionJson
 from sar.errors import PartitionError
 from sar.kernels import index_dtype
 from sar.tensors.ids import less_first
@@ -38,15 +38,6 @@ class WorkerShare(NamedTuple):
         dealt = enumerate(deal_workers(_edges(spec), workers))
         part, sharing = next((part, sharing) for part, sharing in dealt if worker in sharing)
         return _divided(spec, part, len(sharing), graphs)[worker - sharing[0]]
-
-    def rows(self, node_ranges: IdRanges, type_id: int) -> dict[int, slice]:
-        """The rows of each partition's nodes of a type that the worker owns, by partition."""
-        cuts = {}
-        for part in self.parts:
-            start, end = node_ranges[part, type_id].tolist()
-            low, high = max(self.start, start), max(min(self.end, end), start)
-            cuts[part] = slice(min(low, high) - start, high - start)
-        return cuts
 
 
 def _edges(spec: PartitionJson) -> list[int]:

@@ -66,7 +66,8 @@ def inspect_directory(path: StrPath, *, verify: bool = False, graphs: bool = Tru
     counts = np.zeros((2, len(spec.edge_types), spec.num_parts, spec.num_parts), np.int64)
     with _one_thread():
         for part in range(spec.num_parts):
-            edges_from, rows_from = [], []
+            edges_from: list[int] = []
+            rows_from: list[int] = []
             if graphs:
                 counts[:, :, part], rows_from = _check_graph(spec, part, problems)
                 edges_from = counts[0, :, part].sum(0).tolist()
@@ -243,17 +244,12 @@ def _check_features(
 ) -> None:
     """Note the features of a part by type ID and name, and count the nodes that masks choose."""
     try:
-        path, tensors = files.tensors()
+        found = files.features()
     except PartitionError as error:
         problems.append(str(error))
         return
     names, _ = files.spec.types(files.what)
-    for key, stored in tensors.items():
-        try:
-            type_id, name, *_ = files.feature(path, key, stored)
-        except PartitionError as error:
-            problems.append(str(error))
-            continue
+    for type_id, name, stored, _ in found:
         if files.what == "nodes" and name in SPLIT:
             split[name] = split.get(name, 0) + sum(int((rows != 0).sum()) for _, rows in stored.slices())
         dtype = str(stored.tensor_dtype).removeprefix("torch.")

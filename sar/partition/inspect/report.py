@@ -102,13 +102,6 @@ class DirectoryReport:
         return {name: _balance(of) for name, of in {"nodes": nodes, "in-edges": in_edges, **measured}.items()}
 
     @property
-    def type_balances(self) -> dict[str, dict[str, float]]:
-        """The same of each type, under `nodes` and `edges`."""
-        nodes = {kind: _balance([part.nodes[kind] for part in self.parts]) for kind in self.num_nodes}
-        edges = {kind: _balance([part.in_edges[kind] for part in self.parts]) for kind in self.num_edges}
-        return {"nodes": nodes, "edges": edges}
-
-    @property
     def traffic(self) -> list[list[int]]:
         """(P, P): entry [p][q] is the number of rows that p sends to q when every node's features travel once."""
         return [[reader.rows_from[p] for reader in self.parts] for p in range(len(self.parts))]
@@ -132,7 +125,6 @@ class DirectoryReport:
             "edge_cut": self.edge_cut,
             "replication_factor": self.replication_factor,
             "balances": self.balances,
-            "type_balances": self.type_balances,
             "cut_edges": self.cut_edges,
             "halo": [part.halo for part in self.parts],
             "traffic": self.traffic,
