@@ -77,18 +77,14 @@ def fields_without_nan(
     data: Mapping[T, Mapping[str, Column]], where: str = "", *, allow_nan: bool = False
 ) -> dict[T, dict[str, Column]]:
     """The fields of all types, with `without_nan`; `where` begins errors."""
-    return {
-        kind: {
-            name: without_nan(
-                column,
-                name,
-                f"{where}field '{kind if isinstance(kind, str) else ':'.join(kind)}/{name}'",
-                allow_nan=allow_nan,
-            )
+    checked: dict[T, dict[str, Column]] = {}
+    for kind, fields in data.items():
+        type_name = kind if isinstance(kind, str) else ":".join(kind)
+        checked[kind] = {
+            name: without_nan(column, name, f"{where}field '{type_name}/{name}'", allow_nan=allow_nan)
             for name, column in fields.items()
         }
-        for kind, fields in data.items()
-    }
+    return checked
 
 
 def features_by_type(
