@@ -5,6 +5,7 @@ _SUBGRAPHS = "PyTorch Geometric has {} for graphs of one machine; sar.DistNeighb
 _COMMENTS = "Comments before the first row begin with # or %."
 _EMPTY = "Leave out the edge type that has no edges."
 _RAW = "Save raw integers as .npy: numpy.save('edges.npy', numpy.fromfile(FILE, 'int32').reshape(-1, 2))."
+_OUTSIDE = "Move the files into the directory, or name them: NTYPE:RELATION:NTYPE=FILE, --node-feature NAME=FILE."
 _MASKS = "Save the mask to take as an array of its own, (N,)."
 REMOVED = {
     "sar.ClusterGCNSampler": _SUBGRAPHS.format("ClusterLoader"),
@@ -18,6 +19,8 @@ REMOVED = {
     "sar partition --allow-empty": _EMPTY,
     "sar partition --dtype": _RAW,
     "sar partition --overwrite": "Remove the directory first.",
+    "sar chunk --allow-outside": _OUTSIDE,
+    "sar partition --allow-outside": _OUTSIDE,
     "sar examples": "The scripts are in the folder examples/ of the repository.",
     "sar infer --allow-outside": "Put the files of the directory into it.",
     "sar infer --check": _WHOLE_GRAPH,
@@ -25,7 +28,8 @@ REMOVED = {
     "sar inspect --picture": "`sar inspect --json` prints the numbers, as traffic.",
     "sar inspect --allow-outside": "Copy the files below the directory; DGL and sar write them there.",
     "sar inspect --values": "sar.load_dgl_partition_data returns the features: features[name].isnan().any().",
-    "sar inspect --workers": "`sar plan --workers W` says what each of W workers holds and sends.",
+    "sar inspect --workers": "`sar plan` says what the worker of each partition holds and sends.",
+    "sar plan --workers": "Divide the graph into as many partitions, and plan for these.",
 }
 """Public names of `sar`, commands, and options of commands."""
 

@@ -239,10 +239,10 @@ MUTANTS = [
         "tests/partition/test_integrity.py::test_everything_is_on_the_disk_before_the_directory_has_its_name",
     ),
     Mutant(
-        "edges that are taken for checked",
+        "edges whose ends are not checked",
         "sar/partition/graph_source.py",
-        "of_file.within == ends",
-        "of_file.within is not None",
+        "if (found := find_outside(src, dst, self.num_nodes)) is not None:",
+        "if (found := None) is not None:",
         "tests/partition/ingest/test_edges.py::test_copies_are_checked_again_for_a_graph_of_fewer_nodes",
     ),
     Mutant(

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from sar.cli.graph_input import add_input, default_name, input_of
-from sar.partition.ingest.chunked import METADATA, write_chunks
+from sar.partition.ingest.chunked import write_chunks
+from sar.partition.ingest.sources import METADATA
 from sar.partition.new_directory import new_directory
 
 

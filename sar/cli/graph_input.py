@@ -17,8 +17,7 @@ from sar.host.memory import parse_bytes
 from sar.logging_setup import told_on_stderr
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import GraphSource, Progress, logged_stages
-from sar.partition.ingest.chunked import METADATA
-from sar.partition.ingest.sources import FORMATS
+from sar.partition.ingest.sources import FORMATS, METADATA
 from sar.partition.pipeline import read_input
 from sar.partition.write.write_job import OutputOptions
 
@@ -52,11 +51,6 @@ def add_input(parser: argparse.ArgumentParser) -> None:
         listed = f"file with the IDs of the nodes of {name}_mask, such as train.csv, an .npy file or FILE#COLUMN"
         add(f"--{name}-nodes", action="append", default=[], metavar="[NTYPE=]FILE", help=listed)
     add("--allow-nan", action="store_true", help="take NaN in features")
-    add(
-        "--allow-outside",
-        action="store_true",
-        help="read files that a metadata.json names outside of its directory, too",
-    )
     undirected = "add reverse edges; of parallel edges only the first one stays, with its features (says how many go)"
     add("--undirected", action="store_true", help=undirected)
     add("--remove-duplicates", action="store_true", help="of parallel edges only the first one stays")
@@ -75,7 +69,7 @@ def input_of(
     arguments: argparse.Namespace, progress: Progress = lambda doing, share: None
 ) -> Callable[[Path], GraphSource]:
     """Reads the input with the options that `add_input` declares; its argument is a directory for copies."""
-    as_given = ("format", "delimiter", "header", "allow_nan", "allow_outside", "ids")
+    as_given = ("format", "delimiter", "header", "allow_nan", "ids")
     return partial(
         read_input,
         _path(arguments.input),

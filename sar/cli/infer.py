@@ -9,7 +9,7 @@ from sar.cli.model_file import load_model
 from sar.comm import session
 from sar.errors import ConfigError
 from sar.outofcore.workers import initialize_comms
-from sar.partition.ingest.arrow import read_node_list
+from sar.partition.ingest.tables import read_node_list
 from sar.train.inference import infer
 
 

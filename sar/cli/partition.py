@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.out is None) != arguments.assign_only:
         raise ConfigError("name a directory to make, --out DIR; or with --assign-only none but --write-assignment DIR.")
     balance = tuple(arguments.balance)
-    assigning = options_of(AssigningOptions, arguments, parts=_number_of_parts(arguments), balance=balance)
+    assigning = options_of(AssigningOptions, arguments, parts=_number_of_parts(arguments), balance=balance, weights={})
     if arguments.assign_only:
         with progress_bar() as progress:
             assigned, notes = run_assignment(input_of(arguments, progress), assigning, arguments.memory, progress)

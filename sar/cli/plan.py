@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--heads", type=int, default=4, metavar="H", help="of gat (%(default)s)")
     add("--features", type=int, metavar="F", help="input width; default: that of the feature 'feat'")
     add("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
-    add("--workers", type=int, metavar="W", help="to plan for; default: one for each part")
     memory = "plan for one process, which trains one partition after the other in so much memory, such as 5GiB"
     add("--memory", type=size, metavar="SIZE", help=memory)
     spill = "with --memory: the folder on a disk for the other partitions; default: that of the partitions"
@@ -52,8 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, and return 0."""
     kind, heads, memory = arguments.model, arguments.heads, arguments.memory
-    if memory is not None and arguments.workers is not None:
-        raise ConfigError("--memory is for one process with all partitions, --workers for one with its own each.")
     if arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: expected at least 1.")
     make_model = None if kind in KINDS else load_model(kind, f"one of {', '.join(KINDS)}, or FILE.py:FUNCTION")
@@ -64,12 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     code = PeakMemory().baseline  # of this process before it reads a graph, as of a worker
     own_code = anonymous_memory()
     spec = read_partition_json(arguments.directory)
-    if spec.counts is None or arguments.workers not in (None, spec.num_parts):
-        why = "has no counts" if spec.counts is None else f"has counts of {spec.num_parts} workers only"
-        print(f"sar plan: reading all graphs of {spec.path.parent}, as {spec.path.name} {why}", file=sys.stderr)
-    counts = count_graph(
-        arguments.directory, workers=arguments.workers, in_width=arguments.features, num_classes=arguments.classes
-    )
+    if spec.counts is None:
+        print(f"sar plan: reading all graphs of {spec.path.parent}, as {spec.path.name} has no counts", file=sys.stderr)
+    counts = count_graph(arguments.directory, in_width=arguments.features, num_classes=arguments.classes)
     info, described, title = counts.info, {"source": kind}, kind
     if make_model is None:
         if len(info.ntypes) > 1 or len(info.canonical_etypes) > 1:

@@ -204,11 +204,3 @@ def open_npy(path: Path) -> tuple[StoredArray, bool]:
             "Copy or write it again."
         )
     return array, transposed
-
-
-def as_column(stored: StoredArray, name: str | None = None) -> StoredArray:
-    """An array of one of DGL's files as a column; `PartitionError`, with its name, if it is bfloat16."""
-    if stored.stored == BFLOAT16:
-        what = stored.path if name is None else f"the field {name!r} in {stored.path}"
-        raise PartitionError(f"{what} is bfloat16, which numpy lacks; expected float16, float32 or another type.")
-    return stored

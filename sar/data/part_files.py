@@ -144,19 +144,14 @@ class FeatureFiles:
 
     def features(self) -> list[Feature]:
         """All features; `PartitionError` if the file is missing or damaged, or as from `feature`."""
-        path, tensors = self.tensors()
-        return [self.feature(path, key, stored) for key, stored in tensors.items()]
-
-    def tensors(self) -> tuple[Path, dict[str, StoredArray]]:
-        """The features' file and its arrays by key, unchecked."""
         kind = "node_feats" if self.what == "nodes" else "edge_feats"
         path = self.spec.files[self.part].get(kind)
         if path is None:
-            return self.spec.path, {}
+            return []
         paths = [files[kind] for files in self.spec.files if kind in files]
         if self.spec.path.name == DISPATCH_JSON and not any(map(os.path.exists, paths)):
-            return path, {}  # DGL's dispatch pipeline names files that no partition has
-        return path, open_tensors(path)
+            return []  # DGL's dispatch pipeline names files that no partition has
+        return [self.feature(path, key, stored) for key, stored in open_tensors(path).items()]
 
     def feature(self, path: Path, key: str, stored: StoredArray) -> Feature:
         """The feature under `type/name`, or `name` if there is one type; `PartitionError` if it does not fit."""

@@ -316,10 +316,10 @@ def _part_files(path: Path, content: dict[str, Any], num_parts: int) -> list[dic
     return files
 
 
-def check_inside(what: str, file: Path, folder: str, otherwise: str = "") -> None:
+def check_inside(what: str, file: Path, folder: str) -> None:
     """Refuse what leads out of the folder; a directory from elsewhere could name any file of this machine.
 
-    `what` says in errors what names the file, and `otherwise` what else to do; `folder` is an `os.path.realpath`.
+    `what` says in errors what names the file; `folder` is an `os.path.realpath`.
     `PartitionError` where the file is not below it, also by a link.
     """
     try:
@@ -329,5 +329,5 @@ def check_inside(what: str, file: Path, folder: str, otherwise: str = "") -> Non
     if os.path.commonpath([folder, real]) != folder:
         raise PartitionError(
             f"{what} is {real}; expected a file below {folder}, as DGL writes it. Copy the file there, and name it "
-            f"relative to the JSON file{otherwise}."
+            "relative to the JSON file."
         )

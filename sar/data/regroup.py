@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.data.part_files import DST, SRC, LocalGraph, read_part_graph
-from sar.data.partition_json import IdRanges, PartitionJson
+from sar.data.partition_json import PartitionJson
 from sar.errors import PartitionError
 from sar.kernels import index_dtype
 from sar.tensors.ids import less_first
@@ -33,28 +33,11 @@ class WorkerShare(NamedTuple):
     def of(cls, spec: PartitionJson, worker: int, workers: int, graphs: dict[int, LocalGraph]) -> "WorkerShare":
         """The share of one worker of so many. If workers share a partition, its graph is read, and left in `graphs`."""
         if workers <= spec.num_parts:
-            return cls.all(spec, workers)[worker]
+            ranges, run = spec.partition_ranges, deal_parts(_edges(spec), workers)[worker]
+            return cls([*run], ranges[run[0]][0], ranges[run[-1]][1])
         dealt = enumerate(deal_workers(_edges(spec), workers))
         part, sharing = next((part, sharing) for part, sharing in dealt if worker in sharing)
         return _divided(spec, part, len(sharing), graphs)[worker - sharing[0]]
-
-    @classmethod
-    def all(cls, spec: PartitionJson, workers: int) -> list["WorkerShare"]:
-        """The shares of so many workers. If workers share a partition, its graph is read once."""
-        if workers > spec.num_parts:
-            dealt = enumerate(deal_workers(_edges(spec), workers))
-            return [share for part, sharing in dealt for share in _divided(spec, part, len(sharing), {})]
-        ranges, runs = spec.partition_ranges, deal_parts(_edges(spec), workers)
-        return [cls([*run], ranges[run[0]][0], ranges[run[-1]][1]) for run in runs]
-
-    def rows(self, node_ranges: IdRanges, type_id: int) -> dict[int, slice]:
-        """The rows of each partition's nodes of a type that the worker owns, by partition."""
-        cuts = {}
-        for part in self.parts:
-            start, end = node_ranges[part, type_id].tolist()
-            low, high = max(self.start, start), max(min(self.end, end), start)
-            cuts[part] = slice(min(low, high) - start, high - start)
-        return cuts
 
 
 def _edges(spec: PartitionJson) -> list[int]:

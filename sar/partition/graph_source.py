@@ -156,7 +156,6 @@ class ArrayEdges(EdgeSource):
 
     src: Column
     dst: Column
-    within: tuple[int, int] | None = None  # if all ends are known to be nodes: how many there are of both types
 
     @property
     def num_edges(self) -> int:
@@ -192,7 +191,7 @@ class GraphSource:
 
     num_nodes: Mapping[str, int]  # N_t by node type
     edges: Mapping[CanonicalEtype, EdgeSource]  # by (source type, relation, destination type); whoever reads them
-    # relies on their ends being nodes, which is checked as they are read, or has been as they were copied
+    # relies on their ends being nodes, which is checked as they are read
     node_data: Mapping[str, Mapping[str, Column]]  # by node type, then name: columns of N_t rows
     edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]  # likewise of E_r rows, in the order of the edges
     name: str = ""  # of the graph, if its files have one
@@ -201,10 +200,9 @@ class GraphSource:
     def __post_init__(self) -> None:
         edges = {}
         for etype, source in self.edges.items():
-            of_file = source.edges if isinstance(source, _CheckedEdges) else source
+            unchecked = source.edges if isinstance(source, _CheckedEdges) else source
             ends = self.num_nodes.get(etype[0], 0), self.num_nodes.get(etype[2], 0)
-            is_checked = isinstance(of_file, ArrayEdges) and of_file.within == ends
-            edges[etype] = of_file if is_checked else _CheckedEdges(of_file, ends, ":".join(etype))
+            edges[etype] = _CheckedEdges(unchecked, ends, ":".join(etype))
         object.__setattr__(self, "edges", edges)
 
     @classmethod
@@ -249,10 +247,6 @@ class GraphSource:
             first, other = self.first_node[etype[0]], self.first_node[etype[2]]
             for src, dst in edges.chunks(rows):
                 yield src + first if first else src, dst + other if other else dst  # adding 0 would copy
-
-    @property
-    def is_homogeneous(self) -> bool:
-        return [*self.edges] == [ONLY_TYPE]
 
     def ends(self) -> tuple[Array, Array]:
         """Sources and destinations of all edges, (E,) int64 each, in memory; otherwise as `chunks`."""

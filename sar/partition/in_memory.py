@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
-from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, GraphSource, first_outside, logged_stages
+from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, GraphSource, first_outside, logged_stages
 from sar.partition.ingest.cleanup import clean_up
-from sar.partition.ingest.features import without_nan
+from sar.partition.ingest.features import fields_without_nan
 from sar.partition.ingest.masks import check_splits, with_masks, with_split
 from sar.partition.ingest.objects import as_array, from_object
 from sar.partition.pipeline import run_partition
@@ -25,8 +25,6 @@ from sar.partition.write.write import PartitionReport, by_worker_0, part_sizes
 from sar.partition.write.write_job import OutputOptions
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
-
-T = TypeVar("T")
 
 _MOST_KINDS = 64
 _OF_SPLITS = {"train": SPLIT[0], "val": SPLIT[1], "valid": SPLIT[1], "test": SPLIT[2]}
@@ -108,7 +106,7 @@ def partition_graph(
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
     graph = check_splits(from_object(g))
     if not allow_nan and not isinstance(g, GraphSource):  # of files, `open_graph` allows it or not
-        node_data, edge_data = (_without_nan(fields) for fields in (graph.node_data, graph.edge_data))
+        node_data, edge_data = fields_without_nan(graph.node_data), fields_without_nan(graph.edge_data)
         graph = replace(graph, node_data=node_data, edge_data=edge_data)
     if unknown := sorted(set(split_idx or ()) - _OF_SPLITS.keys()):
         raise ConfigError(f"split_idx has {unknown[0]!r}; expected node IDs by {', '.join(_OF_SPLITS)}.")
@@ -116,16 +114,16 @@ def partition_graph(
     graph = with_masks(graph, lists, lambda _, ids, ntype: _mask_of(ids, graph.num_nodes[ntype]))
     field = balance_edges if isinstance(balance_edges, str) else None
     balance = (IN_EDGES if field is None else f"{IN_EDGES}/{field}",) if balance_edges else ()
-    options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance)
     kinds = _kinds(graph, balance_ntypes)
     if balance_edges and kinds:
         degrees = sum(in_degrees(graph, field).values())
         kinds |= {f"{IN_EDGES} of {kind}": nodes * degrees for kind, nodes in kinds.items()}
     _check_parts(graph, index(num_parts))
+    options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance, kinds)
     output = OutputOptions(Path(out_path), graph_name, num_hops=num_hops)
 
     def partition() -> Array:
-        outcome = run_partition(graph, options, output, logged_stages(), more_weights=kinds, trainers=trainers)
+        outcome = run_partition(graph, options, output, logged_stages(), trainers=trainers)
         return outcome.assigned.part_of.astype(np.int64, copy=False)
 
     call = "partitioning (sar.partition_graph), which all workers do together"
@@ -165,13 +163,6 @@ def divide(graph: GraphSource, out_dir: StrPath, name: str, num_parts: int) -> P
     options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
     outcome = run_partition(graph, options, OutputOptions(Path(out_dir), name), logged_stages())
     return PartitionReport.of(outcome.json_file, part_sizes(outcome.report))
-
-
-def _without_nan(data: Mapping[T, Mapping[str, Column]]) -> dict[T, dict[str, Column]]:
-    return {
-        kind: {name: without_nan(x, name, f"field '{kind}/{name}'", allow_nan=False) for name, x in fields.items()}
-        for kind, fields in data.items()
-    }
 
 
 def _mask_of(split_ids: Any, num_nodes: int) -> Array:

@@ -41,15 +41,13 @@ def run_partition(
     output: OutputOptions,
     progress: Progress = lambda doing, share: None,
     *,
-    more_weights: Mapping[str, Array] | None = None,
     trainers: int = 1,
 ) -> Outcome:
     """Divide a graph into parts and write them.
 
-    `source` is the graph, or reads it, with a directory for copies as its argument. `more_weights` are further weights
-    to balance, (N,) each; `trainers` as `num_trainers_per_machine` of `partition_graph`. `ConfigError` if options do
-    not fit each other or the graph, or the directory is taken, `PartitionError` if the input is damaged, or the disk
-    is full.
+    `source` is the graph, or reads it, with a directory for copies as its argument; `trainers` as
+    `num_trainers_per_machine` of `partition_graph`. `ConfigError` if options do not fit each other or the graph, or the
+    directory is taken, `PartitionError` if the input is damaged, or the disk is full.
     """
     if isinstance(assigning.parts, int) and not 1 <= assigning.parts < 2**31:
         least = "at least 1" if assigning.parts < 1 else "at most 2**31 - 1"
@@ -64,7 +62,7 @@ def run_partition(
             graph = source(directory.scratch / "input")
         output = replace(output, name=output.name or graph.name or "graph")
         check_writable(graph, output)
-        assigned = assign(assigning, graph, directory.scratch / "method", output.memory, progress, more_weights)
+        assigned = assign(assigning, graph, directory.scratch / "method", output.memory, progress)
         if assigning.write_assignment is not None:
             with new_directory(assigning.write_assignment) as made:
                 write_assignment(made.path, graph.num_nodes, *assigned[:3])

@@ -22,7 +22,6 @@ from sar.core.relation import NodeSet, Relation, Structure
 from sar.data.partition_json import read_partition_json
 from sar.errors import ConfigError
 from sar.kernels import EdgeBlock, index_dtype
-from sar.partition.inspect.by_worker import WorkerCounts, count_by_worker
 from sar.partition.inspect.inspection import inspect_directory, largest_value
 from sar.partition.inspect.report import DirectoryReport
 
@@ -75,16 +74,13 @@ class GraphCounts:
         return of_nodes + sum(sum(relation.edges[worker]) * size for relation, size in counted)
 
 
-def count_graph(
-    path: StrPath, *, workers: int | None = None, in_width: int | None = None, num_classes: int | None = None
-) -> GraphCounts:
+def count_graph(path: StrPath, *, in_width: int | None = None, num_classes: int | None = None) -> GraphCounts:
     """Count the nodes, edges and halo rows of a partition directory, given as such or by its JSON file.
 
-    The file has the counts of a worker for each part (`PartitionJson.counts`); otherwise all graphs are read.
+    Each part has one worker. Its counts are in the JSON file (`PartitionJson.counts`); otherwise all graphs are read.
 
     Args:
         path: the directory.
-        workers: None: one for each part.
         in_width: of the input; None: that of the node feature `feat`, else `x`.
         num_classes: None: one more than the greatest `label`, else `y`.
 
@@ -93,15 +89,10 @@ def count_graph(
         PartitionError: the JSON file is missing or damaged.
     """
     spec = read_partition_json(path)
-    stored = spec.counts if workers in (None, spec.num_parts) else None
-    report = inspect_directory(path, graphs=stored is None)
+    report = inspect_directory(path, graphs=spec.counts is None)
     if report.problems:
         raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
-    if stored is None:
-        counts = count_by_worker(path, workers)
-    else:
-        tables = stored.transpose(2, 0, 1, 3)  # edges and rows of each part
-        counts = [WorkerCounts(of.nodes, of.split, *table) for of, table in zip(report.parts, tables, strict=True)]
+    assert report.counts is not None
     if in_width is None:
         widths: dict[str, int] = {}
         for name in reversed(INPUTS):  # of a type with both, the first decides
@@ -121,16 +112,16 @@ def count_graph(
         num_classes = int(largest_value(path, label)) + 1
     return GraphCounts(
         info=GraphInfo(spec.node_types, spec.edge_types, report.num_nodes, widths, num_classes),
-        nodes=[worker.nodes for worker in counts],
-        train_nodes=[worker.split.get(TRAIN_MASK, sum(worker.nodes.values())) for worker in counts],
+        nodes=[part.nodes for part in report.parts],
+        train_nodes=[part.split.get(TRAIN_MASK, part.num_nodes) for part in report.parts],
         relations=[
             RelationCounts(
                 etype,
-                edges=[worker.edges[number].tolist() for worker in counts],
-                halo=[worker.rows[number].tolist() for worker in counts],
+                edges.tolist(),
+                halo.tolist(),
                 features=_features(report, "edges", ":".join(etype)) | {EID: ((), torch.int64)},
             )
-            for number, etype in enumerate(spec.edge_types)
+            for etype, edges, halo in zip(spec.edge_types, *report.counts, strict=True)
         ],
         node_bytes={
             ntype: _row_bytes(report, "nodes", ntype, report.orig_node_ids) + _TYPE_BYTES for ntype in spec.node_types

@@ -21,6 +21,7 @@ def command(line, edges="0,1\n1,2\n2,0\n"):
         with contextlib.redirect_stderr(said):
             status = main(line.split())
         if status != 0:
+            assert not list(folder.glob("parts*"))
             raise Printed(without_stages(said.getvalue()).strip())
 
     return run
@@ -43,6 +44,17 @@ CASES = {
         "there is no file 'y.npy'": partition("--node-feature x=y.npy"),
         "balance of 'train_mask': expected in_edges": partition("--balance train_mask"),
         "edges.csv, line 2, '1,2': the destination": partition("--num-nodes 2"),
+        "there is a for x already": partition("--node-feature x=a --node-feature x=b"),
+        "--num-nodes many: expected a number": partition("--num-nodes many"),
+        "edges.csv: expected NTYPE:RELATION": command("partition edges.csv a:b:c=d.csv --parts 2 --out parts"),
+        "name a directory to make, --out DIR": partition("--assign-only"),
+        "the split is 0.9, 0.2, 0.2": partition("--split 0.9,0.2,0.2"),
+        "a volume bound is for the method 'spring'": partition("--method ldg --volume-bound 0.5"),
+        "--reserve are for --parts auto": partition("--workers 2"),
+        "--parts auto takes --workers": command("partition edges.csv --parts auto --reserve 1MB --out parts"),
+        "1 GiB (1,073.7 MB) are reserved": command(
+            "partition edges.csv --out parts --parts auto --workers 2 --memory-per-worker 1GiB --reserve 1GiB"
+        ),
         "2 bytes of memory are too little: 3 nodes": partition("--memory-limit 2B"),
         "' already holds edges.csv, train.py, x.npy": command("partition edges.csv --parts 2 --out ."),
         "edges.csv, line 2, 'a,b': column 0": partition(edges="0,1\na,b\n"),
@@ -54,6 +66,7 @@ CASES = {
         "--threads 0: expected at least 1": command("launch --threads 0 train.py"),
         "--memory and --resident need a folder on a disk": command("launch --resident 1 train.py --spill here"),
         "--spill goes with --memory SIZE": command("launch --spill here train.py"),
+        "SAR_PARTS is not set": command("launch --resident 1 --spill . train.py nowhere"),
         "there is no file nix.py": command("launch --workers 1 nix.py"),
         "Cannot read nix.json": command("launch --partition-json nix.json train.py"),
     },

@@ -60,6 +60,10 @@ def json_with(**changes):
     return content(json.dumps(CONTENT | changes))
 
 
+def as_of_dgl_0_5():
+    return content(json.dumps({key: value for key, value in CONTENT.items() if key != "ntypes"}))
+
+
 def named(kind, file):
     return json_with(**{"part-0": CONTENT["part-0"] | {kind: file}})
 
@@ -118,6 +122,8 @@ CASES = {
         "own_partition_idx is '0'": load(part="0"),
         "graph.json is not valid JSON: Expecting": content('{"num_parts": 2,'),
         "graph.json has no num_parts, node_map": content("[1, 2]"),
+        "graph.json has no ntypes: it was written by": as_of_dgl_0_5(),
+        "graph.json: etypes is ['cites']": json_with(etypes={"cites": 0}, edge_map={"cites": [[0, 2], [2, 4]]}),
         "graph.json: num_parts is 'two'": json_with(num_parts="two"),
         "graph.json: node_map of _N is [[0, 2], [2": json_with(num_parts=3),
         "graph.json: node_map of _N in partition 1": json_with(node_map={"_N": [[0, 2], [3, 4]]}),
@@ -133,6 +139,7 @@ CASES = {
         "graph.json: part_graph of part-0 is /etc/hostname": load(linked),
         "graph.json: part_graph of part-0 is 'part0": named("part_graph", "part0/\0"),
         "Partition 0 of graph.json lacks its graph": load(lambda folder: (folder / "part0/graph.dgl").unlink()),
+        "Cannot read part0/edge_feat.dgl": load(lambda folder: (folder / "part0/edge_feat.dgl").unlink()),
         "Cannot read part0/node_feat.dgl": load(lambda folder: (folder / "part0/node_feat.dgl").unlink()),
         "Partition 0 of graph.json is there for": load(to_graphbolt),
         "part0/graph.dgl is truncated, or no DGL": replaced("part0/graph.dgl", lambda old: old[:5000]),

@@ -1,8 +1,6 @@
 """`sar demo`, run as a user runs it."""
 
 import itertools
-import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from matplotlib.image import imread
 
 from sar.cli import main
 from sar.cli.demo import MODELS
-from tests.leftovers import MARK
+from tests.leftovers import marked_processes
 from tests.matrix import corner
 from tests.python_process import run
 from tests.workers import ensure_fork_server
@@ -20,28 +18,11 @@ from tests.workers import ensure_fork_server
 TRAINED_BY = "2 workers, sar", "1 process, DGL"
 
 
-def demo(*arguments: str, mark: str = "demo") -> subprocess.CompletedProcess[str]:
-    """Run `sar demo` within four minutes, with its processes marked."""
-    return run("-m", "sar.cli", "demo", *arguments, env=os.environ | {MARK + "_DEMO": mark}, timeout=240)
-
-
-def processes_left(mark: str) -> list[str]:
-    """Processes that a demo with this mark started and that still live after a moment, which they take to end."""
+def processes_left(before: set[str]) -> set[str]:
+    """Processes that a demo started and that still live after a moment, which they take to end."""
     deadline = time.monotonic() + 5
-    while (found := living(mark)) and time.monotonic() < deadline:
+    while (found := {*marked_processes()} - before) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
-
-
-def living(mark: str) -> list[str]:
-    """Processes that a demo with this mark started."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}_DEMO={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_text())
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
     return found
 
 
@@ -56,14 +37,13 @@ def markdown_rows(file: Path) -> list[dict[str, str]]:
 def test_demo_trains_compares_and_draws(
     tmp_path: Path, models: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    mark = str(tmp_path)
     ensure_fork_server()  # and what tracks resources of processes, which stays
-    monkeypatch.setenv(f"{MARK}_DEMO", mark)
+    before = {*marked_processes()}
     monkeypatch.setattr("sar.cli.demo.MODELS", {model: MODELS[model] for model in models})
     status = main(["demo", "--nodes", "600", "--degree", "12", "--epochs", "3", "--out", str(tmp_path / "out")])
     said, errors = capfd.readouterr()
     assert status == 0, errors
-    assert processes_left(mark) == []
+    assert processes_left(before) == set()
     assert "600 nodes, 7,800 edges with self-loops, 64 features, 8 classes" in said
     assert errors.count("3 epochs, loss ") == 2 * len(models)
     assert "%|" not in errors  # no bars where there is no terminal
@@ -110,12 +90,14 @@ def test_demo_ends_with_one_line_where_it_cannot_run(
 
 
 def test_demo_ends_its_processes_when_time_is_up(tmp_path: Path) -> None:
-    mark = str(tmp_path)
-    done = demo("--nodes", "300", "--time-limit", "0.5", "--out", str(tmp_path / "out"), mark=mark)
+    ensure_fork_server()
+    before = {*marked_processes()}
+    options = ["--nodes", "300", "--time-limit", "0.5", "--out", str(tmp_path / "out")]
+    done = run("-m", "sar.cli", "demo", *options, timeout=240)
     assert done.returncode == 1
     ends_with_one_line(done.stderr, "did not finish within 0.5 s")
     assert not (tmp_path / "out").exists()
-    assert processes_left(mark) == []
+    assert processes_left(before) == set()
 
 
 def ends_with_one_line(errors: str, message: str) -> None:

@@ -73,19 +73,6 @@ def test_options_of_another_form(arguments: list[str], told: str, capsys: pytest
     assert capsys.readouterr().err.splitlines()[-1] == f"sar partition: error: {told}"
 
 
-@pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
-@pytest.mark.parametrize("method", ["random", "spring", "ldg", "multilevel"])
-def test_a_seed_that_methods_cannot_take(
-    seed: int, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    edges = tmp_path / "edges.csv"
-    edges.write_text("0,1\n1,2\n2,3\n")
-    options = ["--parts", "2", "--method", method, "--out", str(tmp_path / "out")]
-    assert main(["partition", str(edges), *options, "--seed", str(seed)]) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == (f"sar partition: seed is {seed}; expected 0 to 2**63 - 1.")
-    assert main(["partition", str(edges), *options, "--seed", str(2**63 - 1)]) == 0
-
-
 def ended(to: int, environment: dict[str, str], names: str) -> tuple[int, str]:
     """The exit status and errors of a command that prints to a file descriptor."""
     script = (

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,26 +191,3 @@ def test_an_interrupt_ends_all(script: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere.py"], "there is no file nowhere.py"),
-        (["--partition-json", "nowhere.json", "SCRIPT"], "Cannot read nowhere.json"),
-        (
-            ["--resident", "1", "--spill", ".", "SCRIPT", "nowhere"],
-            "SAR_PARTS is not set, .* names an existing directory",
-        ),
-    ],
-)
-def test_what_cannot_be_launched_is_one_line(
-    arguments: list[str], message: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = {"SCRIPT": str(script), "PARTITIONS": str(partition_json(tmp_path, 3))}
-    before = dict(os.environ)
-    assert main(["launch", *(names.get(argument, argument) for argument in arguments)]) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("sar launch: ")
-    assert re.search(message, line)
-    assert dict(os.environ) == before

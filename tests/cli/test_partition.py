@@ -14,11 +14,10 @@ from sar.host.memory import machine_memory
 from sar.partition import pipeline
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.inspect.inspection import inspect_directory
+from sar.partition.write.write_job import OutputOptions
 from tests.python_process import run
 from tests.stages import without_stages
 from tests.workers import REPOSITORY
-
-AUTOMATIC = "--parts", "auto", "--workers", "2", "--memory-per-worker", "1GiB"
 
 
 @pytest.fixture
@@ -59,31 +58,6 @@ def test_two_thirds_of_this_machines_memory_are_kept(
     assert ("2 parts: 2 workers hold one each" in said) == (memory > 6_000)
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--parts", "2", "--node-feature", "x=a", "--node-feature", "x=b"], "there is a for x already"),
-        (["--parts", "2", "--num-nodes", "many"], "--num-nodes many: expected a number"),
-        (["a:b:c=d.csv", "--parts", "2"], "edges.csv: expected NTYPE:RELATION:NTYPE=FILE"),
-        (["--parts", "2", "--assign-only"], "name a directory to make, --out DIR; or with --assign-only none"),
-        (["--parts", "2", "--split", "0.9,0.2,0.2"], "the split is 0.9, 0.2, 0.2; expected three shares"),
-        (["--parts", "2", "--method", "ldg", "--volume-bound", "0.5"], "a volume bound is for the method 'spring'"),
-        (["--parts", "2", "--workers", "2"], "--memory-per-worker and --reserve are for --parts auto"),
-        (["--parts", "auto", "--reserve", "1MB"], "--parts auto takes --workers"),
-        ([*AUTOMATIC, "--reserve", "1GiB"], "1 GiB (1,073.7 MB) of a worker's 1 GiB (1,073.7 MB) are reserved"),
-    ],
-)
-def test_mistakes_are_told(
-    tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
-) -> None:
-    assert main(["partition", str(edges), *options, "--out", str(tmp_path / "parts")]) == 1
-    said, complained = capsys.readouterr()
-    assert said == ""
-    assert without_stages(complained).startswith("sar partition: ")
-    assert words in complained
-    assert [file.name for file in tmp_path.iterdir()] == ["edges.csv"]
-
-
 def asked_for(monkeypatch: pytest.MonkeyPatch, line: str) -> list[Any]:
     """The input, assignment and output that a command line asks for, before anything is done."""
     asked: list[Any] = []
@@ -98,35 +72,27 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, line: str) -> list[Any]:
 
 
 def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = "x:r:y=dir/r.csv y:s:y=s*.csv --parts 8 --out parts --num-nodes x=4 --num-nodes y=5"
-    more = "--balance train_mask in_edges --columns a 1 --add-self-loops --no-header --undirected --seed 3"
-    more += " --remove-self-loops"  # as scripts for DGL do before
+    typed = "x:r:y=dir/r.csv y:s:y=s*.csv --parts 8 --out parts --num-nodes x=4 --num-nodes y=5 --format text"
+    more = "--balance train_mask in_edges --columns a 1 --add-self-loops --no-header --undirected --seed 3 --num-hops 2"
+    more += " --remove-self-loops --delimiter ; --allow-nan --imbalance 0.2 --split 0.5,0.25,0.25"
     fields = "--node-feature x/feat=f.npy --edge-feature w=w.parquet#a,b --memory-limit 1.5MB --assignment given"
-    fields += " --train-nodes x=t.txt --val-nodes x=v.npy --test-nodes x=w.csv#id"
+    fields += " --train-nodes x=t.txt --val-nodes x=v.npy --test-nodes x=w.csv#id --ids map"
     source, assigning, output = asked_for(monkeypatch, f"{typed} {more} {fields}")
     assert source.args == ({"x:r:y": "dir/r.csv", "y:s:y": "s*.csv"},)
-    assert source.keywords["cleaning"] == {"undirected": True, "remove_duplicates": False, "self_loops": "add"}
     assert source.keywords == source.keywords | {
+        "cleaning": {"undirected": True, "remove_duplicates": False, "self_loops": "add"},
         "num_nodes": {"x": 4, "y": 5}, "columns": ("a", "1"), "header": False, "seed": 3, "memory": 1_500_000,
-        "node_features": {"x/feat": "f.npy"}, "edge_features": {"w": "w.parquet#a,b"}, "format": None, "split": None,
+        "node_features": {"x/feat": "f.npy"}, "edge_features": {"w": "w.parquet#a,b"}, "ids": "map",
         "train_nodes": {"x": "t.txt"}, "val_nodes": {"x": "v.npy"}, "test_nodes": {"x": "w.csv#id"},
+        "format": "text", "delimiter": ";", "allow_nan": True, "split": (0.5, 0.25, 0.25),
     }  # fmt: skip
-    assert (assigning.parts, assigning.method, assigning.seed) == (8, "multilevel", 3)
+    assert (assigning.parts, assigning.method, assigning.seed, assigning.imbalance) == (8, "multilevel", 3, 0.2)
     assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))
-    assert (output.directory, output.name, output.memory) == (Path("parts"), "r", 1_500_000)
-
-
-def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    how = "--format text --delimiter ; --header --allow-nan --imbalance 0.2 --allow-outside"
-    clean = "--remove-duplicates --remove-self-loops --split 0.5,0.25,0.25 --num-hops 2"
-    source, assigning, output = asked_for(monkeypatch, f"a.txt b.txt --parts 2 --out parts {how} {clean}")
-    assert source.args == (["a.txt", "b.txt"],)
-    assert source.keywords["cleaning"] == {"undirected": False, "remove_duplicates": True, "self_loops": "remove"}
-    assert source.keywords == source.keywords | {
-        "format": "text", "delimiter": ";", "header": True, "allow_nan": True, "allow_outside": True,
-        "split": (0.5, 0.25, 0.25),
-    }  # fmt: skip
-    assert (assigning.imbalance, output.num_hops) == (0.2, 2)
+    assert output == OutputOptions(Path("parts"), "r", 1_500_000, 2)
+    source, _, output = asked_for(monkeypatch, "a.txt b.txt --parts 2 --out p --header --remove-duplicates")
+    assert (source.args, output.name) == ((["a.txt", "b.txt"],), "a")
+    assert source.keywords["cleaning"] == {"undirected": False, "remove_duplicates": True, "self_loops": "keep"}
+    assert (source.keywords["header"], source.keywords["format"], source.keywords["split"]) == (True, None, None)
 
 
 def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,7 @@ from sar.data.regroup import WorkerShare
 from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
-from tests.adapters.dgl.directories import (
-    dgl,
-    homogeneous_graph,
-    save_tensors,
-    write_directory,
-)
+from tests.adapters.dgl.directories import dgl, homogeneous_graph, save_tensors, write_directory
 
 NODES, EDGES = 4, 6
 HUGE = 2**40

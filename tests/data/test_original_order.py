@@ -8,12 +8,7 @@ import torch
 
 import sar
 from sar.errors import ConfigError, PartitionError
-from tests.adapters.dgl.directories import (
-    heterogeneous_graph,
-    homogeneous_graph,
-    to_dispatch,
-    write_directory,
-)
+from tests.adapters.dgl.directories import heterogeneous_graph, homogeneous_graph, to_dispatch, write_directory
 from tests.partition.small_disk import run_on_small_disk
 
 

@@ -38,10 +38,6 @@ def refusal(directory: Directory, part: int = 0) -> str:
     return str(error.value)
 
 
-def json_with(change: Callable[[dict[str, Any]], Any]) -> Harm:
-    return lambda directory: directory.edit(change)
-
-
 # -- the run
 
 
@@ -95,15 +91,10 @@ def features_of_some_partitions(directory: Directory) -> Directory:
 
 
 ONE_TYPE: dict[str, tuple[Harm, list[str]]] = {
-    "no types": (json_with(lambda c: c.pop("ntypes")), ["has no ntypes", "DGL 0.5 to 0.9"]),
     "no halo": (without_cut_edges, ["halo_hops is 0", "num_hops=1"]),
     "missing edges": (
         lambda d: without_cut_edges(d, halo_hops=1),
         [r"part0/graph.dgl .*edges into the nodes of partition 0; expected one for every edge ID(?!.*halo)"],
-    ),
-    "features of no partition": (  # which is fine in output of the dispatch pipeline only
-        lambda d: [d.file(part, "edge_feats").unlink() for part in range(2)],
-        ["part0/edge_feat.dgl"],
     ),
     "features of some partitions": (features_of_some_partitions, ["part0/node_feat.dgl"]),
 }
@@ -116,21 +107,12 @@ def original_ids_of_one_type(directory: Directory) -> Directory:
     return directory
 
 
-def plain_names(content: dict[str, Any]) -> None:
-    for key in ("etypes", "edge_map"):
-        content[key] = {name.split(":")[1]: value for name, value in content[key].items()}
-
-
 SEVERAL_TYPES: dict[str, tuple[Harm, list[str]]] = {
     "feature without a type": (
         lambda d: d.edit_features(0, "node_feats", lambda old: {"feat": old["paper/feat"]}),
         ["'feat'; expected the types author, paper, venue"],
     ),
     "original IDs of some types": (original_ids_of_one_type, ["part0/orig_nids.dgl has IDs for 1 of 3 types of nodes"]),
-    "edge types of DGL 0.9": (
-        lambda d: d.edit(plain_names),
-        [r"etypes is \['writes', 'cites', .*DGL 0.5 to 0.9.* Write it again with .* DGL 1.x or 2.x"],
-    ),
 }
 
 

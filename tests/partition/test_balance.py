@@ -153,10 +153,18 @@ def test_weights_that_cannot_be_balanced(weight: Array, told: str) -> None:
         edge_task(4, [], 2, weights={"w": weight}).constraints()
 
 
-@pytest.mark.parametrize("num_parts, imbalance, told", [(0, 0.1, "into 0 parts"), (2, -0.1, "imbalance is -0.1")])
-def test_tasks_that_cannot_be_met(num_parts: int, imbalance: float, told: str) -> None:
+@pytest.mark.parametrize(
+    "num_parts, imbalance, seed, told",
+    [
+        (0, 0.1, 0, "into 0 parts"),
+        (2, -0.1, 0, "imbalance is -0.1"),
+        *((2, 0.1, seed, rf"seed is {seed}; expected 0 to 2\*\*63 - 1") for seed in (-1, 2**63, 2**64)),
+    ],
+)
+def test_tasks_that_cannot_be_met(num_parts: int, imbalance: float, seed: int, told: str) -> None:
+    edge_task(4, [], 2, seed=2**63 - 1).constraints()
     with pytest.raises(ConfigError, match=told):
-        edge_task(4, [], num_parts, imbalance=imbalance).constraints()
+        edge_task(4, [], num_parts, imbalance=imbalance, seed=seed).constraints()
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])

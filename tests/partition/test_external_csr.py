@@ -1,6 +1,5 @@
 """Neighbour lists on disk against lists in memory."""
 
-import errno
 import threading
 from collections import Counter
 
@@ -9,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.errors import ConfigError
 from sar.partition.assign.external_csr import ExternalCsr, made_ahead
 from tests.partition.tasks import odd_graphs, source
 
@@ -91,16 +89,6 @@ def test_windows_hold_whole_lists_in_the_order_of_nodes(tmp_path):
     assert [first for first, _, _ in windows] == [0, *(last for _, last, _ in windows[:-1])]
     assert windows[-1][1] == 200
     assert all(count <= 50 for _, _, count in windows[1:])
-
-
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("sar.partition.assign.external_csr._sort_buckets", full)
-    with pytest.raises(ConfigError, match=r"the disk of '.*lists' is full"):
-        ExternalCsr.of_graph(odd_graphs()["star"], tmp_path / "lists")
-    assert list((tmp_path / "lists").iterdir()) == []
 
 
 # ---- a thread that makes the next item while another uses the last one

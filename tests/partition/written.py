@@ -14,7 +14,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.data.arrays import Array
 from sar.data.tensor_files import ArrayWriter
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest.edges import FileEdges
+from sar.partition.ingest.edges import NpyEdges, NpyFile
 from sar.partition.write import write_job
 from sar.partition.write.write import PartitionReport, write_partitions
 
@@ -23,11 +23,11 @@ dgl = require_dgl()
 from dgl.data.utils import load_tensors  # noqa: E402
 
 
-def of_two_files(edges: ArrayEdges, num_nodes: tuple[int, int]) -> FileEdges:
+def of_two_files(edges: ArrayEdges) -> NpyEdges:
     """The same edges, as if they came in two files."""
     cut = edges.num_edges // 3
-    parts = [ArrayEdges(edges.src[span], edges.dst[span]) for span in (slice(cut), slice(cut, None))]
-    return FileEdges([("one file", parts[0]), ("another", parts[1])])
+    one, other = ([edges.src[span], edges.dst[span]] for span in (slice(cut), slice(cut, None)))
+    return NpyEdges([NpyFile("one file", one), NpyFile("another", other)])
 
 
 def random_source(
@@ -44,7 +44,7 @@ def random_source(
         count = count if counts[etype[0]] and counts[etype[2]] else 0
         ends = [rng.integers(0, max(1, counts[ntype]), count) for ntype in (etype[0], etype[2])]
         found = ArrayEdges(*ends)
-        edges[etype] = of_two_files(found, (counts[etype[0]], counts[etype[2]])) if two_files else found
+        edges[etype] = of_two_files(found) if two_files else found
         if number % 2 == 0:
             edge_data[etype] = {"w": rng.random((count, 2)), "kept": rng.random(count) < 0.5}
     for number, (ntype, count) in enumerate(counts.items()):

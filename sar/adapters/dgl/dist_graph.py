@@ -21,7 +21,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.data.load import ShardFields
 from sar.data.part_files import DST, INNER_NODE, SRC, LocalGraph, types_of
 from sar.data.partition_json import IdRanges
-from sar.data.regroup import VisibleEdges, WorkerShare, equal_runs, node_costs, order_edges
+from sar.data.regroup import VisibleEdges, equal_runs, node_costs, order_edges
 from sar.errors import GraphError, PartitionError
 from sar.tensors.ids import is_permutation
 
@@ -165,12 +165,11 @@ def _node_features(dist_graph: Any, served: _ServedPartition, graph: LocalGraph)
     node_id = graph.node_id[graph.is_inner].sort().values
     features = {NID: node_id, NTYPE: types_of(node_id, served.node_ranges)}
     first = int(node_id[0]) if len(node_id) else served.own_range[0]
-    share = WorkerShare([served.part], first, first + len(node_id))
     for type_id, ntype in enumerate(served.book.ntypes):
         start, end = served.node_ranges[served.part, type_id].tolist()
-        rows = share.rows(served.node_ranges, type_id)[served.part]
+        low, high = (min(max(place, start), end) - start for place in (first, first + len(node_id)))
         for name, values in _features(dist_graph.nodes[ntype].data, f"nodes of type {ntype!r}", end - start):
-            features[f"{ntype}/{name}"] = values[rows]
+            features[f"{ntype}/{name}"] = values[low:high]
     return features
 
 

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,6 +89,7 @@ class AssigningOptions:
     method: str = MULTILEVEL  # one of `METHODS`
     seed: int = 0
     balance: tuple[str, ...] = ()  # beside nodes of each type: fields whose sums parts share, or as by `IN_EDGES`
+    weights: Mapping[str, Array] = field(default_factory=dict)  # what else to balance, (N,) numbers each
     imbalance: float = 0.05  # how much larger than the mean a part may be
     volume_bound: float | None = None  # as in `AssignmentTask`; None: `VOLUME_BOUND`
     assignment: Path | None = None  # directory of an assignment to take instead of a method's
@@ -101,18 +102,17 @@ def assign(
     scratch: Path,
     memory: int | None,
     progress: Progress,
-    more: Mapping[str, Array] | None = None,
 ) -> Assigned:
     """Find the part of every node; `ConfigError` if options, or an assignment's files, do not fit the graph.
 
     `scratch` is a directory for a method's files, made and removed again; `memory` bytes that the method may use beyond
-    what is there now; `more` what else to balance, (N,) numbers each.
+    what is there now.
     """
     if not isinstance(options.parts, int):
         if options.assignment is not None:
             raise ConfigError(f"'{options.assignment}' has a number of parts of its own; name that number.")
         parts, why = options.parts(graph)
-        assigned = assign(replace(options, parts=parts), graph, scratch, memory, progress, more)
+        assigned = assign(replace(options, parts=parts), graph, scratch, memory, progress)
         return assigned._replace(why=why)
     if options.assignment is not None:
         part_of, num_parts, method = read_assignment(options.assignment, graph.num_nodes, options.parts)
@@ -123,7 +123,7 @@ def assign(
     if bound is not None and not 0 < bound < np.inf:
         raise ConfigError(f"the volume bound is {bound}; expected a number above 0, such as {VOLUME_BOUND}.")
     _check_memory(options.method, graph, memory)
-    weights = balance_weights(graph, options.balance) | dict(more or {})
+    weights = {**balance_weights(graph, options.balance), **options.weights}
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     task = AssignmentTask(
@@ -147,7 +147,7 @@ def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Arr
     """The weights of nodes that parts are to share evenly, (N,) each.
 
     With several node types, each has such weights; `balance` names others, as in `AssigningOptions`.
-    `ConfigError` if there is no such field, or it does not have a number from 0 on for each node.
+    `ConfigError` if there is no such field, or it does not have a number for each node.
     """
     weights: dict[str, Array] = {}
     if len(graph.num_nodes) > 1:
@@ -178,7 +178,7 @@ def in_degrees(graph: GraphSource, field: str | None = None) -> dict[str, Array]
         one = degrees[name] = np.zeros(graph.total_nodes, np.float64 if is_real else np.int64)
         for rows in pieces(edges.num_edges, CHUNK_ROWS):
             _, dst = edges.read(rows.start, rows.stop)
-            np.add.at(one, dst + graph.first_node[etype[2]], 1 if column is None else _weights(what, column, rows))
+            np.add.at(one, dst + graph.first_node[etype[2]], 1 if column is None else column[rows])
     return degrees
 
 
@@ -189,7 +189,7 @@ def _field(graph: GraphSource, name: str) -> Array:
     weight = np.zeros(graph.total_nodes, np.result_type(*(column.dtype for column in columns.values())))
     for ntype, column in columns.items():
         for chunk in pieces(column.shape[0], CHUNK_ROWS):
-            weight[graph.nodes_of(ntype)][chunk] = _weights(name, column, chunk)
+            weight[graph.nodes_of(ntype)][chunk] = column[chunk]
     return weight
 
 
@@ -206,15 +206,6 @@ def _columns(balance: str, name: str, of: str, data: Mapping[Any, Mapping[str, C
             form = f"shape {tuple(column.shape)} and type {column.dtype}"
             raise ConfigError(f"balance of '{balance}': '{where}/{name}' has {form}; expected a number for each {of}.")
     return columns
-
-
-def _weights(balance: str, column: Column, rows: slice) -> Array:
-    """Rows of a field; `ConfigError` for NaN and negative numbers."""
-    values = column[rows]
-    if not (values >= 0).all():
-        row = rows.start + int(np.argmin(values >= 0))
-        raise ConfigError(f"balance of '{balance}': row {row} has NaN or less than 0.")
-    return values
 
 
 def _check_memory(method: str, graph: GraphSource, memory: int | None) -> None:

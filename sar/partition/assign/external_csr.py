@@ -10,7 +10,6 @@ ranges of nodes whose lists fill a buffer. Then each bucket is brought into orde
 So all writing and later reading is sequential. Clusters take one pass: their nodes' degrees bound the lengths.
 """
 
-import errno
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -77,10 +76,7 @@ class ExternalCsr:
     def of_graph(
         cls, graph: GraphSource, folder: Path, bucket: int = BUCKET, progress: Callable[[float], None] = lambda _: None
     ) -> "ExternalCsr":
-        """The lists of a graph, in a new folder.
-
-        Raises `PartitionError` if an edge ends outside the graph, `ConfigError` if the disk is full.
-        """
+        """The lists of a graph, in a new folder; `PartitionError` if an edge ends outside the graph."""
         node = index_dtype(graph.total_nodes)
         edges_read = 0
 
@@ -202,20 +198,11 @@ def _build(folder: Path, indptr: Array, pieces: Pieces, bucket: int, weighted: b
     """The second of [Note: two passes]. `indptr[v + 1]` is the length of list v; with weights, the most it can be."""
     np.cumsum(indptr, out=indptr)
     folder.mkdir()
-    unsorted = folder / "unsorted"
-    try:
-        bounds = _bounds(indptr, bucket)
-        with open(unsorted, "w+b") as file:
-            ends = _write_buckets(file, indptr, bounds, pieces, weighted)
-            indptr = _sort_buckets(file, folder, indptr, bounds, ends, weighted)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ConfigError(
-            f"the disk of '{folder}' is full, where neighbour lists go; free some of it, or write to another."
-        ) from error
-    finally:
-        unsorted.unlink(missing_ok=True)
+    bounds, unsorted = _bounds(indptr, bucket), folder / "unsorted"
+    with open(unsorted, "w+b") as file:
+        ends = _write_buckets(file, indptr, bounds, pieces, weighted)
+        indptr = _sort_buckets(file, folder, indptr, bounds, ends, weighted)
+    unsorted.unlink()
     return ExternalCsr(folder, indptr, weighted)
 
 

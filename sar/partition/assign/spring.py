@@ -7,15 +7,7 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.partition.assign.rebalance import rebalance
-from sar.partition.assign.task import (
-    AssignmentTask,
-    compiled,
-    edge_chunks,
-    follow,
-    list_schedule,
-    part_means,
-    root,
-)
+from sar.partition.assign.task import AssignmentTask, compiled, edge_chunks, follow, list_schedule, part_means, root
 from sar.partition.graph_source import index_dtype
 
 NONE = -1

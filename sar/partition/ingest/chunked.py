@@ -21,21 +21,20 @@ from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSour
 from sar.partition.ingest.edges import open_edges
 from sar.partition.ingest.features import open_column
 from sar.partition.ingest.objects import from_object
-from sar.partition.ingest.sources import ALL_COLUMNS, InputFiles, Reading, Selected, TextFormat, find_files
+from sar.partition.ingest.sources import ALL_COLUMNS, METADATA, InputFiles, Reading, Selected, TextFormat, find_files
 from sar.partition.new_directory import new_directory
 
-METADATA = "metadata.json"
 _FORMATS = {"csv": "text", "numpy": "npy", "parquet": "parquet"}
 _SLICE_BYTES = 8 << 20
 _PAIRS = 1 << 17  # formatted at a time
 _CSV = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
 
 
-def open_chunked(path: Path, how: Reading, *, allow_outside: bool) -> GraphSource:
+def open_chunked(path: Path, how: Reading) -> GraphSource:
     """A graph in the chunked format, by its `metadata.json`, in which paths are relative to its folder or absolute.
 
-    With `allow_outside` there may be files outside of the folder, also by links. Raises `PartitionError` if a file is
-    missing, damaged or outside, or entries contradict each other or the files that they name.
+    Raises `PartitionError` if a file is missing, damaged or outside of the folder, also by a link, or entries
+    contradict each other or the files that they name.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -45,7 +44,7 @@ def open_chunked(path: Path, how: Reading, *, allow_outside: bool) -> GraphSourc
         raise PartitionError(f"{path} is no JSON file: {error}. Write or copy it again.") from error
     if not isinstance(content, dict):
         raise PartitionError(f"{path} holds a {type(content).__name__}; expected an object with node_type and so on.")
-    meta = _Metadata(path, content, allow_outside)
+    meta = _Metadata(path, content)
     name = content.get("graph_name", "")
     if not isinstance(name, str):
         raise meta.error(f"graph_name is {_short(name)}; expected a name")
@@ -55,14 +54,12 @@ def open_chunked(path: Path, how: Reading, *, allow_outside: bool) -> GraphSourc
         if etype is None or not {etype[0], etype[2]} <= {*ntypes}:
             raise meta.error(f"edge type '{key}' is not NTYPE:RELATION:NTYPE with node types among {', '.join(ntypes)}")
         canonical[key] = etype
-    num_nodes = {ntype: sum(chunks) for ntype, chunks in meta.counts("num_nodes", ntypes).items()}
-    edge_chunks = meta.counts("num_edges", [*canonical])
+    num_nodes, num_edges = meta.counts("num_nodes", ntypes), meta.counts("num_edges", [*canonical])
     edge_files = meta.section("edges", [*canonical])
     edges = {}
     for number, (key, etype) in enumerate(canonical.items()):
         ends = num_nodes[etype[0]], num_nodes[etype[2]]
-        edges[etype] = meta.edges(key, edge_files.get(key), ends, edge_chunks[key], how.scratch / f"edges-{number}")
-    num_edges = {key: edges[etype].num_edges for key, etype in canonical.items()}
+        edges[etype] = meta.edges(key, edge_files.get(key), ends, num_edges[key], how.scratch / f"edges-{number}")
     node_data = meta.columns("node_data", num_nodes, how)
     edge_data = meta.columns("edge_data", num_edges, how)
     return GraphSource(num_nodes, edges, node_data, {canonical[key]: edge_data[key] for key in canonical}, name)
@@ -74,7 +71,6 @@ class _Metadata:
 
     path: Path
     content: Mapping[str, Any]
-    allow_outside: bool
 
     def error(self, what: str) -> PartitionError:
         return PartitionError(f"{self.path}: {what}. Correct this file, or the files that it names.")
@@ -87,25 +83,22 @@ class _Metadata:
             raise self.error(f"{key} has {_short(names)}; expected at least one name, and none twice")
         return names
 
-    def counts(self, key: str, names: Sequence[str]) -> dict[str, list[int]]:
-        """By type the numbers of nodes or edges in its chunks; if only the sum is known, this one number."""
-        per_chunk = self.content.get(f"{key}_per_chunk")
-        per_type = self.content.get(f"{key}_per_type")
+    def counts(self, key: str, names: Sequence[str]) -> dict[str, int]:
+        """The number of nodes or edges of each type, from the numbers in its chunks, or of the type."""
+        per_chunk, per_type = self.content.get(f"{key}_per_chunk"), self.content.get(f"{key}_per_type")
         if per_chunk is None and per_type is None:
             raise self.error(f"there is neither {key}_per_chunk nor {key}_per_type; expected one of them")
         for which, found in ((f"{key}_per_chunk", per_chunk), (f"{key}_per_type", per_type)):
             if found is not None and (not isinstance(found, list) or len(found) != len(names)):
                 raise self.error(f"{which} is {_short(found)}; expected an entry for each of {', '.join(names)}")
-        chunks = per_chunk if per_chunk is not None else [[count] for count in per_type or []]
+        chunks = [[count] for count in per_type or []] if per_chunk is None else per_chunk
         for name, found in zip(names, chunks, strict=True):
             if not isinstance(found, list) or not all(type(count) is int and count >= 0 for count in found):
                 raise self.error(f"the counts of '{name}' under {key} are {_short(found)}; expected numbers from 0 on")
-        if per_type is not None and [sum(found) for found in chunks] != per_type:
-            raise self.error(
-                f"{key}_per_type is {_short(per_type)}; expected {[sum(found) for found in chunks]}, the sums of "
-                f"{key}_per_chunk"
-            )
-        return dict(zip(names, chunks, strict=True))
+        counts = [sum(found) for found in chunks]
+        if per_type not in (None, counts):
+            raise self.error(f"{key}_per_type is {_short(per_type)}; expected {counts}, the sums of {key}_per_chunk")
+        return dict(zip(names, counts, strict=True))
 
     def section(self, key: str, names: Sequence[str]) -> Mapping[str, Any]:
         """The object under a key, whose own keys are types; empty if it is absent."""
@@ -117,23 +110,17 @@ class _Metadata:
             raise self.error(f"{key} has the types {', '.join(unknown)}; expected some of {', '.join(names)}")
         return found
 
-    def edges(self, name: str, spec: Any, num_nodes: tuple[int, int], chunks: Sequence[int], copy: Path) -> EdgeSource:
+    def edges(self, name: str, spec: Any, num_nodes: tuple[int, int], count: int, copy: Path) -> EdgeSource:
         """The edges of one type, as many as the counts say."""
         source = self._source(f"edges of '{name}'", spec or {"format": {"name": "csv"}, "data": []})
-        if not source.files and not sum(chunks):
-            return ArrayEdges(np.empty(0, np.int64), np.empty(0, np.int64))
+        if not source.files and count:
+            raise self.error(f"there are no files for the {count} edges of '{name}'")
         if not source.files:
-            raise self.error(f"there are no files for the {sum(chunks)} edges of '{name}'")
-        edges, counts = open_edges(source, num_nodes, copy, ambiguous_are_pairs=True)
-        if len(counts) == len(chunks):
-            for file, found, expected in zip(source.files, counts, chunks, strict=False):
-                if found != expected:
-                    raise self.error(f"{file} has {found} edges; expected {expected} as the counts of '{name}' say")
-        if sum(counts) != sum(chunks):
-            raise self.error(
-                f"the files of '{name}', {source.shown}, have {sum(counts)} edges; expected {sum(chunks)} as its "
-                "counts say"
-            )
+            return ArrayEdges(np.empty(0, np.int64), np.empty(0, np.int64))
+        edges = open_edges(source, num_nodes, copy, ambiguous_are_pairs=True)
+        if edges.num_edges != count:
+            found = f"the files of '{name}', {source.shown}, have {edges.num_edges} edges"
+            raise self.error(f"{found}; expected {count} as its counts say")
         return edges
 
     def columns(self, key: str, rows: Mapping[str, int], how: Reading) -> dict[str, dict[str, Column]]:
@@ -147,7 +134,7 @@ class _Metadata:
                 source = self._source(f"{key} of '{name}/{field}'", spec, (ALL_COLUMNS,))
                 if not source.files:
                     raise self.error(f"there are no files for {key} of '{name}/{field}'")
-                found[name][field] = open_column(source, f"{name}/{field}", rows[name], how)[0]
+                found[name][field] = open_column(source, f"{name}/{field}", rows[name], how)
         return found
 
     def _source(self, what: str, spec: Any, columns: Selected = None) -> InputFiles:
@@ -163,11 +150,10 @@ class _Metadata:
         if columns is None and name == "parquet":
             columns = 0, 1  # as DGL, by their place
         files = [self.path.parent / file for file in data]
-        for file in [] if self.allow_outside else files:
-            trusted = " or, if you trust the directory, pass allow_outside=True (--allow-outside)"
-            check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent), trusted)
-        text = TextFormat(delimiter or None, numbers_are_rows=True)
-        return InputFiles(find_files(files)[0] if files else [], _FORMATS[name], columns, text)
+        for file in files:
+            check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent))
+        text = TextFormat(delimiter or None, header=False)
+        return InputFiles(find_files(files) if files else [], _FORMATS[name], columns, text)
 
 
 def _short(found: Any) -> str:

@@ -155,7 +155,7 @@ class _Relation:
                 for field, file in files.items():
                     file.append(records[field])
             src, dst, *features = (file.array() for file in files.values())
-        return ArrayEdges(src, dst, self.num_nodes), dict(zip(self.columns, features, strict=True))
+        return ArrayEdges(src, dst), dict(zip(self.columns, features, strict=True))
 
     @property
     def record(self) -> np.dtype[Any]:

@@ -1,13 +1,15 @@
 """Graphs of data sets by name, which are read into memory."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 
 from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
 from sar.common_tuples import SPLIT, StrPath
 from sar.errors import ConfigError
-from sar.partition.graph_source import GraphSource
+from sar.partition.graph_source import ONLY_TYPE, GraphSource
+from sar.partition.ingest.objects import from_object
 
 
 def load_dataset(name: str, folder: StrPath | None = None) -> GraphSource:
@@ -20,7 +22,7 @@ def load_dataset(name: str, folder: StrPath | None = None) -> GraphSource:
     if key not in DGL_DATASETS:
         raise ConfigError(f"unknown data set '{name}'; expected one of {', '.join(sorted(DGL_DATASETS))}.")
     try:
-        arrays = load_dgl_dataset(key, None if folder is None else str(folder))
+        graph = from_object(load_dgl_dataset(key, None if folder is None else str(folder)))
     except ImportError as error:
         raise ConfigError(f"data set '{name}' needs dgl.data, which does not import: {error}") from error
     except ConfigError as error:
@@ -30,6 +32,7 @@ def load_dataset(name: str, folder: StrPath | None = None) -> GraphSource:
             f"data set '{name}' could not be loaded through dgl.data: {error}. Without a network, copy the files that "
             "the package downloads into its folder."
         ) from error
-    src, dst, num_nodes = (arrays.pop(key) for key in ("src", "dst", "num_nodes"))
-    fields = {key: values.astype(np.bool_) if key in SPLIT else values for key, values in arrays.items()}
-    return GraphSource.homogeneous(src, dst, int(num_nodes), fields)
+    (fields,) = graph.node_data.values()
+    kept = {name: fields[name] for name in ("feat", "label") if name in fields}
+    masks = {name: fields[name][:].astype(np.bool_) for name in SPLIT if name in fields}
+    return replace(graph, node_data={ONLY_TYPE[0]: kept | masks}, edge_data={})

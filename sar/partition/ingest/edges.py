@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow
@@ -10,55 +11,48 @@ import pyarrow
 from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, find_outside, index_dtype, parts_of_slice
-from sar.partition.ingest.arrow import NotNumbersError, read_table
+from sar.partition.ingest.parquet import NotNumbersError
 from sar.partition.ingest.sources import ADVICE, InputFiles
+from sar.partition.ingest.tables import read_table
 
 _ANY = int(np.iinfo(np.int64).max)
 
 
+class NpyFile(NamedTuple):
+    """The edges of a file, or of two files with sources and destinations."""
+
+    shown: str  # for errors
+    columns: Sequence[Column]  # sources and destinations, (n,) each, or one column of both, (n, 2)
+
+    @property
+    def num_edges(self) -> int:
+        return self.columns[0].shape[0]
+
+    def read(self, rows: slice) -> Array:  # (2, n) int64
+        found = [column[rows] for column in self.columns]
+        return np.asarray(found if len(found) == 2 else found[0].T, np.int64, order="C")
+
+
 @dataclass(frozen=True)
-class FileEdges(EdgeSource):
+class NpyEdges(EdgeSource):
     """Edges of `.npy` files, one after the other."""
 
-    parts: Sequence[tuple[str, EdgeSource]]  # the edges of each file, with its name for errors
+    files: Sequence[NpyFile]
     advice: str = ADVICE
 
     @property
     def num_edges(self) -> int:
-        return sum(self.lengths)
-
-    @property
-    def lengths(self) -> list[int]:
-        """The edges of each file."""
-        return [edges.num_edges for _, edges in self.parts]
+        return sum(file.num_edges for file in self.files)
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        slices = parts_of_slice(self.lengths, start, stop)
-        pieces = [self.parts[part][1].read(first, last) for part, first, last in slices]
-        if len(pieces) == 1:
-            return pieces[0]
-        none = np.empty(0, np.int64)
-        src, dst = (np.concatenate([none, *(piece[end] for piece in pieces)]) for end in (0, 1))
+        slices = parts_of_slice([file.num_edges for file in self.files], start, stop)
+        pieces = [self.files[number].read(slice(first, last)) for number, first, last in slices]
+        src, dst = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((2, 0), np.int64), *pieces], axis=1)
         return src, dst
 
     def describe(self, row: int, problem: str) -> str:
-        [(part, first, _)] = parts_of_slice(self.lengths, row, row + 1)
-        return f"{self.parts[part][0]}, row {first} (from 0): {problem}{self.advice}"
-
-
-@dataclass(frozen=True)
-class PairEdges(EdgeSource):
-    """Edges as rows (source, destination): pairs, (E_r, 2) integers."""
-
-    pairs: Column
-
-    @property
-    def num_edges(self) -> int:
-        return self.pairs.shape[0]
-
-    def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        pairs = self.pairs[start:stop]
-        return np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
+        [(number, first, _)] = parts_of_slice([file.num_edges for file in self.files], row, row + 1)
+        return f"{self.files[number].shown}, row {first} (from 0): {problem}{self.advice}"
 
 
 def open_edges(
@@ -68,8 +62,8 @@ def open_edges(
     *,
     advice: str = ADVICE,
     ambiguous_are_pairs: bool = False,
-) -> tuple[EdgeSource, list[int]]:
-    """Find the edges of one type, and how many each file, or pair of files, has.
+) -> EdgeSource:
+    """Find the edges of one type.
 
     Text and Parquet are parsed now, into raw files that begin with `copy`, of 32 bits if all IDs are known to fit.
     `advice` ends errors about an ID that is no node; with `ambiguous_are_pairs`, `.npy` arrays of (2, 2) alone are two
@@ -77,38 +71,35 @@ def open_edges(
     integer, negative or, if the number of nodes is known, too large; `ConfigError` if the format does not fit.
     """
     if source.format not in ("text", "parquet"):
-        edges = FileEdges(_npy_edges(source, ambiguous_are_pairs), advice)
-        return edges, edges.lengths
+        return NpyEdges(_npy_files(source, ambiguous_are_pairs), advice)
     limits = (_ANY if num_nodes[0] is None else num_nodes[0], _ANY if num_nodes[1] is None else num_nodes[1])
-    dtype, counts = index_dtype(max(limits) - 1), [0] * len(source.files)
+    dtype = index_dtype(max(limits) - 1)
     with ArrayFile(Path(f"{copy}.src"), dtype) as src, ArrayFile(Path(f"{copy}.dst"), dtype) as dst:
         try:
-            for number, batch in read_table(source, "edges", "nodes"):
+            for batch in read_table(source, "edges", "nodes"):
                 sources, destinations = (ids.astype(np.int64, copy=False) for ids in batch.columns)
                 if (found := find_outside(sources, destinations, limits)) is not None:
                     row, problem = found
                     raise PartitionError(f"{batch.where(row)}: {problem}{advice}")
                 src.append(sources)
                 dst.append(destinations)
-                counts[number] += len(sources)
         except NotNumbersError as error:
             raise PartitionError(f"{error}{advice}") from error
-    return ArrayEdges(src.array(), dst.array(), limits), counts
+    return ArrayEdges(src.array(), dst.array())
 
 
-def read_edge_ids(source: InputFiles) -> Iterator[tuple[int, Sequence[pyarrow.Array]]]:
-    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each, with the number of the file."""
+def read_edge_ids(source: InputFiles) -> Iterator[Sequence[pyarrow.Array]]:
+    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each."""
     if source.format in ("text", "parquet"):
-        yield from ((number, batch.columns) for number, batch in read_table(source, "edges", "ids"))
+        yield from (batch.columns for batch in read_table(source, "edges", "ids"))
         return
     unsigned = any(open_npy(file)[0].dtype == np.uint64 for file in source.files)
-    for number, (_, edges) in enumerate(_npy_edges(source)):
-        for ends in edges.chunks():
-            yield number, [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
+    for ends in NpyEdges(_npy_files(source)).chunks():
+        yield [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
 
 
-def _npy_edges(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:
-    """Edges of arrays of (E, 2) or (2, E), or of two of (E,), sources and destinations, with the names of their files.
+def _npy_files(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[NpyFile]:
+    """Edges of arrays of (E, 2) or (2, E), or of two of (E,), sources and destinations.
 
     Those of (2, 2) are read as the other files, without these as pairs if `ambiguous_are_pairs`. `PartitionError` if
     they hold no integers or have other shapes, `ConfigError` if the format is another.
@@ -135,17 +126,17 @@ def _npy_edges(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[tu
         what = "both (E, 2) and (2, E)" if layouts else "only (2, 2), which may be either of (E, 2) and (2, E)"
         raise PartitionError(f"{files[0]} and its like have {what}; expected one of these. Save them all as (E, 2).")
     are_pairs = layouts == {True}
-    edges: list[tuple[str, EdgeSource]] = []
+    edges: list[NpyFile] = []
     for file, (array, transposed) in zip(files, arrays, strict=True):
-        if transposed is not are_pairs:  # in the file, one pair follows the other
-            edges.append((str(file), PairEdges(array)))
-        else:
+        columns = [array]
+        if transposed is are_pairs:  # in the file, all destinations follow all sources
             src = StoredArray(array.path, array.offset, array.shape[1:], array.stored)
-            edges.append((str(file), ArrayEdges(src, replace(src, offset=array.offset + array.row_bytes))))
+            columns = [src, replace(src, offset=array.offset + array.row_bytes)]
+        edges.append(NpyFile(str(file), columns))
     return edges
 
 
-def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> tuple[str, EdgeSource]:
+def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> NpyFile:
     """The edges of two files, with their names: those with `src` and `dst` in them tell which has the sources, else
     the first one has them."""
     if len(files) != 2:
@@ -161,4 +152,4 @@ def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> tuple[str
             f"{files[0]} has {arrays[0].shape[0]} rows and {files[1]} {arrays[1].shape[0]}; expected as many sources "
             "as destinations. One of them may be truncated."
         )
-    return f"{files[source]} with {files[destination].name}", ArrayEdges(arrays[source], arrays[destination])
+    return NpyFile(f"{files[source]} with {files[destination].name}", [arrays[source], arrays[destination]])

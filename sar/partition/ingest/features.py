@@ -3,21 +3,24 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow
 import pyarrow.compute as compute
 
-from sar.common_tuples import GIVEN_ID, SPLIT
+from sar.common_tuples import GIVEN_ID, SPLIT, CanonicalEtype
 from sar.data.arrays import Array, ArrayFile, StoredArray, open_npy
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import Column, JoinedColumn
-from sar.partition.ingest.arrow import Kind, NotNumbersError, open_table, read_ids, read_table
+from sar.partition.ingest.parquet import Batch, Kind, NotNumbersError
 from sar.partition.ingest.sources import ALL_COLUMNS, Files, InputFiles, Reading, TextFormat
+from sar.partition.ingest.tables import read_ids, read_table, select
+
+T = TypeVar("T", str, CanonicalEtype)
 
 LABEL = "label"
 _NEVER_NAN = (LABEL, *SPLIT)
@@ -70,6 +73,20 @@ def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Co
     return ColumnView(column, column.shape, checked)
 
 
+def fields_without_nan(
+    data: Mapping[T, Mapping[str, Column]], where: str = "", *, allow_nan: bool = False
+) -> dict[T, dict[str, Column]]:
+    """The fields of all types, with `without_nan`; `where` begins errors."""
+    checked: dict[T, dict[str, Column]] = {}
+    for kind, fields in data.items():
+        type_name = kind if isinstance(kind, str) else ":".join(kind)
+        checked[kind] = {
+            name: without_nan(column, name, f"{where}field '{type_name}/{name}'", allow_nan=allow_nan)
+            for name, column in fields.items()
+        }
+    return checked
+
+
 def features_by_type(
     features: Mapping[str, Files], types: Sequence[str], text: TextFormat
 ) -> dict[str, dict[str, InputFiles]]:
@@ -87,9 +104,7 @@ def features_by_type(
                 f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(types)}"
                 f"{' (or NAME alone)' if len(types) == 1 else ''}."
             )
-        source = found[kind][name] = InputFiles.select(files, text)
-        if source.format != "npy":  # a wrong column is found before other files are read for minutes
-            open_table(source, "ids" if name == GIVEN_ID else "feature")
+        found[kind][name] = select(files, text, "ids" if name == GIVEN_ID else "feature")
     return found
 
 
@@ -99,30 +114,20 @@ def open_features(
     """The features of one type, by name.
 
     `rows` are its nodes or edges; None: as many as the first feature has. `beside` are the files to whose rows those of
-    features belong, by default the first of these. Raises the errors of `open_column` and `InputFiles.in_order_of`,
-    and `PartitionError` if files are divided otherwise.
+    features belong, by default the first of these. Raises the errors of `open_column` and `InputFiles.check_order`.
     """
     found: dict[str, Column] = {}
-    for name, given in sources.items():
-        source = given if beside is None else given.in_order_of(beside)
-        column, counts = open_column(source, f"{kind}/{name}", rows, how)
-        source = replace(source, rows=counts)
+    for name, source in sources.items():
         if beside is None or len(beside.files) == 1:
             beside = source
-        if len(counts) == len(beside.rows) and counts != beside.rows:
-            number = next(i for i, count in enumerate(counts) if count != beside.rows[i])
-            raise PartitionError(
-                f"{source.files[number]} has {counts[number]} rows; expected {beside.rows[number]}, as "
-                f"{beside.files[number]} has, to whose rows they belong. Divide both alike, or join the files."
-            )
-        found[name], rows = column, column.shape[0]
+        source.check_order(beside)
+        found[name] = open_column(source, f"{kind}/{name}", rows, how)
+        rows = found[name].shape[0]
     return found
 
 
-def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) -> tuple[Column, list[int]]:
-    """Find the feature with the key `type/name`, and how many rows each file has.
-
-    Text and Parquet are parsed now, into raw files.
+def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) -> Column:
+    """Find the feature with the key `type/name`. Text and Parquet are parsed now, into raw files.
 
     `rows` is the number expected; None: any. `PartitionError` if a file is missing or damaged, the files do not fit
     together or have another number of rows; `ConfigError` if one has nothing of the name asked for.
@@ -131,7 +136,7 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
     column: Column
     if source.format != "npy":
         try:
-            column, counts = _copied(source, name, how.scratch / quote(key, safe=""))
+            column = _copied(source, name, how.scratch / quote(key, safe=""))
         except PartitionError as error:
             if name == LABEL and re.search("value ''|has no value", str(error)):
                 raise PartitionError(f"{error} Write -1 for nodes without a label.") from error
@@ -139,11 +144,11 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
         column = without_nan(column, name, source.shown, allow_nan=how.allow_nan)
     else:
         opened = [_open_array(file) for file in source.files]
-        counts = [part.shape[0] for part in opened]
+        are_empty = not any(part.shape[0] for part in opened)
         parts = [
             (file, without_nan(part, name, str(file), allow_nan=how.allow_nan))
             for file, part in zip(source.files, opened, strict=True)
-            if part.shape[0] or not any(counts)  # those without rows have no say in the type
+            if part.shape[0] or are_empty  # those without rows have no say in the type
         ]
         first_file, column = parts[0]
         for file, part in parts:
@@ -153,17 +158,18 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
                     f"{column.dtype} as in {first_file}, as both belong to '{key}'. Write them alike."
                 )
         column = column if len(parts) == 1 else JoinedColumn([part for _, part in parts])
-    if rows is not None and sum(counts) != rows:
+    num_rows = column.shape[0]
+    if rows is not None and num_rows != rows:
         hint = ""
         if name in SPLIT:
             hint = f" A list of the IDs of nodes is named with --{name.partition('_')[0]}-nodes FILE."
-        elif source.format == "text" and abs(sum(counts) - rows) == 1:
+        elif source.format == "text" and abs(num_rows - rows) == 1:
             hint = " Whether its first line is a row, or names columns, is told with --header or --no-header."
         raise PartitionError(
-            f"{source.shown} has {sum(counts)} rows; expected {rows}, as many as there are nodes or edges of the type "
+            f"{source.shown} has {num_rows} rows; expected {rows}, as many as there are nodes or edges of the type "
             f"that '{key}' belongs to. Correct the file, or the number of nodes.{hint}"
         )
-    return column, counts
+    return column
 
 
 def _open_array(file: Path) -> Column:
@@ -177,8 +183,8 @@ def _open_array(file: Path) -> Column:
     return mapped
 
 
-def _copied(source: InputFiles, name: str, copy: Path) -> tuple[StoredArray, list[int]]:
-    """A copy of a table, of the first of several types that holds the values of all files, and the rows of each."""
+def _copied(source: InputFiles, name: str, copy: Path) -> StoredArray:
+    """A copy of a table, of the first of several types that holds the values of all files."""
     errors: dict[str, NotNumbersError] = {}
     for kind, dtype in _TYPES if source.format == "text" else _TYPES[:1]:
         try:
@@ -194,18 +200,15 @@ def _copied(source: InputFiles, name: str, copy: Path) -> tuple[StoredArray, lis
     raise errors.get("fractions", errors["integers"])
 
 
-def _copied_as(
-    kind: Kind, dtype: type[np.float32] | None, source: InputFiles, copy: Path
-) -> tuple[StoredArray, list[int]]:
+def _copied_as(kind: Kind, dtype: type[np.float32] | None, source: InputFiles, copy: Path) -> StoredArray:
     """A copy of a dtype; None: of that of the values. `NotNumbersError` if a value is of another kind."""
-    counts, form = [0] * len(source.files), (np.dtype(np.float32), tuple[int, ...]())
+    form = np.dtype(np.float32), tuple[int, ...]()
     with ExitStack() as stack:
         out: ArrayFile | None = None
-        for number, batch in read_table(source, "feature", kind):
-            path = source.files[number]
-            rows = _as_rows(path, batch.columns)
+        for batch in read_table(source, "feature", kind):
+            rows = _as_rows(batch)
             if dtype is np.float32 and (np.isfinite(rows) & (np.abs(rows) >= _EXACT_FLOAT32)).any():
-                raise NotNumbersError(f"{path} has numbers that float32 does not tell apart.")
+                raise NotNumbersError(f"{source.shown} has numbers that float32 does not tell apart.")
             found = np.dtype(dtype or rows.dtype), rows.shape[1:]
             if out is None:
                 form = found  # also of a file without rows, unless others have some
@@ -213,34 +216,35 @@ def _copied_as(
                 out = out or stack.enter_context(ArrayFile(copy, *form))
                 if found != form:
                     raise PartitionError(
-                        f"{path} has rows of shape {found[1]} and {found[0]} from row {counts[number]} (from 0) on; "
-                        f"expected {form[1]} and {form[0]}, as before. Write them alike."
+                        f"{batch.where(0)}: rows have shape {found[1]} and {found[0]} from here on; expected {form[1]} "
+                        f"and {form[0]}, as before. Write them alike."
                     )
                 out.append(rows)
-                counts[number] += len(rows)
         out = out or stack.enter_context(ArrayFile(copy, *form))
-    return out.array(), counts
+    return out.array()
 
 
-def _as_rows(path: Path, columns: Sequence[Array]) -> Array:
+def _as_rows(batch: Batch) -> Array:
     """One column as it is, several as (n, C) of a type that holds the values of all."""
+    columns = batch.columns
     if len(columns) == 1:
-        return columns[0]
+        values: Array = columns[0]
+        return values
     dtypes = {column.dtype for column in columns}
     dtype = np.result_type(*dtypes)
     for column in columns if len(dtypes) > 1 and dtype.kind == "f" else ():
         if column.dtype.kind in "iu" and ((column > 2**53) | (column < -(2**53))).any():
             raise PartitionError(
-                f"{path} has integers beyond 2**53 beside columns of other types ({', '.join(map(str, dtypes))}), with "
-                "which they would change. Make them a feature of their own."
+                f"{batch.where(0)} and following: integers beyond 2**53 would change beside columns of other types "
+                f"({', '.join(map(str, dtypes))}). Make them a feature of their own."
             )
     return np.stack([column.astype(dtype, copy=False) for column in columns], axis=1)
 
 
-def _classes(source: InputFiles, name: str, copy: Path) -> tuple[StoredArray, list[int]]:
+def _classes(source: InputFiles, name: str, copy: Path) -> StoredArray:
     """A copy with integers for class names, which are numbered in alphabetical order."""
     distinct: set[str] = set()
-    for _, column in read_ids(source):
+    for column in read_ids(source):
         distinct.update(map(str, column.unique().to_pylist()))
         if len(distinct) > _MOST_CLASSES or sum(map(len, distinct)) > _MOST_CLASSES * _LONGEST_CLASS:
             raise PartitionError(
@@ -257,9 +261,7 @@ def _classes(source: InputFiles, name: str, copy: Path) -> tuple[StoredArray, li
     number_of = pyarrow.array(names, pyarrow.string())
     shown = ", ".join(f"{i} {one}" for i, one in enumerate(names[:20]))
     source.text.note(f"'{name}': {len(names)} class names were numbered: {shown}{', ...' * (len(names) > 20)}.")
-    counts = [0] * len(source.files)
     with ArrayFile(copy, np.dtype(np.int64)) as out:
-        for number, column in read_ids(source):
+        for column in read_ids(source):
             out.append(compute.index_in(column, number_of).fill_null(-1).to_numpy())
-            counts[number] += len(column)
-    return out.array(), counts
+    return out.array()

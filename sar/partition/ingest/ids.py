@@ -21,10 +21,10 @@ import pyarrow.compute as compute
 from sar.common_tuples import CanonicalEtype
 from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import PartitionError
-from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
-from sar.partition.ingest.arrow import as_bytes, read_ids
+from sar.partition.graph_source import ArrayEdges, Column, index_dtype
 from sar.partition.ingest.edges import read_edge_ids
 from sar.partition.ingest.sources import InputFiles
+from sar.partition.ingest.tables import as_bytes, read_ids
 from sar.tensors.splitmix import STEP
 
 _BITS = 8  # of a hash that decide about the file
@@ -38,9 +38,8 @@ class MappedIds(NamedTuple):
     """Nodes by their numbers."""
 
     num_nodes: dict[str, int]
-    edges: dict[CanonicalEtype, EdgeSource]
+    edges: dict[CanonicalEtype, ArrayEdges]
     ids: dict[str, Column]  # by node type, as `GIVEN_ID`
-    counts: dict[CanonicalEtype, list[int]]  # of edges in each file
 
 
 class _NotIntegersError(Exception):
@@ -74,10 +73,8 @@ def _mapped(
         ntype: _Numbering(ntype, kind, tables.get(ntype), folder / str(number), scratch / f"ids-{number}")
         for number, (ntype, kind) in enumerate(types.items())
     }
-    in_files = {etype: [0] * len(source.files) for etype, source in edges.items()}
     for etype, source in edges.items():
-        for file_number, chunks in read_edge_ids(source):
-            in_files[etype][file_number] += len(chunks[0])
+        for chunks in read_edge_ids(source):
             for chunk, ntype, end in zip(chunks, etype[::2], _ENDS, strict=True):
                 numberings[ntype].send(chunk, (etype, end))
     counts = {ntype: numbering.number() for ntype, numbering in numberings.items()}
@@ -90,11 +87,8 @@ def _mapped(
         for numbering in numberings.values():
             for destination, numbers in numbering.numbers():
                 out[destination].append(numbers)
-        mapped: dict[CanonicalEtype, EdgeSource] = {}
-        for etype in edges:
-            src, dst = (out[etype, end].array() for end in _ENDS)
-            mapped[etype] = ArrayEdges(src, dst, (counts[etype[0]], counts[etype[2]]))
-    return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in numberings.items()}, in_files)
+        mapped = {etype: ArrayEdges(*(out[etype, end].array() for end in _ENDS)) for etype in edges}
+    return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in numberings.items()})
 
 
 class _Numbering:
@@ -114,7 +108,7 @@ class _Numbering:
         # Of chunks: destination, rows, and how many IDs each file got. Those of the table come first.
         self._sent: list[tuple[_Destination | None, int, Array]] = []
         folder.mkdir()
-        for _, chunk in read_ids(table) if table is not None else ():
+        for chunk in read_ids(table) if table is not None else ():
             self.send(chunk, None)
 
     def send(self, chunk: pyarrow.Array, destination: _Destination | None) -> None:
@@ -173,7 +167,7 @@ class _Numbering:
         rows = self._rows_of(np.concatenate([np.empty(0, np.int64), *in_table]))
         for destination, numbers in sent:
             yield destination, rows[numbers]
-        self._store(chunk for _, chunk in read_ids(self._table))
+        self._store(read_ids(self._table))
 
     def _numbers_sent(self) -> Iterator[tuple[_Destination | None, Array]]:
         read = np.zeros(1 << _BITS, np.int64)  # of each file; all open at once are too many for some systems

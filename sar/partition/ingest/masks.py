@@ -11,9 +11,9 @@ from sar.common_tuples import SPLIT
 from sar.data.arrays import Array
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, first_outside
-from sar.partition.ingest.arrow import as_bytes, read_ids
 from sar.partition.ingest.features import LABEL, ColumnView, without_nan
 from sar.partition.ingest.sources import InputFiles
+from sar.partition.ingest.tables import as_bytes, read_ids
 from sar.tensors.ids import pieces
 
 
@@ -84,7 +84,7 @@ def mask_of_files(mask: str, source: InputFiles, num_nodes: int, given: Column |
     no node's, or is there twice.
     """
     found, count = [pyarrow.array([], pyarrow.string())], 0
-    for _, column in read_ids(source):
+    for column in read_ids(source):
         found.append(column.cast(pyarrow.string()))
         count += len(column)
         if count > 2 * num_nodes:  # no list of nodes, and perhaps without end

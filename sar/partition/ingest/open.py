@@ -3,34 +3,25 @@ numbers of nodes are put together.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from sar.common_tuples import GIVEN_ID, SPLIT, CanonicalEtype, StrPath
-from sar.data.arrays import Array, StoredArray, as_column
+from sar.data.arrays import BFLOAT16, Array
 from sar.data.graph_files import open_graph_file
 from sar.data.partition_json import parse_edge_type
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, Column, EdgeSource, GraphSource, Progress
-from sar.partition.ingest.arrow import TextTable, open_table
-from sar.partition.ingest.chunked import METADATA, open_chunked
+from sar.partition.ingest.chunked import open_chunked
 from sar.partition.ingest.edges import open_edges
-from sar.partition.ingest.features import features_by_type, open_features, without_nan
+from sar.partition.ingest.features import features_by_type, fields_without_nan, open_features
 from sar.partition.ingest.ids import map_ids
 from sar.partition.ingest.masks import check_splits, mask_of_files, with_masks
-from sar.partition.ingest.sources import (
-    ADVICE,
-    FORMATS,
-    Files,
-    InputFiles,
-    Reading,
-    TextFormat,
-    find_files,
-    format_of,
-)
+from sar.partition.ingest.sources import ADVICE, FORMATS, Files, InputFiles, Reading, TextFormat
+from sar.partition.ingest.tables import open_table, select
+from sar.partition.ingest.text import TextTable
 
 T = TypeVar("T", str, CanonicalEtype)
 
@@ -47,7 +38,6 @@ def open_graph(
     header: bool | None = None,
     columns: tuple[str | int, str | int] | None = None,
     allow_nan: bool = False,
-    allow_outside: bool = False,
     ids: Literal["map"] | None = None,
     train_nodes: Files | Mapping[str, Files] | None = None,
     val_nodes: Files | Mapping[str, Files] | None = None,
@@ -84,7 +74,6 @@ def open_graph(
         columns: of sources and destinations in text and Parquet files, by name or number from 0; None: told by names
             such as `src` and `dst`, or the only two, if they have no names.
         allow_nan: take NaN in features; never in labels and masks. Features are checked while they are read.
-        allow_outside: whether a `metadata.json` may name files outside of its directory, also by links.
         ids: `map` for edge lists whose IDs are strings, or integers with gaps: the nodes that they name are numbered,
             and their IDs kept as the node field `id`: (N,) int64, or strings in UTF-8, (N, L) uint8 with zeros at the
             end. A node feature `id` (or `ntype/id`) names the IDs of a table: then node i is that of row i, there may
@@ -108,18 +97,17 @@ def open_graph(
     how = Reading(Path(tempfile.mkdtemp(prefix="input-", dir=scratch)), text, allow_nan)
     node_features, edge_features = node_features or {}, edge_features or {}
 
-    def listed(files: Files) -> InputFiles:
-        source = InputFiles.select(files, text)
-        if source.format != "npy":
-            open_table(source, "ids")  # a wrong column is found before other files are read for minutes
-        return source
-
     lists: list[tuple[str, InputFiles | dict[str, InputFiles]]] = [
-        (mask, {ntype: listed(one) for ntype, one in of.items()} if isinstance(of, Mapping) else listed(of))
+        (mask, {ntype: select(one, text, "ids") for ntype, one in of.items()} if isinstance(of, Mapping)
+         else select(of, text, "ids"))
         for mask, of in zip(SPLIT, (train_nodes, val_nodes, test_nodes), strict=True) if of is not None
     ]  # fmt: skip
-    files_of: dict[CanonicalEtype, InputFiles] = {}
-    if not isinstance(path, Mapping) and (whole := _whole_file(path, format)) is not None:
+    named = (
+        {_edge_type(name): files for name, files in path.items()} if isinstance(path, Mapping) else {ONLY_TYPE: path}
+    )
+    edges = {etype: InputFiles.find(files, text, format=format, columns=columns) for etype, files in named.items()}
+    whole = None if isinstance(path, Mapping) else edges[ONLY_TYPE]
+    if whole is not None and whole.format in ("dgl", "chunked"):  # which tell types and counts
         tables = [*node_features, *edge_features, *lists]
         unused = [num_nodes, ids, columns, *(() if tables else (delimiter, header))]
         if any(option is not None for option in unused):
@@ -127,21 +115,22 @@ def open_graph(
                 f"'{path}' says itself what is in it; expected no number of nodes, --ids or --columns, and "
                 "--delimiter or --header only for features beside it."
             )
-        graph = _open_whole(*whole, how, allow_outside)
+        if len(whole.files) != 1:
+            raise ConfigError(f"'{path}' names {len(whole.files)} files of the format {whole.format!r}; expected one.")
+        edges = {}
+        graph = open_chunked(whole.files[0], how) if whole.format == "chunked" else _open_dgl(whole.files[0], how)
         of_nodes = features_by_type(node_features, [*graph.num_nodes], text)
         fields = {ntype: open_features(ntype, of_nodes[ntype], count, how) for ntype, count in graph.num_nodes.items()}
         graph = replace(graph, node_data=_joined(graph.node_data, fields))
     else:
-        edges = {}
-        for name, files in (path if isinstance(path, Mapping) else {":".join(ONLY_TYPE): path}).items():
-            source = edges[_edge_type(name)] = InputFiles.find(files, text, format=format, columns=columns)
+        for source in edges.values():
             if source.format in ("text", "parquet"):
                 open_table(source, "edges")
         of_nodes = features_by_type(node_features, [*dict.fromkeys(end for etype in edges for end in etype[::2])], text)
         if ids is None:
-            graph, files_of = _open_edge_lists(edges, num_nodes, of_nodes, how)
+            graph = _open_edge_lists(edges, num_nodes, of_nodes, how)
         elif num_nodes is None:
-            graph, files_of = _open_mapped(edges, of_nodes, how)
+            graph = _open_mapped(edges, of_nodes, how)
         else:
             raise ConfigError(f"the number of nodes (--num-nodes {num_nodes}) and --ids {ids} exclude each other.")
         for etype, some in graph.edges.items():
@@ -152,7 +141,7 @@ def open_graph(
                 )
     of_edges = features_by_type(edge_features, [":".join(etype) for etype in graph.edges], text)
     edge_fields = {
-        etype: open_features(":".join(etype), of_edges[":".join(etype)], some.num_edges, how, files_of.get(etype))
+        etype: open_features(":".join(etype), of_edges[":".join(etype)], some.num_edges, how, edges.get(etype))
         for etype, some in graph.edges.items()
     }
     graph = replace(graph, edge_data=_joined(graph.edge_data, edge_fields))
@@ -165,42 +154,23 @@ def open_graph(
     return replace(graph, notes=(*graph.notes, *text.notes))
 
 
-def _whole_file(path: Files, format: str | None) -> tuple[Path, str] | None:
-    """The file and its format if that tells types and counts; None if there are edges only."""
-    if isinstance(path, str | PathLike) and (Path(path) / METADATA).is_file():
-        path = Path(path) / METADATA
-    files, _ = find_files(path)
-    format = format_of(files, format)
-    if format not in ("dgl", "chunked"):
-        return None
-    if len(files) != 1:
-        raise ConfigError(f"'{path}' names {len(files)} files of the format {format!r}; expected one.")
-    return files[0], format
-
-
-def _open_whole(file: Path, format: str, how: Reading, allow_outside: bool) -> GraphSource:
-    """The graph of a file in a format that tells types and counts."""
-    if format == "chunked":
-        return open_chunked(file, how, allow_outside=allow_outside)
+def _open_dgl(file: Path, how: Reading) -> GraphSource:
+    """The graph of a file of `dgl.save_graphs`."""
     stored = open_graph_file(file)
     edges = {}
     for of in stored.relations:
         src, dst = of.edges.ends()
         edges[of.etype] = ArrayEdges(src.numpy(), dst.numpy())
-    graph = GraphSource(stored.num_nodes, edges, stored.fields, {of.etype: of.fields for of in stored.relations})
-
-    def without(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
-        columns = {name: as_column(one, name) if isinstance(one, StoredArray) else one for name, one in fields.items()}
-        return {
-            name: without_nan(column, name, f"{file}, field '{kind}/{name}'", allow_nan=how.allow_nan)
-            for name, column in columns.items()
-        }
-
-    return replace(
-        graph,
-        node_data={ntype: without(ntype, fields) for ntype, fields in graph.node_data.items()},
-        edge_data={etype: without(":".join(etype), fields) for etype, fields in graph.edge_data.items()},
-    )
+    for fields in (*stored.fields.values(), *(of.fields for of in stored.relations)):
+        for name, field in fields.items():
+            if field.stored == BFLOAT16:
+                raise PartitionError(
+                    f"the field {name!r} in {file} is bfloat16, which numpy lacks; expected float16 or another."
+                )
+    where = f"{file}, "
+    node_data = fields_without_nan(stored.fields, where, allow_nan=how.allow_nan)
+    edge_data = fields_without_nan({of.etype: of.fields for of in stored.relations}, where, allow_nan=how.allow_nan)
+    return GraphSource(stored.num_nodes, edges, node_data, edge_data)
 
 
 def _open_edge_lists(
@@ -208,8 +178,8 @@ def _open_edge_lists(
     num_nodes: int | Mapping[str, int] | None,
     node_features: Mapping[str, Mapping[str, InputFiles]],
     how: Reading,
-) -> tuple[GraphSource, dict[CanonicalEtype, InputFiles]]:
-    """A graph of edge lists and node features, and the files of its edges.
+) -> GraphSource:
+    """A graph of edge lists and node features.
 
     If a number of nodes is not given, a type has as many as its features have rows, and without features one more
     than the greatest ID, which is found in a first pass over the edges.
@@ -231,22 +201,19 @@ def _open_edge_lists(
     uncertain: dict[str, InputFiles] = {}  # tables whose first line may be a name, and makes a node
     for ntype, columns in fields.items():
         if counts[ntype] is None and columns:
-            sources = [*node_features[ntype].values()]
+            source = next(iter(node_features[ntype].values()))
             counts[ntype] = next(iter(columns.values())).shape[0]
             advice = (
-                f" That there are {counts[ntype]} nodes follows from the rows of {sources[0].shown}, whose first line "
-                f"is a row or names columns: --header, --no-header.{advice}"
+                f" That there are {counts[ntype]} nodes follows from the rows of {source.shown}, whose first line is a "
+                f"row or names columns: --header, --no-header.{advice}"
             )
-            for source in sources:
-                is_open = source.format == "text" and source.text.header is None
-                if is_open and not TextTable(source.files[0], source.text).has_names:
-                    uncertain[ntype] = source
+            is_open = source.format == "text" and source.text.header is None
+            if is_open and not TextTable(source.files[0], source.text).has_names:
+                uncertain[ntype] = source
     opened: dict[CanonicalEtype, EdgeSource] = {}
-    files_of: dict[CanonicalEtype, InputFiles] = {}
     for number, (etype, source) in enumerate(edges.items()):
         limits, copy = (counts[etype[0]], counts[etype[2]]), how.scratch / f"edges-{number}"
-        opened[etype], in_files = open_edges(source, limits, copy, advice=advice)
-        files_of[etype] = _with_rows(source, in_files)
+        opened[etype] = open_edges(source, limits, copy, advice=advice)
     least = dict.fromkeys(types, 0)
     for etype, some in opened.items():
         to_find = {ntype for ntype in etype[::2] if counts[ntype] is None or ntype in uncertain}
@@ -260,24 +227,15 @@ def _open_edge_lists(
                 f"{least[ntype]}. If its first line names the column, as pandas writes it: --header."
             )
     known = {ntype: least[ntype] if count is None else count for ntype, count in counts.items()}
-    for etype, some in opened.items():
-        if isinstance(some, ArrayEdges):  # a copy, whose IDs are checked, and the greatest has been counted
-            opened[etype] = replace(some, within=(known[etype[0]], known[etype[2]]))
-    return GraphSource(known, opened, fields, {}), files_of
-
-
-def _with_rows(edges: InputFiles, rows: Sequence[int]) -> InputFiles:
-    """The files of edges, and the rows of each; two with sources and destinations count as one."""
-    is_one = edges.format == "npy" and not any(rows[1:])
-    return replace(edges, files=edges.files[:1] if is_one else edges.files, rows=rows)
+    return GraphSource(known, opened, fields, {})
 
 
 def _open_mapped(
     edges: Mapping[CanonicalEtype, InputFiles],
     node_features: Mapping[str, Mapping[str, InputFiles]],
     how: Reading,
-) -> tuple[GraphSource, dict[CanonicalEtype, InputFiles]]:
-    """A graph of edge lists whose nodes are numbered, with features in this order, and the files of its edges."""
+) -> GraphSource:
+    """A graph of edge lists whose nodes are numbered, with features in this order."""
     tables = {ntype: sources[GIVEN_ID] for ntype, sources in node_features.items() if GIVEN_ID in sources}
     for ntype, sources in node_features.items():
         if sources and ntype not in tables:
@@ -291,8 +249,7 @@ def _open_mapped(
         others = {name: source for name, source in node_features[ntype].items() if name != GIVEN_ID}
         fields = open_features(ntype, others, mapped.num_nodes[ntype], how, tables.get(ntype))
         node_data[ntype] = {GIVEN_ID: ids, **fields}
-    files_of = {etype: _with_rows(edges[etype], mapped.counts[etype]) for etype in edges}
-    return GraphSource(mapped.num_nodes, mapped.edges, node_data, {}), files_of
+    return GraphSource(mapped.num_nodes, mapped.edges, node_data, {})
 
 
 def _edge_type(name: str) -> CanonicalEtype:

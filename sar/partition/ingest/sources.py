@@ -32,6 +32,8 @@ COLUMN_FORMATS = "text", "parquet", "npy"
 _STARTS = {b"PAR1": "parquet", b"\x93NUMPY": "npy", GRAPH_FILE_MARK.to_bytes(8, "little"): "dgl"}
 """First bytes of formats, for files whose names do not tell."""
 _SNIFFED_BYTES = 4096
+METADATA = "metadata.json"
+"""The file that stands for a directory in DGL's chunked format."""
 ALL_COLUMNS = "*"
 ADVICE = " IDs that are strings, or have gaps, are numbered with --ids map."
 MATRIX_MARKET = (
@@ -54,7 +56,6 @@ class TextFormat:
 
     delimiter: str | None = None  # None: found out from the first row of each file
     header: bool | None = None  # whether the first line names the columns; None: if none of its fields is a number
-    numbers_are_rows: bool = False  # whether a first line of 0, 1, 2 is certainly no header
     notes: list[str] = field(default_factory=list, compare=False)  # collects remarks for the user
     progress: Progress = field(default=lambda doing, share: None, compare=False)  # called with the share of a file
 
@@ -84,8 +85,6 @@ class InputFiles:
     format: str  # one of `FORMATS`
     columns: Selected = None  # of a table
     text: TextFormat = field(default_factory=TextFormat)
-    in_order: bool = True  # whether the order of the files was given, else it is that of their names
-    rows: Sequence[int] = ()  # of each file, once they are read
 
     @classmethod
     def find(
@@ -103,52 +102,23 @@ class InputFiles:
         """
         if any(isinstance(one, str) and not re.fullmatch(r"[\d-]+|\*", one) for one in columns or ()):
             text = replace(text, header=True)
-        found, in_order = find_files(files, text.note)
-        return cls(found, format_of(found, format, among), columns, text, in_order)
+        found = find_files(files, text.note)
+        return cls(found, format_of(found, format, among), columns, text)
 
-    @classmethod
-    def select(cls, files: Files, text: TextFormat) -> "InputFiles":
-        """Find the files of a feature or a list of nodes, `FILE#COLUMN,COLUMN` if not all columns are to be taken.
+    def check_order(self, other: "InputFiles") -> None:
+        """Raise `ConfigError` unless the files are in the order of others, to whose rows theirs belong.
 
-        The selector stands after the files, or after each one; errors are those of `find`.
+        Names tell it, or the numbers in them. One file has the rows of all others.
         """
-        selectors = set()
-
-        def without_selector(one: StrPath) -> StrPath:
-            file, mark, names = fspath(one).rpartition("#")
-            is_named = bool(mark) and not Path(one).exists()
-            selectors.add(names if is_named else None)
-            return file if is_named else one
-
-        files = without_selector(files) if isinstance(files, str | PathLike) else [*map(without_selector, files)]
-        if len(selectors) > 1:
-            raise ConfigError(f"files of one feature name other columns, {selectors}; expected the same for all.")
-        names = next(iter(selectors), None)
-        columns = None if names is None else names.split(",")
-        source = cls.find(files, text, columns=columns, among=COLUMN_FORMATS)
-        if source.format == "npy" and columns not in (None, [ALL_COLUMNS]):
-            raise ConfigError(f"{source.files[0]} is an array without columns to choose from; save those to take.")
-        return source
-
-    def in_order_of(self, other: "InputFiles") -> "InputFiles":
-        """The files, whose rows belong to those of others, in the same order, as far as names tell it.
-
-        `ConfigError` if only one order was given, and it is not that of the names.
-        """
-        stems, other_stems = ([file.name.partition(".")[0] for file in source.files] for source in (self, other))
-        if 1 in (len(stems), len(other_stems)) or stems == other_stems:
-            return self
-        have_same_names = len({*stems}) == len(stems) and sorted(stems) == sorted(other_stems)
-        if have_same_names and not self.in_order:
-            return replace(self, files=[self.files[stems.index(stem)] for stem in other_stems])
-        are_sorted = all(sorted(source.files, key=_by_number) == [*source.files] for source in (self, other))
-        if have_same_names or (self.in_order != other.in_order and not are_sorted):
+        stems, other_stems = ([one.name.partition(".")[0] for one in source.files] for source in (self, other))
+        numbers, other_numbers = ([re.findall(r"\d+", stem) for stem in of] for of in (stems, other_stems))
+        are_numbered = all(numbers) and numbers == other_numbers
+        if 1 not in (len(stems), len(other_stems)) and stems != other_stems and not are_numbered:
             raise ConfigError(
                 f"rows of the files {', '.join(one.name for one in self.files[:_SHOWN])} belong to those of "
-                f"{', '.join(one.name for one in other.files[:_SHOWN])}, which are in another order. Please name the "
-                "files of both in order: FILE,FILE,FILE."
+                f"{', '.join(one.name for one in other.files[:_SHOWN])}; expected the same names, or names with the "
+                "same numbers, in the same order. Name the files of both in order, FILE,FILE,FILE, or join them."
             )
-        return self
 
     @property
     def shown(self) -> str:
@@ -156,19 +126,20 @@ class InputFiles:
         return f"{self.files[0]}{f' to {self.files[-1]}' if len(self.files) > 1 else ''}"
 
 
-def find_files(files: Files, note: Callable[[str], None] = lambda remark: None) -> tuple[list[Path], bool]:
-    """The files meant, and whether they are in an order that was given, or by name with numbers by value.
+def find_files(files: Files, note: Callable[[str], None] = lambda remark: None) -> list[Path]:
+    """The files meant, in the order given; those of a directory or pattern by name, with numbers by value.
 
     `note` takes a remark on entries of a directory or pattern that are left out: hidden files, names such as
     `_SUCCESS`, which writers of many files leave there, and folders. `PartitionError` if a file is not there.
     """
-    in_order, names = True, ""
+    names = ""
     if not isinstance(files, str | PathLike):
         found = [Path(file) for file in files]
     elif not fspath(files):
         raise PartitionError("the name of a file is empty; expected one.")
-    elif (path := Path(files)).is_dir() or (has_magic(str(path)) and not path.exists()):
-        in_order = False
+    elif ((path := Path(files)) / METADATA).is_file():
+        found = [path / METADATA]
+    elif path.is_dir() or (has_magic(str(path)) and not path.exists()):
         named = path.iterdir() if path.is_dir() else Path(path.anchor).glob(str(path.relative_to(path.anchor)))
         entries = sorted(named, key=_by_number)
         found = [one for one in entries if one.is_file() and not one.name.startswith((".", "_"))]
@@ -184,7 +155,7 @@ def find_files(files: Files, note: Callable[[str], None] = lambda remark: None) 
     for file in found:
         if not file.is_file():
             raise PartitionError(f"there is no file '{file}'; check its name, and the directory it is relative to.")
-    return found, in_order
+    return found
 
 
 def format_of(files: Sequence[Path], format: str | None, among: Sequence[str] = FORMATS) -> str:

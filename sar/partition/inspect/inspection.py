@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NTYPE, SPLIT, StrPath
@@ -42,7 +43,8 @@ def inspect_directory(path: StrPath, *, verify: bool = False, graphs: bool = Tru
     Args:
         path: the directory's JSON file, or the directory.
         verify: also compare every byte with the checksums of its part.
-        graphs: also read the graphs and original IDs; False leaves `edges_from` and `rows_from` empty.
+        graphs: also read the graphs and original IDs; False leaves `edges_from` and `rows_from` empty, and takes
+            `counts` from the JSON file.
 
     Returns:
         The report; the directory is sound if its `problems` are empty.
@@ -61,9 +63,14 @@ def inspect_directory(path: StrPath, *, verify: bool = False, graphs: bool = Tru
             )
     features: list[dict[tuple[What, int, str], FeatureReport]] = []
     parts: list[PartReport] = []
-    with one_thread():
+    counts = np.zeros((2, len(spec.edge_types), spec.num_parts, spec.num_parts), np.int64)
+    with _one_thread():
         for part in range(spec.num_parts):
-            edges_from, rows_from = _check_graph(spec, part, problems) if graphs else ([], [])
+            edges_from: list[int] = []
+            rows_from: list[int] = []
+            if graphs:
+                counts[:, :, part], rows_from = _check_graph(spec, part, problems)
+                edges_from = counts[0, :, part].sum(0).tolist()
             features.append({})
             split: dict[str, int] = {}
             for what in KINDS:
@@ -89,6 +96,7 @@ def inspect_directory(path: StrPath, *, verify: bool = False, graphs: bool = Tru
         features=_joined_features(spec, features, problems),
         parts=parts,
         problems=problems,
+        counts=counts if graphs else spec.counts,
     )
 
 
@@ -109,7 +117,7 @@ def largest_value(path: StrPath, name: str) -> float:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """Keep torch to one thread: see [Note: one part at a time]."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -119,14 +127,17 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _check_graph(spec: PartitionJson, part: int, problems: list[str]) -> tuple[list[int], list[int]]:
-    """Check one `graph.dgl`; returns `edges_from` and `rows_from` of its part, zeros if it cannot be read."""
+def _check_graph(spec: PartitionJson, part: int, problems: list[str]) -> tuple[NDArray[np.int64], list[int]]:
+    """Check one `graph.dgl`; returns the `counts` of its part, (2, R, P), and its `rows_from`.
+
+    If the graph cannot be read, they are zeros.
+    """
     try:
         file = PartFile(graph_path(spec, part))
         graph = file.read()
     except PartitionError as error:
         problems.append(str(error))
-        return [0] * spec.num_parts, [0] * spec.num_parts
+        return np.zeros((2, len(spec.edge_types), spec.num_parts), np.int64), [0] * spec.num_parts
     found = _GraphProblems(spec, part)
     inner, node_id = graph.is_inner, graph.node_id
     start, end = spec.partition_ranges[part]
@@ -144,31 +155,39 @@ def _check_graph(spec: PartitionJson, part: int, problems: list[str]) -> tuple[l
     found.add("halo nodes are there more than once", torch.from_numpy(halo[1:][halo[1:] == halo[:-1]]))
     edges_from, is_read = _check_edges(file, graph, ids, owner, found)
     problems += found.problems
-    rows_from = owner[is_read & ~inner].bincount(minlength=spec.num_parts)
-    return edges_from.tolist(), rows_from.tolist()
+    is_read &= ~inner
+
+    def by_owner(nodes: Tensor) -> list[int]:
+        return owner[nodes].bincount(minlength=spec.num_parts).tolist()
+
+    return np.stack([edges_from, [by_owner(nodes) for nodes in is_read]]), by_owner(is_read.any(0))
 
 
 def _check_edges(
     file: PartFile, graph: LocalGraph, node_id: Tensor, owner: Tensor, found: "_GraphProblems"
 ) -> tuple[Tensor, Tensor]:
-    """Check edges in chunks; returns the part's in-edges by the part of their source, and which nodes are sources."""
+    """Check edges in chunks.
+
+    Returns the part's in-edges by type and the part of their source, (R, P), and the sources of each type, (R, nodes).
+    """
     spec, inner, edges = found.spec, graph.is_inner, graph.edges
     marks = {key: file.edges[key].load() for key in (INNER_EDGE, ETYPE) if key in file.edges}
     num_edges = int(spec.edge_ranges[-1, -1, 1])
     place = {name: i for i, name in enumerate(spec.node_types)}
     ends_of_type = torch.tensor([(place[src], place[dst]) for src, _, dst in spec.edge_types], device="cpu")
     node_type = types_of(node_id, spec.node_ranges)
-    edges_from = torch.zeros(spec.num_parts, dtype=torch.int64, device="cpu")
-    is_read = torch.zeros(len(node_id), dtype=torch.bool, device="cpu")
+    edges_from = torch.zeros(len(spec.edge_types), spec.num_parts, dtype=torch.int64, device="cpu")
+    is_read = torch.zeros(len(spec.edge_types), len(node_id), dtype=torch.bool, device="cpu")
     wrong: dict[str, list[Tensor]] = {}
     own_ids = [edges[EID][:0]]
     for chunk in pieces(len(edges[EID])):
         src, dst, ids = (edges[key][chunk].long() for key in (SRC, DST, EID))
         comes_in = inner[dst]
         own_ids.append(ids[comes_in])
-        edges_from += owner[src[comes_in]].bincount(minlength=spec.num_parts)
-        is_read[src[comes_in]] = True
         kind = types_of(ids.clamp(0, max(num_edges - 1, 0)), spec.edge_ranges).long()
+        place_of = kind[comes_in] * spec.num_parts + owner[src[comes_in]]
+        edges_from += place_of.bincount(minlength=edges_from.numel()).view_as(edges_from)
+        is_read[kind[comes_in], src[comes_in]] = True
         checks = {}
         if INNER_EDGE in marks:
             misses_mark = marks[INNER_EDGE][chunk].bool() != comes_in
@@ -225,17 +244,12 @@ def _check_features(
 ) -> None:
     """Note the features of a part by type ID and name, and count the nodes that masks choose."""
     try:
-        path, tensors = files.tensors()
+        found = files.features()
     except PartitionError as error:
         problems.append(str(error))
         return
     names, _ = files.spec.types(files.what)
-    for key, stored in tensors.items():
-        try:
-            type_id, name, *_ = files.feature(path, key, stored)
-        except PartitionError as error:
-            problems.append(str(error))
-            continue
+    for type_id, name, stored, _ in found:
         if files.what == "nodes" and name in SPLIT:
             split[name] = split.get(name, 0) + sum(int((rows != 0).sum()) for _, rows in stored.slices())
         dtype = str(stored.tensor_dtype).removeprefix("torch.")

@@ -3,9 +3,12 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sar.common_tuples import SPLIT, StrPath
 from sar.partition.inspect.text_tables import as_text
@@ -68,6 +71,7 @@ class DirectoryReport:
     features: list[FeatureReport]
     parts: list[PartReport]
     problems: list[str]  # contradictions, each with its file; none if the directory is sound
+    counts: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)  # as in `PartitionJson`
 
     @property
     def cut_edges(self) -> list[int]:
@@ -98,13 +102,6 @@ class DirectoryReport:
         return {name: _balance(of) for name, of in {"nodes": nodes, "in-edges": in_edges, **measured}.items()}
 
     @property
-    def type_balances(self) -> dict[str, dict[str, float]]:
-        """The same of each type, under `nodes` and `edges`."""
-        nodes = {kind: _balance([part.nodes[kind] for part in self.parts]) for kind in self.num_nodes}
-        edges = {kind: _balance([part.in_edges[kind] for part in self.parts]) for kind in self.num_edges}
-        return {"nodes": nodes, "edges": edges}
-
-    @property
     def traffic(self) -> list[list[int]]:
         """(P, P): entry [p][q] is the number of rows that p sends to q when every node's features travel once."""
         return [[reader.rows_from[p] for reader in self.parts] for p in range(len(self.parts))]
@@ -121,12 +118,13 @@ class DirectoryReport:
 
     def summary(self) -> dict[str, Any]:
         """Everything here in types that JSON has, with the figures that follow from it."""
-        return dataclasses.asdict(self) | {
+        fields = dataclasses.asdict(dataclasses.replace(self, counts=None))
+        del fields["counts"]  # `edges_from` and `rows_from` by edge type
+        return fields | {
             "remarks": self.remarks,
             "edge_cut": self.edge_cut,
             "replication_factor": self.replication_factor,
             "balances": self.balances,
-            "type_balances": self.type_balances,
             "cut_edges": self.cut_edges,
             "halo": [part.halo for part in self.parts],
             "traffic": self.traffic,

@@ -27,17 +27,17 @@ from sar.tensors.ids import pieces
 _NODE_BYTES = 64  # with all fields and copies
 
 
-def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[Array, Array, list[int]]:
+def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[Array, list[int]]:
     """Write a part's nodes, the edges into them, those that it keeps of others, their halo, and original edge IDs.
 
     `local` is a table of (N,) integers to work with, overwritten: the number inside the part of every new ID. Returned
-    are by the part of their source the numbers of edges of each type, (R, P), and of their distinct sources, (R, P),
-    and of the distinct sources of all types, (P,). There are 0 sources for the part itself.
+    are, by the part of their source, the numbers of edges of each type and of their distinct sources, (2, R, P), and of
+    the distinct sources of all types, (P,). There are 0 sources for the part itself.
     """
     spans = [job.numbering.bounds(other) for other in range(job.num_parts)]
     start, end = spans[part]
     ends = np.array([last for _, last in spans])
-    edges_from, rows_from = np.zeros((2, len(job.etypes), job.num_parts), np.int64)
+    edges_from, rows_from = counts = np.zeros((2, len(job.etypes), job.num_parts), np.int64)
     local[:] = 0  # then not 0 at the nodes of other parts that this one reads
     for number, of_type in groupby(buckets.read(part), key=lambda numbered: numbered[0]):
         for _, edges in of_type:
@@ -52,10 +52,10 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
     outer_file = job.directory.scratch / f"outer-{part}"
     num_outer = 0 if job.num_hops is None else _find_outer_edges(job, buckets, part, local, job.num_hops, outer_file)
     halo = np.count_nonzero(local[:start]) + np.count_nonzero(local[end:])
-    counts = buckets.counts[part].tolist()
-    layout = graph_file_layout(end - start + halo, sum(counts) + num_outer, NODE_FIELDS, EDGE_FIELDS)
+    num_inner = buckets.counts[part].tolist()
+    layout = graph_file_layout(end - start + halo, sum(num_inner) + num_outer, NODE_FIELDS, EDGE_FIELDS)
     names = [":".join(etype) for etype in job.etypes]
-    specs = {name: ArraySpec(np.dtype("<i8"), (count,)) for name, count in zip(names, counts, strict=True)}
+    specs = {name: ArraySpec(np.dtype("<i8"), (count,)) for name, count in zip(names, num_inner, strict=True)}
     original_layout = tensor_file_layout(specs)
     folder = part_folder(job.directory.path, part)
     layout.create(folder / GRAPH)
@@ -81,7 +81,7 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
                     edges = found.reshape(-1, 4)
                     append(edges, edges[:, 2], edges[:, 3], np.zeros(len(edges)))
     outer_file.unlink(missing_ok=True)
-    return edges_from, rows_from, rows_of_all
+    return counts, rows_of_all
 
 
 def _find_outer_edges(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array, hops: int, outer_file: Path) -> int:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,13 +10,14 @@ import numpy as np
 import torch
 
 from sar.comm import session
-from sar.common_tuples import SPLIT, StrPath
+from sar.common_tuples import StrPath
 from sar.data.arrays import Array
 from sar.data.checksums import write_sums
-from sar.data.partition_json import ORIGINAL_EDGES, ORIGINAL_NODES, PART_FILES, PartitionJson, part_folder
-from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
+from sar.data.partition_json import PART_FILES, PartitionJson, part_folder
+from sar.partition.graph_source import GraphSource, Progress, logged_stages
 from sar.partition.ingest.objects import from_object
-from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
+from sar.partition.inspect.inspection import inspect_directory
+from sar.partition.inspect.report import DirectoryReport
 from sar.partition.new_directory import NewDirectory, new_directory
 from sar.partition.write.divide import EdgeBuckets, write_edge_fields, write_node_fields
 from sar.partition.write.part_graph import write_part_graph
@@ -26,9 +28,7 @@ from sar.partition.write.write_job import (
     allow_open_files,
     check_writable,
     slice_bytes,
-    stored_spec,
 )
-from sar.tensors.ids import pieces
 
 
 class PartitionReport(NamedTuple):
@@ -124,7 +124,7 @@ def write_parts(
 ) -> DirectoryReport:
     """Write the parts into a directory in the making; the arguments are those of `write_partitions`.
 
-    The report is that of `inspect_directory`, without reading what was written.
+    The report is that of `inspect_directory`, which need not read the graphs again.
     """
     name, size = output.name, slice_bytes(graph.total_nodes, num_parts, output.memory)
     allow_open_files(num_parts)
@@ -133,30 +133,19 @@ def write_parts(
     buckets = EdgeBuckets(job)
     write_node_fields(job)
     write_edge_fields(job, buckets)
-    edge_types = [":".join(etype) for etype in job.etypes]
-    nodes = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
-    split = _split(graph, job.numbering.part_of, num_parts)
     local = np.empty_like(job.numbering.new_id)
-    parts = []
-    edges_by_type, rows_by_type = np.zeros((2, len(edge_types), num_parts, num_parts), np.int64)
+    counts = np.zeros((2, len(job.etypes), num_parts, num_parts), np.int64)
+    rows_from = []
     for part, folder in enumerate(folders):
         job.progress("writing parts", part / num_parts)
-        edges_by_type[:, part], rows_by_type[:, part], rows_from = write_part_graph(job, buckets, part, local)
+        counts[:, :, part], rows = write_part_graph(job, buckets, part, local)
+        rows_from.append(rows)
         write_sums(folder)
-        parts.append(
-            PartReport(
-                nodes=dict(zip(job.ntypes, nodes[part].tolist(), strict=True)),
-                in_edges=dict(zip(edge_types, buckets.counts[part].tolist(), strict=True)),
-                edges_from=edges_by_type[:, part].sum(0).tolist(),
-                rows_from=rows_from,
-                split={mask: int(counts[part]) for mask, counts in split.items()},
-            )
-        )
-    columns = [("nodes", ntype, graph.node_data.get(ntype, {})) for ntype in job.ntypes]
-    columns += [("edges", ":".join(etype), graph.edge_data.get(etype, {})) for etype in job.etypes]
-    fields = [(of, kind, key, column) for of, kind, of_type in columns for key, column in of_type.items()]
+    columns = {ntype: graph.node_data.get(ntype, {}) for ntype in job.ntypes}
+    columns |= {":".join(etype): graph.edge_data.get(etype, {}) for etype in job.etypes}
+    json_file = job.directory.path / f"{name}.json"
     PartitionJson(
-        path=job.directory.path / f"{name}.json",
+        path=json_file,
         name=name,
         method=method,
         halo_hops=job.num_hops or 1,
@@ -165,33 +154,15 @@ def write_parts(
         node_ranges=job.numbering.ranges,
         edge_ranges=buckets.ranges,
         files=[{kind: folder / file for kind, file in PART_FILES.items()} for folder in folders],
-        bool_fields=[f"{kind}/{key}" for _, kind, key, column in fields if column.dtype.kind == "b"],
-        counts=np.stack([edges_by_type, rows_by_type]),
-    ).write()
-    return DirectoryReport(
-        name=name,
-        method=method,
-        format="dgl.distributed.partition_graph",
-        orig_node_ids=ORIGINAL_NODES,
-        orig_edge_ids=ORIGINAL_EDGES,
-        num_nodes=dict(graph.num_nodes),
-        num_edges={name: edges.num_edges for name, edges in zip(edge_types, graph.edges.values(), strict=True)},
-        features=[
-            FeatureReport(of, kind, key, stored_spec(key, column).dtype.name, tuple(column.shape[1:]))
-            for of, kind, key, column in fields
+        bool_fields=[
+            f"{kind}/{key}" for kind, fields in columns.items() for key, one in fields.items() if one.dtype.kind == "b"
         ],
-        parts=parts,
-        problems=[],
-    )
-
-
-def _split(graph: GraphSource, part_of: Array, num_parts: int) -> dict[str, Array]:
-    """By mask, how many nodes it chooses in each part, (P,)."""
-    chosen: dict[str, Array] = {}
-    for ntype, columns in graph.node_data.items():
-        parts = part_of[graph.nodes_of(ntype)]
-        for mask in (mask for mask in SPLIT if mask in columns):
-            counts = chosen.setdefault(mask, np.zeros(num_parts, np.int64))
-            for chunk in pieces(len(parts), CHUNK_ROWS):
-                counts += np.bincount(parts[chunk][np.asarray(columns[mask][chunk]) != 0], minlength=num_parts)
-    return chosen
+        counts=counts,
+    ).write()
+    report = inspect_directory(json_file, graphs=False)
+    edges_from = counts[0].sum(0).tolist()
+    parts = [
+        replace(part, edges_from=edges, rows_from=rows)
+        for part, edges, rows in zip(report.parts, edges_from, rows_from, strict=True)
+    ]
+    return replace(report, parts=parts)

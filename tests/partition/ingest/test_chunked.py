@@ -147,7 +147,7 @@ def test_metadata_that_cannot_be(tmp_path, path, value, message):
 
 @pytest.mark.parametrize("name", ["../secret.csv", "{outside}/secret.csv", "link.csv", "up/secret.csv"])
 @pytest.mark.parametrize("of", ["edges/user:follows:user", "node_data/user/feat"])
-def test_files_outside_are_read_on_request_only(tmp_path, of, name):
+def test_files_outside_are_refused(tmp_path, of, name):
     """And errors have nothing of what is in them."""
     content = written(tmp_path / "graph")
     secret, folder = tmp_path / "secret.csv", tmp_path / "graph"
@@ -155,11 +155,9 @@ def test_files_outside_are_read_on_request_only(tmp_path, of, name):
     (folder / "link.csv").symlink_to(secret)
     (folder / "up").symlink_to(tmp_path)
     change(content, of, {"format": {"name": "csv", "delimiter": " "}, "data": [name.format(outside=tmp_path)]})
-    with pytest.raises(PartitionError, match=r"secret\.csv; expected a file below .*allow_outside=True") as caught:
+    with pytest.raises(PartitionError, match=r"secret\.csv; expected a file below ") as caught:
         rewritten(folder, content)
     assert "hush" not in str(caught.value)
-    with pytest.raises((PartitionError, ConfigError), match="hush"):
-        open_graph(folder, tmp_path / "scratch", allow_outside=True)
     change(content, of + "/data", ["a\0b"])
     with pytest.raises(PartitionError, match="no file name"):
         rewritten(folder, content)
@@ -168,9 +166,6 @@ def test_files_outside_are_read_on_request_only(tmp_path, of, name):
 def test_counts_that_disagree_with_the_files(tmp_path):
     content = written(tmp_path)
     content["num_edges_per_type"][1] = 42
-    content["num_edges_per_chunk"][1] = [21, 21]
-    with pytest.raises(PartitionError, match=r"follows%3Auser-0.csv has 20 edges; expected 21 as the counts of"):
-        rewritten(tmp_path, content)
     content["num_edges_per_chunk"][1] = [42]
     with pytest.raises(PartitionError, match=r"have 41 edges; expected 42 as its counts say"):
         rewritten(tmp_path, content)

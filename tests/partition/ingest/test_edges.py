@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.ingest import arrow
+from sar.partition.ingest import text
 from sar.partition.ingest.open import open_graph
 from tests.partition.ingest.sources import only_ends, random_edges
 
@@ -43,7 +43,7 @@ def test_text_in_small_buffers(tmp_path_factory, edges, buffer_bytes):
     folder = tmp_path_factory.mktemp("edges")
     path = write_csv(folder / "edges.txt", *zip(*edges, strict=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow, "_BLOCK_BYTES", buffer_bytes)
+        patch.setattr(text, "_BLOCK_BYTES", buffer_bytes)
         graph = open_graph(path, folder / "scratch")
     assert list(zip(*only_ends(graph), strict=True)) == edges
     assert graph.num_nodes == {"_N": max(max(edge) for edge in edges) + 1}
@@ -74,13 +74,13 @@ def test_gzip(tmp_path):
 def test_a_bad_line_is_named(tmp_path, monkeypatch, line, problem):
     path = tmp_path / "edges.csv"
     path.write_text("src,dst\n1,2\n\n\n" + "1,2\n" * 50 + f"{line}\n3,4\n")
-    monkeypatch.setattr(arrow, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 100)
     with pytest.raises(PartitionError, match=re.escape(f"{path}, line 55, {line!r}: {problem}")):
         open_graph(path, tmp_path / "scratch", num_nodes=40)
 
 
 def test_text_that_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 100)
     path = tmp_path / "edges.csv"
     path.write_text("1,2\n" + "1" * 300)
     with pytest.raises(PartitionError, match="a line of more than 100 bytes"):
@@ -150,7 +150,7 @@ def self_written(folder: Path, fields) -> Path:
     ],
 )
 def test_bad_parquet(tmp_path, monkeypatch, src, dst, options, message):
-    monkeypatch.setattr("sar.partition.ingest.arrow._BATCH_ROWS", 2)
+    monkeypatch.setattr("sar.partition.ingest.parquet._BATCH_ROWS", 2)
     path = self_written(tmp_path, {"src": pyarrow.array(src or [0]), "dst": pyarrow.array(dst or [0])})
     if src is None:
         path.write_bytes(path.read_bytes()[:-10])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sar.data.arrays import ArrayFile, StoredArray
+from sar.data.arrays import StoredArray
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import JoinedColumn
 from sar.partition.ingest.open import open_graph
@@ -47,16 +47,6 @@ def test_joined_columns_in_slices(tmp_path_factory, sizes, row_shape, data):
     assert found.dtype == np.int32
     assert found.shape == whole[start:stop].shape
     assert np.array_equal(found, whole[start:stop])
-
-
-def test_a_file_that_shrinks_while_it_is_read(tmp_path):
-    with ArrayFile(tmp_path / "a", np.dtype(np.int64)) as file:
-        file.append(np.arange(10))
-        array = file.array()
-    (tmp_path / "a").write_bytes(bytes(40))
-    assert array[0:5].tolist() == [0] * 5
-    with pytest.raises(PartitionError, match="has become shorter"):
-        array[3:8]
 
 
 def test_npy_in_many_files_gives_the_number_of_nodes(edges, tmp_path):

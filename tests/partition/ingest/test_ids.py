@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.ingest import arrow, ids
+from sar.partition.ingest import ids, text
 from sar.partition.ingest.open import open_graph
 
 INTEGERS = [4_000_000_000_000, 7, 2**63 - 1, -5, 10**15, 0]
@@ -71,7 +71,7 @@ def test_numbers_depend_on_the_ids_alone(tmp_path_factory, pairs, buffer_bytes):
     ends = [u for u, _ in pairs], [v for _, v in pairs]
     path, backwards = write(folder / "e.csv", *ends), write(folder / "b.csv", ends[1][::-1], ends[0][::-1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow, "_BLOCK_BYTES", buffer_bytes)
+        patch.setattr(text, "_BLOCK_BYTES", buffer_bytes)
         patch.setattr(ids, "_BITS", 2)
         graph = open_graph(path, folder / "scratch", ids="map")
         assert given_ids(graph) == given_ids(open_graph(backwards, folder / "scratch", ids="map"))
@@ -163,17 +163,8 @@ def test_errors_name_the_id(tmp_path):
         node_features={"id": tmp_path / "nodes.csv#id,x"},
     )
     raises(PartitionError, "line 2, 'ann,bo': column src: .* 'ann'.*--ids map", ids=None)
-    path.write_text("ann,bo\nbo,cy\n")
-    raises(ConfigError, "has the columns ann, bo, .*--no-header")
-    assert named_edges(open_graph(path, tmp_path / "s", ids="map", header=False))[0] == ["ann", "bo"]
-    path.write_text("src,dst\nann,bo\nbo,\n")
-    raises(PartitionError, "line 3, 'bo,': column dst has no value")
-    path.write_text("src,dst\nann,bo\nbo\n")
-    raises(PartitionError, "line 3, 'bo': Expected 2 columns, got 1")
     path.write_text(f"src,dst\nann,{'b' * 256}\n")
     raises(PartitionError, "an ID with a byte 0, or of more than 255 bytes")
-    path.write_text("from,to\n5,7\n")  # numbers below it: these are names
-    assert named_edges(open_graph(path, tmp_path / "s", ids="map")) == ([5], [7])
     pyarrow.parquet.write_table(pyarrow.table({"src": ["a", None], "dst": ["b", "c"]}), tmp_path / "e.parquet")
     path = tmp_path / "e.parquet"
     raises(PartitionError, "row 1 .from 0.: column 'src' has no value there")

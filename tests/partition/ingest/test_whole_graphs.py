@@ -1,12 +1,14 @@
 """A format that holds whole graphs: DGL's graph files."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.ingest.objects import from_object
 from sar.partition.ingest.open import open_graph
 from tests.partition.ingest.sources import assert_same
 
@@ -18,22 +20,12 @@ def save_graphs(path, *graphs) -> None:
     dgl.save_graphs(str(path), list(graphs))
 
 
-@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("name", ["graph.dgl", "graph.bin", "graph"])
-def test_dgl_homogeneous(tmp_path, idtype, name):
-    dgl = require_dgl()
-    src, dst = torch.tensor([3, 1, 1, 0], dtype=idtype), torch.tensor([0, 1, 2, 3], dtype=idtype)
-    graph = dgl.graph((src, dst), num_nodes=6)
-    graph.ndata["feat"] = torch.rand(6, 2)
-    graph.edata["weight"] = torch.rand(4)
+def test_dgl_homogeneous(tmp_path, name):
+    graph = require_dgl().graph((torch.tensor([3, 1, 1, 0]).int(), torch.tensor([0, 1, 2, 3]).int()), num_nodes=6)
+    graph.ndata["feat"], graph.edata["weight"] = torch.rand(6, 2), torch.rand(4)
     save_graphs(tmp_path / name, graph)
-    expected = GraphSource(
-        {"_N": 6},
-        {("_N", "_E", "_N"): ArrayEdges(src.numpy(), dst.numpy())},
-        {"_N": {"feat": graph.ndata["feat"].numpy()}},
-        {("_N", "_E", "_N"): {"weight": graph.edata["weight"].numpy()}},
-    )
-    assert_same(open_graph(tmp_path / name, tmp_path / "scratch"), expected)
+    assert_same(open_graph(tmp_path / name, tmp_path / "scratch"), from_object(graph))
 
 
 def test_dgl_heterogeneous_and_more_features(tmp_path):
@@ -49,13 +41,15 @@ def test_dgl_heterogeneous_and_more_features(tmp_path):
         node_features={"user/x": tmp_path / "x.npy"},
         edge_features={"user:likes:item/x": tmp_path / "x.npy"},
     )
-    edges = {
-        etype: ArrayEdges(*(end.numpy() for end in graph.edges(order="eid", etype=etype)))
-        for etype in graph.canonical_etypes
-    }
-    feat = graph.nodes["item"].data["feat"].numpy()
-    nodes = {"item": {"feat": feat}, "user": {"x": np.arange(3)}}
-    assert_same(found, GraphSource({"item": 4, "user": 3}, edges, nodes, {likes: {"x": np.arange(3)}}))
+    expected = from_object(graph)
+    assert_same(
+        found,
+        replace(
+            expected,
+            node_data=expected.node_data | {"user": {"x": np.arange(3)}},
+            edge_data=expected.edge_data | {likes: {"x": np.arange(3)}},
+        ),
+    )
     with pytest.raises(
         ConfigError, match="no type for the feature 'x'; expected TYPE/NAME with a type among item, user"
     ):

@@ -1,4 +1,6 @@
-"""Methods that look at neighbourhoods: ldg and multilevel, and what METIS is given."""
+"""What all methods promise, the definitions of ldg and of multilevel's steps, and what METIS is given."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,14 +11,15 @@ from sar.cli.demo import community_graph
 from sar.partition.assign import ldg as ldg_module
 from sar.partition.assign import metis as metis_module
 from sar.partition.assign import multilevel as multilevel_module
+from sar.partition.assign.assigning import method_named
 from sar.partition.assign.external_csr import ExternalCsr
-from sar.partition.assign.ldg import greedy_parts, ldg
+from sar.partition.assign.ldg import greedy_parts
 from sar.partition.assign.metis import _adjacency_lists
 from sar.partition.assign.multilevel import cluster, multilevel, refine
 from sar.partition.assign.task import draw
-from tests.partition.tasks import odd_graphs, source, task_of
+from tests.partition.tasks import edge_task, odd_graphs, source, task_of, typed_task
 
-METHODS = {"ldg": ldg, "multilevel": multilevel}
+METHODS = ["random", "spring", "ldg", "multilevel"]
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +37,12 @@ def few_entries(monkeypatch):
     monkeypatch.setattr(multilevel_module, "COARSE_ENTRIES", 3000)
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 7])
+@pytest.mark.parametrize("num_parts", [1, 2, 7, 100])
 @pytest.mark.parametrize("name", odd_graphs())
 @pytest.mark.parametrize("method", METHODS)
 def test_odd_graphs_are_divided(tmp_path, method, name, num_parts):
     graph = odd_graphs()[name]
-    part_of = METHODS[method](task_of(graph, num_parts, tmp_path))
+    part_of = method_named(method)(task_of(graph, num_parts, tmp_path))
     assert part_of.shape == (graph.total_nodes,)
     assert part_of.dtype.kind in "iu"
     sizes = np.bincount(part_of, minlength=num_parts)
@@ -47,14 +50,41 @@ def test_odd_graphs_are_divided(tmp_path, method, name, num_parts):
     assert sizes.max() <= max(np.ceil(graph.total_nodes / num_parts), 1.05 * graph.total_nodes / num_parts)
 
 
+@pytest.mark.parametrize("num_parts", [4, 64])
 @pytest.mark.parametrize("method", METHODS)
-def test_equal_tasks_give_equal_parts_within_the_limits(tmp_path, planted, method, few_entries):
+def test_equal_tasks_give_equal_parts_within_the_limits(tmp_path, planted, method, num_parts, few_entries):
     graph, weights = planted
-    first, again = (METHODS[method](task_of(graph, 4, tmp_path, weights, seed=3)) for _ in range(2))
+    first, again, other = (
+        method_named(method)(task_of(graph, num_parts, tmp_path, weights, seed=seed, imbalance=0.1))
+        for seed in (3, 3, 4)
+    )
     assert (first == again).all()
-    balance = measure_quality(graph, first, 4, weights).balance
+    assert (first != other).any()
+    balance = measure_quality(graph, first, num_parts, weights).balance
     assert set(balance) == {"nodes", "in_edges", "train_mask"}
-    assert max(balance.values()) <= 1.05 + 1e-6, balance
+    assert max(balance.values()) <= 1.1 + 1e-6, balance
+
+
+def test_random_parts_are_even_in_all_respects(tmp_path, planted):
+    graph, weights = planted
+    parts = method_named("random")(task_of(graph, 7, tmp_path, weights))
+    for count in (np.bincount(parts), np.bincount(parts[weights["train_mask"]])):
+        assert np.ptp(count) <= 1
+    load = np.bincount(parts, weights=weights["in_edges"])
+    assert load.max() < 1.02 * load.mean()
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_types_are_counted_through_and_progress_is_told(method):
+    cites, writes = ("paper", "cites", "paper"), ("author", "writes", "paper")
+    edges = {cites: [(i, (i + 1) % 20) for i in range(20)], writes: [(i % 6, i) for i in range(20)]}
+    task = typed_task({"author": 6, "paper": 20}, edges, 2)
+    flat = edge_task(26, [(u + 6, v + 6) for u, v in edges[cites]] + [(u, v + 6) for u, v in edges[writes]], 2)
+    calls = []
+    parts = method_named(method)(replace(task, progress=lambda doing, share: calls.append((doing, share))))
+    assert np.array_equal(parts, method_named(method)(flat))
+    assert calls[-1][1] == 1.0
+    assert all(0 <= share <= 1 and doing for doing, share in calls)
 
 
 # ---- ldg
@@ -104,10 +134,10 @@ def test_ldg_is_its_definition(tmp_path, num_parts, seed):
 
 
 def test_windows_and_buckets_make_no_difference(tmp_path, planted, monkeypatch):
-    expected = [METHODS[name](task_of(planted[0], 4, tmp_path)) for name in ("ldg", "multilevel")]
+    expected = [method_named(name)(task_of(planted[0], 4, tmp_path)) for name in ("ldg", "multilevel")]
     monkeypatch.setattr("sar.partition.assign.external_csr.PIECE", 1000)
     monkeypatch.setattr(ExternalCsr.windows, "__defaults__", (700,))
-    found = [METHODS[name](task_of(planted[0], 4, tmp_path)) for name in ("ldg", "multilevel")]
+    found = [method_named(name)(task_of(planted[0], 4, tmp_path)) for name in ("ldg", "multilevel")]
     assert [one.tolist() for one in found] == [one.tolist() for one in expected]
 
 
