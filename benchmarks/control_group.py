@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ def control_group(limit: int) -> Iterator[Path]:
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     folder = CONTROL_GROUPS / "memory" / own["memory"].lstrip("/") if "memory" in own else None
     parent = folder or CONTROL_GROUPS / own.get("", "").lstrip("/")
-    group, file = parent / f"sar-{os.getpid()}", "memory.limit_in_bytes" if "memory" in own else "memory.max"
+    group = parent / f"sar-{threading.get_native_id()}"  # one for each thread
+    file = "memory.limit_in_bytes" if "memory" in own else "memory.max"
     try:
         group.mkdir()
     except OSError as error:

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,12 +14,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sar.cli.graph_input import size
 from sar.comm.allocator import left_alone, preloads
-from sar.data.partition_json import PartitionJson, read_partition_json
-from sar.errors import ConfigError, PartitionError
+from sar.data.partition_json import PartitionJson, first_named, read_partition_json
+from sar.errors import ConfigError
 from sar.outofcore.workers import wanted
 
 # Without mimalloc: workers that share a process need glibc's allocator.
 _CHOSEN = {"LD_PRELOAD", "SAR_ALLOCATOR", "SAR_RESIDENT", "SAR_MEMORY"}
+_ONLY_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+_ONLY_WORKER |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 _OPTIONS = {"--workers", "--threads", "--memory", "--resident", "--spill"}
 
 
@@ -59,19 +60,24 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
     settings = _settings(arguments, workers)
     os.environ.update(settings)
-    if sys.platform == "linux":
-        os.environ["SAR_LAUNCHER"] = str(os.getpid())
     said = " ".join(f"{name}={value}" for name, value in settings.items()) or "environment as it is"
     late = _OPTIONS & {word.partition("=")[0] for word in arguments.script_arguments}
     said += f"; given to the script: {', '.join(sorted(late))}" if late else ""
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
+    script = [str(arguments.script), *arguments.script_arguments]
+    if "SAR_RESIDENT" in settings and workers == 1 and arguments.max_restarts == 0:
+        # This process becomes the worker. torchrun would take 190 MB of the memory beside it, and its pages of code,
+        # which go first if memory is short, are read again when it ends.
+        os.environ.update(_ONLY_WORKER)
+        os.execv(sys.executable, [sys.executable, "-u", *script])
+    if sys.platform == "linux":
+        os.environ["SAR_LAUNCHER"] = str(os.getpid())
     with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun leaves its own behind
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}", f"--log-dir={folder}"]
         options.append(f"--max-restarts={arguments.max_restarts}")
         try:
             parser = torchrun.get_args_parser()
             parser.allow_abbrev = False  # else it looks for its options among the script's arguments
-            script = [str(arguments.script), *arguments.script_arguments]
             torchrun.run(parser.parse_args([*options, *script]))
         except ChildFailedError as error:  # torchrun has logged it
             _, failure = error.get_first_failure()
@@ -96,12 +102,7 @@ def _partitions(arguments: argparse.Namespace) -> PartitionJson | None:
     """Those that are named to this command or to the script."""
     if arguments.partition_json is not None:
         return read_partition_json(arguments.partition_json)
-    for word in arguments.script_arguments:
-        named = word.rpartition("=")[2]
-        with suppress(PartitionError):
-            if named.endswith(".json") or (named and os.path.isdir(named)):
-                return read_partition_json(named)
-    return None
+    return first_named(arguments.script_arguments)
 
 
 def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:

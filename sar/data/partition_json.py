@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +194,16 @@ def read_partition_json(partition_json_file: StrPath) -> PartitionJson:
         digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest(),
         edge_fix=edge_fix,
     )
+
+
+def first_named(words: Iterable[str]) -> PartitionJson | None:
+    """The partitions that the first of a command's words names, alone or after "=", by their JSON file or directory."""
+    for word in words:
+        named = word.rpartition("=")[2]
+        with suppress(PartitionError):
+            if named.endswith(".json") or (named and os.path.isdir(named)):
+                return read_partition_json(named)
+    return None
 
 
 def parse_edge_type(name: str) -> CanonicalEtype | None:

@@ -21,20 +21,18 @@ class DiskSpeed(NamedTuple):
     @classmethod
     def measure(cls, folder: Path) -> "DiskSpeed":
         """Measure it for a second, with a file without a name. Errors are those of `SpillFile`."""
-        file = SpillFile(folder, Disk(0))
-        fd, block = file.fd if file.direct is None else file.direct, mmap.mmap(-1, _BLOCK)
+        file, block = SpillFile(folder, Disk(0)), mmap.mmap(-1, _BLOCK)
         block.write(os.urandom(_BLOCK))  # some disks compress
         speeds, size = [], _FILE
         try:
             slot = file.slot(_FILE)
-            for transfer in (os.pwritev, os.preadv):
+            for move in (os.pwritev, os.preadv):
                 done, start = 0, time.perf_counter()
                 while (seconds := time.perf_counter() - start) < _SECONDS:
-                    done += transfer(fd, [block], slot.begin + done % size)
+                    file.transfer(move, memoryview(block), slot.begin + done % size, direct=True)
+                    done += _BLOCK
                 speeds.append(done / seconds)
                 size = min(size, done)  # of which there are contents to read
-        except OSError as error:
-            raise file.failed(error) from error
         finally:
             file.close()
         return cls(*speeds)

@@ -27,16 +27,15 @@ memory is written and nothing is read ahead, its worker raises an error.
 A worker copies features and other data of its partition slice by slice to a slot of its spill file, and maps the slot:
 the system keeps as much of it in memory as there is room for. The partition's own files could not be mapped: an array
 of DGL's begins right after its name, and numerical code needs aligned addresses. The structure of graphs goes there,
-too. Small pieces, such as the edges between each two of p
-partitions, share a slot. Such a tensor is published without a copy: it is frozen, so that later writes go to another
-slot and other workers still read the published contents.
+too. Small pieces, such as the edges between each two of p partitions, share a slot. Such a tensor is published without
+a copy: it is frozen, so that later writes go to another slot and other workers still read the published contents.
 """
 
 import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Final
@@ -44,23 +43,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sar.comm.transport import SharedTensor
 from sar.config import Config
 from sar.errors import ConfigError
 from sar.host.memory import anonymous_memory
-from sar.outofcore.spill import (
-    AT_ONCE,
-    Mapping,
-    Pages,
-    Published,
-    SpillFile,
-    forget_zeros,
-    has_its_own_pages,
-    populate_zeros,
-)
+from sar.outofcore.pages import AT_ONCE, Mapping, Pages, Published, TrackedStorage, can_leave, forget_zeros
+from sar.outofcore.spill import PAGE, MemoryPool, Slot, SpillFile, Transfer, memory_at
 from sar.tensors import spillable
 
 FIRST_PURGE: Final = 4096
@@ -76,36 +66,8 @@ _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__f
 COMPARED: Final = 2**20
 """Bytes of a new tensor from which memory is compared with the budget, and zeros are not written to the file."""
 
-_SEQUENCES: Final = (list, tuple)
 _all: Final[set["Residency"]] = set()
 _empty: Final = torch.ops.aten.empty.memory_format
-
-
-class _Known:
-    """A tracked storage, held by weak reference, and its pages in the file."""
-
-    def __init__(self, storage: torch.UntypedStorage, number: int) -> None:
-        self.number = number  # counts the worker's storages; workers that do the same give the same numbers
-        self.nbytes = storage.nbytes()
-        self.pages: Pages | None = None  # its pages in the file; None until it first leaves memory
-        self.away = False  # True from leaving memory until the next use
-        self.zero = False  # True if it has left memory without pages in the file, as zeros
-        self._weak = StorageWeakRef(storage)  # keeps `_cdata`, its key, from being used again for another storage
-
-    def storage(self) -> torch.UntypedStorage | None:
-        """The storage, or None if it has been freed."""
-        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
-        return storage
-
-    def come_back(self) -> None:
-        """Read the storage back into memory before its first use in a turn."""
-        storage = self.storage() if self.zero else None
-        if storage is not None:
-            populate_zeros(storage.data_ptr(), storage.nbytes())
-        elif self.pages is not None:
-            self.pages.populate()
-            self.pages.slot.file.read += self.pages.slot.nbytes
-        self.away = self.zero = False
 
 
 class Residency(TorchDispatchMode):
@@ -123,9 +85,9 @@ class Residency(TorchDispatchMode):
         self.at_hand = at_hand
         self.left = 0
         self._tracked = 0  # storages so far
-        self._used: list[_Known] = []  # those that were read back in this turn
-        self._leaving: Future[None] | None = None  # writes what has left memory
-        self._storages: dict[int, _Known] = {}  # by `_cdata`, which identifies a storage
+        self._used: list[TrackedStorage] = []  # those that were read back in this turn
+        self._leaving: Transfer | None = None  # writes what has left memory
+        self._storages: dict[int, TrackedStorage] = {}  # by `_cdata`, which identifies a storage
         self._purge_at = FIRST_PURGE
         self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address
         self._room = torch.empty(0, dtype=torch.uint8, device="cpu")  # unused rest of the slot that small tensors share
@@ -176,7 +138,7 @@ class Residency(TorchDispatchMode):
                     self._keep_budget(storage.nbytes() if func is _empty else 0)
                 if key not in self._storages:
                     self._tracked += 1
-                    self._storages[key] = _Known(storage, self._tracked)
+                    self._storages[key] = TrackedStorage(storage, self._tracked)
                     if len(self._storages) > self._purge_at:
                         alive = {key: each for key, each in self._storages.items() if each.storage() is not None}
                         self._storages, self._purge_at = alive, max(2 * len(alive), FIRST_PURGE)
@@ -189,13 +151,14 @@ class Residency(TorchDispatchMode):
         """Read a tensor back if it is out of memory, as `TensorFile.use` does; return the key of its storage."""
         storage = tensor.untyped_storage()
         key: int = storage._cdata
-        tracked: _Known | Mapping | None = self._storages.get(key)
+        tracked: TrackedStorage | Mapping | None = self._storages.get(key)
         if tracked is None:
             tracked = self._in_file.get(storage.data_ptr())
         if tracked is not None and tracked.away:
-            if isinstance(tracked, _Known):
+            if isinstance(tracked, TrackedStorage):
                 if tracked.pages is not None and not tracked.pages.read_ahead():
-                    self._forget_freed()
+                    for used in self._used:  # memory of those that are freed is free for others
+                        used.storage()
                 self._used.append(tracked)
             tracked.come_back()
         return key
@@ -208,14 +171,12 @@ class Residency(TorchDispatchMode):
         needed = anonymous_memory() + disk.memory.size + untouched
         if needed > disk.limit:
             _wait_for_writes()
-            self._forget_freed()
             for each in (*_all, self):
                 for known in each._storages.values():
                     if known.pages is not None:
-                        known.pages.forget()
+                        known.pages.ahead = None
             for used in self._used:
-                storage = used.storage()
-                if storage is not None and used.pages is not None and used.pages.address == storage.data_ptr():
+                if used.storage() is not None and used.pages is not None:
                     used.pages.renew()
                     used.pages.drop()
             disk.memory.free()
@@ -224,12 +185,6 @@ class Residency(TorchDispatchMode):
             raise over_budget(disk.limit, needed - disk.limit)
         disk.room = min(disk.room, (disk.limit - needed) / 2)
 
-    def _forget_freed(self) -> None:
-        """Free memory into which storages were read in this turn that are no longer alive."""
-        for used in self._used:
-            if used.storage() is None:
-                used.pages = None
-
     # -- leaving
 
     def leave(self, turn: int = 0) -> None:
@@ -237,33 +192,37 @@ class Residency(TorchDispatchMode):
         self._keep_budget()
         self.left, disk = 0, self.file.disk
         exceeds = disk.exceeds_cache
-        new: list[tuple[Pages, torch.UntypedStorage]] = []
+        new: list[tuple[TrackedStorage, torch.UntypedStorage, Slot]] = []
         for key, tracked in list(self._storages.items()):
             storage = tracked.storage()
             if storage is None:
                 del self._storages[key]
                 continue
-            if not tracked.away:
-                before = tracked.pages
-                pages = self._put_away(tracked, storage, new)
-                tracked.away = pages is not None or tracked.zero
-                if exceeds and pages is not None and pages is before:
-                    pages.drop()
+            if not tracked.away and tracked.pages is not None:
+                tracked.away = True
+                tracked.pages.renew()
+                if exceeds:
+                    tracked.pages.drop()
+            elif not tracked.away and can_leave(storage):
+                tracked.away = True
+                address, nbytes = storage.data_ptr(), storage.nbytes()
+                if nbytes < COMPARED or not forget_zeros(address, nbytes):
+                    new.append((tracked, storage, self.file.slot(nbytes, address % PAGE)))
             elif tracked.pages is not None:
-                tracked.pages.forget()
-            self.left += tracked.nbytes * tracked.away
+                tracked.pages.ahead = None
+            self.left += storage.nbytes() * tracked.away
         for mapping in list(self._in_file.values()):
             if not mapping.away:
                 mapping.renew()
                 mapping.away = True
             if exceeds and (mapping.slot.nbytes > AT_ONCE or disk.prefetched > disk.room / 2):
                 mapping.drop()
-        if sum(storage.nbytes() for _, storage in new) > self.at_hand:  # too much to keep beside the next worker's
+        if sum(storage.nbytes() for _, storage, _ in new) > self.at_hand:  # too much to keep beside the next worker's
             _write_out(new)
         if disk.limit < float("inf"):  # keep no more than one worker's tensors and pages that are not written
             _wait_for_writes()
         if new or exceeds:
-            self._leaving = disk.threads.submit(_write_out, new, self.file if exceeds else None)
+            self._leaving = self.file.start(_write_out, new, self.file if exceeds else None)
         if _free_mkl is not None:
             _free_mkl()
         disk.latest, self._used = (turn, [used.number for used in self._used]), []
@@ -272,44 +231,18 @@ class Residency(TorchDispatchMode):
         """Begin a turn: all that has left memory is written."""
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
-            self.file.finish(leaving)
+            leaving.wait()
 
     def prefetch(self, turn: int) -> None:
         """Read in the background what the worker before has used in the same turn."""
-        of, numbers = self.file.disk.latest
-        if of != turn or not self.file.disk.exceeds_cache or (self._leaving is not None and not self._leaving.done()):
+        disk = self.file.disk
+        of, numbers = disk.latest
+        if of != turn or not disk.exceeds_cache or (self._leaving is not None and not self._leaving.future.done()):
             return
         away = {each.number: each.pages for each in self._storages.values() if each.away and each.pages is not None}
         for number in numbers:
             if number in away and not away[number].read_ahead():
                 break
-
-    def _put_away(
-        self,
-        tracked: _Known,
-        storage: torch.UntypedStorage,
-        later: list[tuple[Pages, torch.UntypedStorage]] | None = None,
-    ) -> Pages | None:
-        """Replace a storage's pages by pages of the file with the same contents, or list them in `later`.
-
-        Returns None if that is not possible.
-        """
-        address, nbytes = storage.data_ptr(), storage.nbytes()
-        if tracked.pages is not None and (tracked.pages.address, tracked.nbytes) == (address, nbytes):
-            tracked.pages.renew()
-        else:
-            tracked.nbytes, tracked.pages = nbytes, None
-            elsewhere = storage.is_shared() or (torch.cuda.is_initialized() and storage.is_pinned())
-            if nbytes and not elsewhere and has_its_own_pages(address):
-                if later is not None and nbytes >= COMPARED and forget_zeros(address, nbytes):
-                    tracked.zero = True
-                    return None
-                tracked.pages = Pages(self.file.slot(nbytes), address)
-                if later is None:
-                    tracked.pages.fill(tracked.pages.slot)
-                else:
-                    later.append((tracked.pages, storage))
-        return tracked.pages
 
     # -- tensors that other workers read
 
@@ -325,14 +258,15 @@ class Residency(TorchDispatchMode):
         storage = tensor.untyped_storage()
         tracked, pages = self._storages.get(storage._cdata), None
         if tracked is not None and storage.nbytes() == tensor.nbytes and tensor.is_contiguous():
-            pages = self._put_away(tracked, storage)
+            pages = tracked.put_away(self.file)
         if pages is not None:
             pages.freeze()
             slot = pages.slot
         else:
             tensor = tensor.contiguous()
             slot = self.file.slot(tensor.nbytes)
-            slot.write(tensor.data_ptr())
+            self.file.transfer(os.pwritev, memory_at(tensor.data_ptr(), tensor.nbytes), slot.begin)
+            self.file.written += tensor.nbytes
         return Published.of(slot, tensor.shape, tensor.dtype)
 
     def contents(self, tensors: Sequence[Tensor]) -> Any:
@@ -350,7 +284,7 @@ class Residency(TorchDispatchMode):
         """Handle through which other workers add to a tensor. The tensor must not move, so it has to be in the file."""
         storage = total.untyped_storage()
         if (tracked := self._storages.get(storage._cdata)) is not None:
-            pages = self._put_away(tracked, storage)  # its address stays
+            pages = tracked.put_away(self.file)  # its address stays
             return SharedTensor(total) if pages is None else Published(total, pages.slot, _begin(total, 0))
         if (mapping := self._in_file.get(_address(total))) is None:
             return SharedTensor(total)
@@ -400,14 +334,16 @@ def _begin(tensor: Tensor, begin: int) -> int:
 
 def _wait_for_writes() -> None:
     """Wait until what has left memory is written."""
-    wait([each._leaving for each in _all if each._leaving is not None], Config.timeout)
+    wait([each._leaving.future for each in _all if each._leaving is not None], Config.timeout)
 
 
-def _write_out(leaving: list[tuple[Pages, torch.UntypedStorage]], forget: SpillFile | None = None) -> None:
-    """Write storages to their slots, which take their place; they are alive meanwhile. Then forget a file's cache."""
+def _write_out(
+    leaving: list[tuple[TrackedStorage, torch.UntypedStorage, Slot]], forget: SpillFile | None = None
+) -> None:
+    """Write storages, which are alive meanwhile, to their slots. Then forget a file's cache."""
     while leaving:
-        pages, _storage = leaving.pop(0)
-        pages.fill(pages.slot)
+        tracked, storage, slot = leaving.pop(0)
+        tracked.pages = Pages(slot, storage.data_ptr()).fill(slot)
     if forget is not None:
         forget.forget()
 
@@ -424,7 +360,7 @@ def _tensors(values: Sequence[Any], tensors: list[Tensor] | None = None) -> list
                 _tensors((value._indices(), value._values()), tensors)
             elif value.layout is torch.sparse_csr:
                 _tensors((value.crow_indices(), value.col_indices(), value.values()), tensors)
-        elif isinstance(value, _SEQUENCES):
+        elif isinstance(value, (list, tuple)):
             _tensors(value, tensors)
     return tensors
 
@@ -434,16 +370,19 @@ def _before_fork() -> None:
     for residency in _all:
         residency.arrive()
         residency.file.keep()
-        storages = residency._storages.values()
-        own_pages = [tracked.pages for tracked in storages if tracked.pages and tracked.storage() is not None]
-        for pages in (*own_pages, *residency._in_file.values()):
-            pages.freeze()
-            if pages.memory is not None:
-                pages.drop()
+        alive = [tracked for tracked in residency._storages.values() if tracked.storage() is not None]
+        for pages in (*(tracked.pages for tracked in alive), *residency._in_file.values()):
+            if pages is not None:
+                pages.ahead = None
+                pages.freeze()
+                if pages.memory is not None:
+                    pages.drop()
 
 
 def _in_child() -> None:
-    """Forget the files in a forked process; they belong to the parent."""
+    """Forget the files in a forked process; they belong to the parent, whose threads read ahead."""
+    for residency in _all:
+        residency.file.disk.memory = MemoryPool(0)
     _all.clear()
     spillable.tensor_file.value = None
 

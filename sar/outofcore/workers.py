@@ -15,14 +15,13 @@ thread that does not end then is left behind with the process.
 import ctypes
 import importlib.machinery
 import io
-import json
 import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -35,6 +34,7 @@ from sar.comm.group import Group
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.config import Config
+from sar.data.partition_json import first_named
 from sar.errors import CommunicationTimeout, ConfigError, PeerError
 from sar.host.memory import anonymous_memory, available_memory, parse_bytes
 from sar.logging_setup import logger
@@ -79,17 +79,13 @@ def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.ar
         )
     if not environ.get("SAR_SPILL_DIR"):
         raise ConfigError("SAR_MEMORY and SAR_RESIDENT need SAR_SPILL_DIR, a folder on a disk.")
-    parts = environ.get("SAR_PARTS") or None
-    for word in argv[1:] if parts is None else []:  # the first that names a JSON file of partitions, or its directory
-        named = Path(word.rpartition("=")[2])
-        for file in [named] if named.suffix == ".json" else sorted(named.glob("*.json")) if named.is_dir() else []:
-            with suppress(OSError, ValueError, TypeError, KeyError):
-                parts = parts or str(int(json.loads(file.read_text())["num_parts"]))
-    if parts is None or not str(parts).isdecimal() or int(parts) < 1:
-        state = "is not set" if parts is None else f"is {parts!r}"
+    parts = environ.get("SAR_PARTS", "")
+    if not parts and (named := first_named(argv[1:])) is not None:
+        parts = str(named.num_parts)
+    if not parts.isdecimal() or int(parts) < 1:
         raise ConfigError(
-            f"SAR_PARTS {state}, and no argument of the script names an existing directory of partitions; pass one, "
-            "or set SAR_PARTS to the number of partitions."
+            f"SAR_PARTS is {repr(parts) if parts else 'not set'}, and no argument of the script names an existing "
+            "directory of partitions; pass one, or set SAR_PARTS to the number of partitions."
         )
     return Wanted(int(parts), Path(environ["SAR_SPILL_DIR"]), memory)
 
@@ -221,11 +217,10 @@ def run_in_turns(
         finally:
             group.replicas.close()
 
-    threads = WorkerThreads(turns, run)
+    threads, disk = WorkerThreads(turns, run), Disk(at_hand, limit)
     process.group.stand_for(size)
     try:
         with process.group.guard():
-            disk = Disk(at_hand, limit)
             residencies.extend(Residency(SpillFile(folder, disk), at_hand) for _ in range(size) if folder is not None)
         with refusals():
             threads.run(lambda: process.group.waiting is not None)
@@ -233,9 +228,8 @@ def run_in_turns(
         process.group.stand_for(1)
         session.set_current(process)
         turns.progress.clear()
-        if residencies:
-            disk.threads.shutdown(cancel_futures=True)
-        for residency in residencies:
+        threads.some_left |= not disk.close()
+        for residency in residencies if not threads.some_left else ():  # else they are in use, until the process ends
             residency.file.close()
     return threads
 
@@ -263,12 +257,14 @@ class WorkerThreads:
 
     results: the return value of each worker.
     failures: the exceptions, by place.
+    some_left: whether threads do not end, so that the process has to end without them.
     """
 
     turns: Turns
     work: Callable[[int], Any]
     results: list[Any] = field(init=False, default_factory=list)
     failures: dict[int, BaseException] = field(init=False, default_factory=dict)
+    some_left: bool = field(init=False, default=False)
     _threads: list[threading.Thread] = field(init=False, default_factory=list)
 
     def run(self, others_work: Callable[[], bool] = lambda: False) -> None:
@@ -300,6 +296,7 @@ class WorkerThreads:
             if thread.is_alive():
                 left_by = self.turns.ended_by
                 self.failures.setdefault(place, left_by if left_by is not None else PeerError("still running"))
+                self.some_left = True
                 logger.error("worker %d does not end, and is left behind", self.turns.first + place)
         if interrupt is not None:
             raise interrupt
@@ -346,8 +343,3 @@ class WorkerThreads:
             "it waits for a lock that another worker keeps across a distributed call: release locks before such calls. "
             f"Its latest call: {self.turns.latest[self.turns.holder]}"
         )
-
-    @property
-    def some_left(self) -> bool:
-        """Whether some threads are still running."""
-        return any(thread.is_alive() for thread in self._threads)

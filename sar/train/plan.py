@@ -228,6 +228,11 @@ class MetaMemory(TorchDispatchMode):
         self.sizes: dict[int, int] = {}  # of the storages that live, by `_cdata`, their key
         self.of_buffers: set[int] = set()  # keys of those of message buffers
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False, because skipping torch's compiler would take a third of the time, and nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if args and isinstance(args[0], Tensor) and args[0].is_meta:

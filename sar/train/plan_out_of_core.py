@@ -17,6 +17,7 @@ from sar.comm import session
 from sar.comm.allocator import SMALL
 from sar.comm.group import Group
 from sar.comm.transport import Done, Letters, Shared, SharedTensor
+from sar.outofcore.residency import COMPARED
 from sar.outofcore.spill import CACHED
 from sar.outofcore.workers import AT_HAND
 from sar.tensors.spillable import tensor_file
@@ -25,10 +26,10 @@ from sar.train.plan import FIRST_EPOCH, CountedPool, MakeModel, MetaMemory, epoc
 
 PLANNED = 8
 """Partitions that are planned at most; others are taken to be like them."""
-LAUNCHER = 190 * 10**6
-"""Bytes that `sar launch` itself takes."""
 WAITING = 10**6
 """Bytes that a waiting partition keeps in memory."""
+_aten = torch.ops.aten
+_MAKE_ZEROS = {each.default for each in (_aten.zeros, _aten.zeros_like, _aten.new_zeros, _aten.zero_)}
 USED = 0.85
 """Share of the memory to plan for. The rest is for files' pages and for what is not foreseen."""
 
@@ -53,7 +54,7 @@ def plan_out_of_core(counts: GraphCounts, make_model: MakeModel, code: int, memo
     pages of files.
     """
     number = counts.num_workers
-    fixed = code + LAUNCHER + FIRST_EPOCH + number * WAITING
+    fixed = code + FIRST_EPOCH + number * WAITING
     room = max(memory - fixed, 1)
     by_size = sorted(range(number), key=lambda worker: -sum(counts.nodes[worker].values()))
     planned = by_size[:: -(-number // PLANNED)]  # the largest is one of them
@@ -82,6 +83,7 @@ class _Partition(MetaMemory):
         super().__init__()
         self.written = self.read = self.mapped = self.stored = self.parameters = 0
         self.constant: set[int] = set()  # keys of storages that do not change, such as features
+        self.zeros: set[int] = set()  # keys of storages that leave memory without being written
         self._in_file: dict[int, int] = {}  # sizes of storages by key
         self._away: set[int] = set()  # keys of storages that are out of memory
         self._structure: set[int] = set()  # keys of storages from before, which are in memory
@@ -115,7 +117,10 @@ class _Partition(MetaMemory):
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
                 self._in_file.pop(value.untyped_storage()._cdata, None)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        made = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in _MAKE_ZEROS and made.is_meta and made.nbytes >= COMPARED:
+            self.zeros.add(made.untyped_storage()._cdata)
+        return made
 
     @property
     def in_memory(self) -> int:
@@ -129,14 +134,15 @@ class _Partition(MetaMemory):
             self._out -= size
             if is_new or key in self.constant:
                 self.mapped += size
-            else:
+            elif key not in self.zeros:
                 self.read += size
+        self.zeros.discard(key)
 
     def leave(self) -> None:
         """All tensors leave memory; what is not in the file is written."""
         for key, size in self.sizes.items():
             if size >= SMALL and key not in self._away and key not in self.of_buffers:
-                if key not in self._in_file:
+                if key not in self._in_file and key not in self.zeros:
                     self._in_file[key] = size
                     self.written += size
                 self._away.add(key)
@@ -148,6 +154,7 @@ class _Partition(MetaMemory):
         self._out -= self.sizes[key] if key in self._away else 0
         super()._forget(key, in_buffers)
         self._away.discard(key)
+        self.zeros.discard(key)
         self._in_file.pop(key, None)
 
 
@@ -171,6 +178,7 @@ class _Turns(CountingTransport):
         return [brought] * self.world_size
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
+        self._memory.zeros -= {tensor.untyped_storage()._cdata for tensor in (*read, *added_to)}
         self._memory.leave()
         opened = ([_CountedRows(tensor, self._memory) for tensor in tensors] for tensors in (read, added_to))
         return [Shared(*opened)] * self.world_size

@@ -15,8 +15,9 @@ from torch import nn
 
 import sar
 from sar.comm import session
+from sar.outofcore.pages import Published
 from sar.outofcore.residency import Residency
-from sar.outofcore.spill import PAGE, Disk, Published, SpillFile
+from sar.outofcore.spill import PAGE, Disk, SpillFile, memory_at
 from sar.tensors.spillable import tensor_file
 from sar.train.profile import total
 from tests.adapters.dgl.directories import homogeneous_graph
@@ -235,7 +236,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 def published(tmp_path):
     file = SpillFile(tmp_path, Disk(0))
     slot, values = file.slot(ROWS * PAGE), torch.arange(ROWS).repeat_interleave(PAGE // 8)
-    slot.write(values.data_ptr())
+    file.transfer(os.pwritev, memory_at(values.data_ptr(), values.nbytes), slot.begin)
     os.fdatasync(file.fd)
     os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
     yield Published.of(slot, (ROWS, PAGE // 8), torch.int64)

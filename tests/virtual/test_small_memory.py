@@ -13,7 +13,6 @@ from sar.partition.in_memory import divide
 from tests.workers import REPOSITORY
 
 NODES, WIDTH, PARTS = 12_000, 2000, 8
-FEATURES = NODES * WIDTH * 4
 LIMIT = 70_000_000
 """Bytes beyond what the imports take."""
 
@@ -53,6 +52,15 @@ for epoch in range(3):
 """
 
 
+def make(folder: Path, nodes: int, width: int) -> None:
+    """Write partitions of a random graph, with features of a width, and the script."""
+    random = np.random.default_rng(0)
+    src, dst = random.integers(0, nodes, (2, 5 * nodes))
+    fields = {"feat": random.random((nodes, width), np.float32), "label": random.integers(0, 9, nodes)}
+    divide(GraphSource.homogeneous(src, dst, nodes, fields), folder / "parts", "graph", PARTS)
+    (folder / "train.py").write_text(SCRIPT)
+
+
 def train(folder: Path, limit: int, resident: bool) -> tuple[int, list[float], str]:
     """The exit status, losses and errors of a training."""
     virtual = {"SAR_RESIDENT": "1", "SAR_SPILL_DIR": str(folder)} if resident else {}
@@ -70,12 +78,8 @@ def train(folder: Path, limit: int, resident: bool) -> tuple[int, list[float], s
 
 @pytest.mark.slow
 def test_features(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    src, dst = random.integers(0, NODES, (2, 5 * NODES))
-    fields = {"feat": random.random((NODES, WIDTH), np.float32), "label": random.integers(0, 9, NODES)}
-    divide(GraphSource.homogeneous(src, dst, NODES, fields), tmp_path / "parts", "graph", PARTS)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    assert FEATURES > LIMIT
+    make(tmp_path, NODES, WIDTH)
+    assert NODES * WIDTH * 4 > LIMIT
     status, losses, told = train(tmp_path, LIMIT, resident=True)
     assert status == 0, told
     status, expected, told = train(tmp_path, 0, resident=False)

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from sar.comm.allocator import _M_MMAP_THRESHOLD, SMALL, set_allocator
-from sar.outofcore import spill as spill_file
-from sar.outofcore import workers
-from sar.outofcore.spill import has_its_own_pages
+from sar.outofcore import pages, spill, workers
+from sar.outofcore.pages import has_its_own_pages
 from sar.tensors import spillable
 from tests.workers import Err, Ok, WorkerFailure, _pickle, shared_pool
 
@@ -67,27 +66,25 @@ def fill_the_heap() -> list[torch.Tensor]:
     return filling
 
 
-def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool, fits: bool) -> list[Ok | Err]:
+def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spills: bool, fits: bool) -> list[Ok | Err]:
     """Run a case as virtual workers of this process."""
     function = getattr(importlib.import_module(module), name)
-    before = spillable.LEAST_BYTES, workers.AT_HAND
-    in_file = spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE, spill_file.GIVEN_BACK
+    before = spillable.LEAST_BYTES, workers.AT_HAND, spill.POOLED, pages.READ_PAST_CACHE, spill.GIVEN_BACK
     spillable.LEAST_BYTES = SPILL_ALL
     if not fits:
-        workers.AT_HAND, spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE, spill_file.GIVEN_BACK = 0.0, 2**30, 0, 0
-    set_allocator(spilled=spill)
-    if spill:
+        workers.AT_HAND, spill.POOLED, pages.READ_PAST_CACHE, spill.GIVEN_BACK = 0.0, 2**30, 0, 0
+    set_allocator(spilled=spills)
+    if spills:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LEAST_BLOCK)
     try:
         with tempfile.TemporaryDirectory() as folder:
             threads = workers.run_in_turns(
-                len(given), lambda place: _pickle(function(*given[place])), Path(folder) if spill else None
+                len(given), lambda place: _pickle(function(*given[place])), Path(folder) if spills else None
             )
             assert not os.listdir(folder)
     finally:
         set_allocator()
-        spillable.LEAST_BYTES, workers.AT_HAND = before
-        spill_file.IN_MEMORY, spill_file.READ_PAST_CACHE, spill_file.GIVEN_BACK = in_file
+        spillable.LEAST_BYTES, workers.AT_HAND, spill.POOLED, pages.READ_PAST_CACHE, spill.GIVEN_BACK = before
     return [
         _failed(threads.failures[place]) if place in threads.failures else Ok(pickle.loads(result))
         for place, result in enumerate(threads.results)
