@@ -181,10 +181,11 @@ class Mapping(Pages):
 
     _past_cache = False
 
-    def __init__(self, slot: Slot, begin: int = 0) -> None:
+    def __init__(self, slot: Slot, begin: int = 0, number: int = 0) -> None:
         super().__init__(slot, slot.map(mmap.MAP_SHARED) + slot.shift)
         self._fresh = False
         self.begin = begin  # offset of its tensors in the slot, in bytes
+        self.number = number  # counts the worker's mappings, as `TrackedStorage.number` its storages
         self.away = False  # True from the end of its owner's turn until the next use
         if slot.nbytes <= AT_ONCE:
             slot.file.disk.prefetched += slot.nbytes

@@ -86,6 +86,8 @@ class Residency(TorchDispatchMode):
         self.left = 0
         self._tracked = 0  # storages so far
         self._used: list[TrackedStorage] = []  # those that were read back in this turn
+        self._used_in_file: set[int] = set()  # numbers of the mappings that were used in this turn
+        self._mapped = 0  # mappings so far
         self._leaving: Transfer | None = None  # writes what has left memory
         self._storages: dict[int, TrackedStorage] = {}  # by `_cdata`, which identifies a storage
         self._purge_at = FIRST_PURGE
@@ -160,6 +162,8 @@ class Residency(TorchDispatchMode):
                     for used in self._used:  # memory of those that are freed is free for others
                         used.storage()
                 self._used.append(tracked)
+            else:
+                self._used_in_file.add(tracked.number)
             tracked.come_back()
         return key
 
@@ -225,7 +229,8 @@ class Residency(TorchDispatchMode):
             self._leaving = self.file.start(_write_out, new, self.file if exceeds else None)
         if _free_mkl is not None:
             _free_mkl()
-        disk.latest, self._used = (turn, [used.number for used in self._used]), []
+        disk.latest, self._used = (turn, [used.number for used in self._used], self._used_in_file), []
+        self._used_in_file = set()
 
     def arrive(self) -> None:
         """Begin a turn: all that has left memory is written."""
@@ -236,9 +241,12 @@ class Residency(TorchDispatchMode):
     def prefetch(self, turn: int) -> None:
         """Read in the background what the worker before has used in the same turn."""
         disk = self.file.disk
-        of, numbers = disk.latest
+        of, numbers, in_file = disk.latest
         if of != turn or not disk.exceeds_cache or (self._leaving is not None and not self._leaving.future.done()):
             return
+        for mapping in self._in_file.values():
+            if mapping.number in in_file and mapping.away and mapping.slot.nbytes <= AT_ONCE:
+                mapping.slot.will_need(0, mapping.slot.nbytes)
         away = {each.number: each.pages for each in self._storages.values() if each.away and each.pages is not None}
         for number in numbers:
             if number in away and not away[number].read_ahead():
@@ -294,7 +302,8 @@ class Residency(TorchDispatchMode):
     # -- tensors in the file
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        mapping = Mapping(self.file.slot(prod(shape) * dtype.itemsize))
+        self._mapped += 1
+        mapping = Mapping(self.file.slot(prod(shape) * dtype.itemsize), number=self._mapped)
         self._in_file[mapping.address + mapping.begin] = mapping
         return mapping.tensor(shape, dtype)
 

@@ -14,10 +14,12 @@ import errno
 import mmap
 import os
 import tempfile
-from collections import defaultdict
+import threading
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
@@ -30,8 +32,8 @@ CACHED = 3
 """Multiple of the bytes at hand up to which the page cache holds the spill files; else they go past it."""
 POOLED = 1
 """Multiple of the bytes at hand that the pool has for tensors that come back past the page cache."""
-GIVEN_BACK = 2**24
-"""Bytes of a slot from which its space is free for others while it is not used."""
+SPARE = 0.25
+"""Space of free slots that is kept on the disk, beside that of slots in use at most; taking space anew takes time."""
 READ_AHEAD: Final = 2**17
 """Bytes that Linux reads at least for one request. With some disks' settings it ignores the rest of a longer one."""
 _KEPT_IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
@@ -56,15 +58,39 @@ class Disk:
         self.memory = MemoryPool(POOLED * at_hand)
         self.size = 0  # bytes of all files
         self.prefetched = 0  # bytes of small mappings, which are read whole on first use
-        self.latest: tuple[int, list[int]] = 0, []  # the latest turn, and the storages that it has read back
+        self.latest: tuple[int, list[int], set[int]] = 0, [], set()  # a turn; storages and mappings that it has used
         self.room, self.limit = CACHED * at_hand, limit
         self.threads = ThreadPoolExecutor(2, "sar-disk")  # one for tensors that leave, one for letters
         self.started: WeakSet[Future[None]] = WeakSet()  # transfers, for `close`
+        self.lock = threading.RLock()  # of taking slots
+        self.unused: OrderedDict[tuple[SpillFile, int], int] = OrderedDict()  # space of free slots, the oldest first
+        self.space = self.most = 0  # bytes that all files have on the disk, and that slots have used at most
 
     @property
     def exceeds_cache(self) -> bool:
         """Whether the page cache cannot hold the files."""
         return self.size > self.room
+
+    def allocate(self, file: "SpillFile", begin: int, nbytes: int) -> None:
+        """Give a range of a file space on the disk. That of free slots goes back if it is more than `SPARE`."""
+        self.most = max(self.most, self.space - sum(self.unused.values()) + nbytes)
+        self._give_back(self.space + nbytes - (1 + SPARE) * self.most)
+        try:
+            os.posix_fallocate(file.fd, begin, nbytes)
+        except OSError:
+            if not self.unused:
+                raise
+            self._give_back(float("inf"))
+            os.posix_fallocate(file.fd, begin, nbytes)
+        self.space += nbytes
+
+    def _give_back(self, nbytes: float) -> None:
+        """Return the space of free slots to the disk, those first that have been free for longest."""
+        while self.unused and nbytes > 0:
+            (file, begin), room = self.unused.popitem(last=False)
+            _libc.fallocate(file.fd, _PUNCH_HOLE, _Offset(begin), _Offset(room))
+            self.space -= room
+            nbytes -= room
 
     def close(self) -> bool:
         """End the threads. Returns False if a transfer still runs after `Config.timeout`."""
@@ -121,18 +147,19 @@ class SpillFile:
         # page more leaves room for the shift.
         step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))
         room = -(-max(nbytes, 1) // step) * step + PAGE
-        free = self._free[room]
-        begin = free.pop() if free else self.size  # other threads free slots, too
-        if begin == self.size or room >= GIVEN_BACK:
-            try:
-                os.posix_fallocate(self.fd, begin, room)
-            except OSError as error:
-                if begin < self.size:
-                    free.append(begin)
-                raise self.failed(error, room) from error
-        if begin == self.size:
-            self.size += room
-            self.disk.size += room
+        with self.disk.lock:
+            free = self._free[room]
+            begin = free.pop() if free else self.size
+            if self.disk.unused.pop((self, begin), None) is None:
+                try:
+                    self.disk.allocate(self, begin, room)
+                except OSError as error:
+                    if begin < self.size:
+                        free.append(begin)
+                    raise self.failed(error, room) from error
+            if begin == self.size:
+                self.size += room
+                self.disk.size += room
         return Slot(self, begin, room, nbytes, shift)
 
     def failed(self, error: OSError, more: int = 0) -> SpillError:
@@ -141,7 +168,7 @@ class SpillFile:
             return SpillError(f"The file of spilled tensors in {self.folder} cannot be read or written: {error}.")
         return SpillError(
             f"There is no room in {self.folder} for {more / 1e6:,.1f} MB of spilled tensors beside the "
-            f"{self.disk.size / 1e6:,.1f} MB that are there ({error.strerror}). Name a folder on a larger disk."
+            f"{self.disk.space / 1e6:,.1f} MB that are there ({error.strerror}). Name a folder on a larger disk."
         )
 
     def start(self, work: Callable[..., None], *args: Any) -> Transfer:
@@ -173,18 +200,21 @@ class SpillFile:
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def free(self, begin: int, room: int) -> None:
-        """Let a slot's range be used again. A large one gives its space back to the disk, for slots of other sizes."""
-        if begin >= self._kept:
-            if room >= GIVEN_BACK and self.fd >= 0:  # before another thread can take the slot and write to it
-                _libc.fallocate(self.fd, _PUNCH_HOLE, _Offset(begin), _Offset(room))
+        """Let a slot's range be used again. It keeps its space on the disk, until slots of other sizes need it."""
+        if begin >= self._kept and self.fd >= 0:  # without the lock, as freeing anything may come here
+            self.disk.unused[self, begin] = room
             self._free[room].append(begin)
 
     def keep(self) -> None:
         """Never use the present slots again, because a forked process may read them."""
-        self._kept = self.size
-        self._free.clear()
+        with self.disk.lock:
+            self._kept = self.size
+            for begin in chain.from_iterable(self._free.values()):
+                self.disk.unused.pop((self, begin), None)
+            self._free.clear()
 
     def close(self) -> None:
+        self.keep()
         for fd in (self.fd, self.direct):
             if fd is not None:
                 os.close(fd)

@@ -1,5 +1,6 @@
 """Whatever goes wrong in one virtual worker ends all of them with a clear error, at once, and leaves nothing behind."""
 
+import errno
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sar
 from sar.comm import session
-from sar.errors import ConfigError
+from sar.errors import ConfigError, SpillError
 from sar.outofcore import workers
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import Disk, SpillFile
@@ -164,3 +165,40 @@ def test_no_recovery_without_all():
         assert outcomes[rank].kind == "PeerError"
         assert "2 has ended" in outcomes[rank].message or "0, 2 have ended" in outcomes[rank].message
         assert "Worker 1 raised ValueError: once" in outcomes[rank].message
+
+
+def space(*files):
+    """Bytes that files have on the disk."""
+    return sum(os.fstat(file.fd).st_blocks * 512 for file in files)
+
+
+def test_space_of_free_slots_goes_to_slots_of_other_sizes(tmp_path):
+    disk, (most, step) = Disk(1e9), (0, 2**20)
+    files = [SpillFile(tmp_path, disk) for _ in range(2)]
+    for pages in (3, 5, 7, 3):
+        slots = [file.slot(pages * step) for file in files for _ in range(105 // pages)]
+        assert len({(slot.file, slot.begin) for slot in slots}) == len(slots)
+        most = max(most, sum(slot.room for slot in slots))
+        assert sum(slot.room for slot in slots) <= space(*files) <= 1.27 * most
+        del slots
+    for file in files:
+        file.close()
+
+
+def test_a_disk_takes_back_the_space_of_free_slots_before_it_is_full(tmp_path, monkeypatch):
+    file, reserve, limit = SpillFile(tmp_path, Disk(1e9)), os.posix_fallocate, 40 * 2**20
+
+    def fallocate(fd, begin, nbytes):
+        if space(file) + nbytes > limit:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(fd, begin, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    slots = [file.slot(3 * 2**20) for _ in range(10)]
+    del slots
+    slots = [file.slot(7 * 2**20) for _ in range(5)]
+    with pytest.raises(SpillError, match="no room"):
+        file.slot(7 * 2**20)
+    del slots
+    assert [file.slot(3 * 2**20).room for _ in range(10)]
+    file.close()

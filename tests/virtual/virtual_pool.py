@@ -69,10 +69,10 @@ def fill_the_heap() -> list[torch.Tensor]:
 def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spills: bool, fits: bool) -> list[Ok | Err]:
     """Run a case as virtual workers of this process."""
     function = getattr(importlib.import_module(module), name)
-    before = spillable.LEAST_BYTES, workers.AT_HAND, spill.POOLED, pages.READ_PAST_CACHE, spill.GIVEN_BACK
+    before = spillable.LEAST_BYTES, workers.AT_HAND, spill.POOLED, pages.READ_PAST_CACHE
     spillable.LEAST_BYTES = SPILL_ALL
     if not fits:
-        workers.AT_HAND, spill.POOLED, pages.READ_PAST_CACHE, spill.GIVEN_BACK = 0.0, 2**30, 0, 0
+        workers.AT_HAND, spill.POOLED, pages.READ_PAST_CACHE = 0.0, 2**30, 0
     set_allocator(spilled=spills)
     if spills:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LEAST_BLOCK)
@@ -84,7 +84,7 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spills: bool
             assert not os.listdir(folder)
     finally:
         set_allocator()
-        spillable.LEAST_BYTES, workers.AT_HAND, spill.POOLED, pages.READ_PAST_CACHE, spill.GIVEN_BACK = before
+        spillable.LEAST_BYTES, workers.AT_HAND, spill.POOLED, pages.READ_PAST_CACHE = before
     return [
         _failed(threads.failures[place]) if place in threads.failures else Ok(pickle.loads(result))
         for place, result in enumerate(threads.results)
