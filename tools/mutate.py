@@ -121,14 +121,15 @@ MUTANTS = [
     Mutant(
         "rows that are not waited for",
         "sar/comm/exchange.py",
-        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n                rows",
+        "                    self.group.wait_for(inbound.wait, self.signature, peer=inbound.peer)\n"
+        "                rows",
         "                    pass\n                rows",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "gradients that are not waited for",
         "sar/comm/exchange.py",
-        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n"
+        "                    self.group.wait_for(inbound.wait, self.signature, peer=inbound.peer)\n"
         "                self._rows.add",
         "                    pass\n                self._rows.add",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
@@ -150,7 +151,7 @@ MUTANTS = [
     Mutant(
         "kept rows whose buffer is used again",
         "sar/comm/exchange.py",
-        "None if self._keep else inbound",
+        "None if self.keep else inbound",
         "inbound",
         "tests/core/test_checkpointing.py::test_many_tiles",
     ),
@@ -283,8 +284,8 @@ MUTANTS = [
     Mutant(
         "messages of NCCL that are not waited for",
         "sar/comm/process_transport.py",
-        "work.work.wait()",
-        "pass",
+        "both = self._nccl._end_coalescing().wait",
+        "both = self._nccl._end_coalescing().__str__",
         "tests/core/test_host_waits.py::test_where_the_host_waits",
     ),
     Mutant(

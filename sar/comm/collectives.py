@@ -146,32 +146,19 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
         send_tensor: tensor to send.
     """
     with current_group().guard() as group:
-        call = f"exchange_single_tensor of {str(send_tensor.dtype).removeprefix('torch.')}"
         if recv_tensor.dtype != send_tensor.dtype:
             raise ConfigError(
-                f"{call} cannot receive into {recv_tensor.dtype}; all workers send and receive one dtype."
+                f"exchange_single_tensor of {send_tensor.dtype} cannot receive into {recv_tensor.dtype}; expected one "
+                "dtype for all that is sent and received."
             )
-        group.agree(call)
         if not (0 <= recv_idx < group.world_size and 0 <= send_idx < group.world_size):
             raise ConfigError(
                 f"exchange_single_tensor names {recv_idx} and {send_idx}; expected ranks below {group.world_size}."
             )
-        table = group.gather_numbers([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes], call)
-        # Every worker checks all pairs, so that all raise the same error.
-        for rank, (source, _, expected, _) in enumerate(table):
-            _, reader, _, offered = table[source]
-            if reader != rank or expected != offered:
-                raise ConfigError(
-                    f"Worker {rank} wants {expected} bytes from worker {source}, which sends {offered} bytes to worker "
-                    f"{reader}. Let the two name each other, with tensors of equal size."
-                )
-        if recv_idx == group.rank:
-            recv_tensor.detach().copy_(send_tensor)
-            return
-        sent, into = ([tensor.new_empty(0)] * group.world_size for tensor in (send_tensor, recv_tensor))
-        sent[send_idx] = send_tensor.detach()
-        into[recv_idx] = torch.empty_like(recv_tensor, memory_format=torch.contiguous_format)
-        recv_tensor.detach().copy_(group.exchange(call, sent, into)[recv_idx])
+        sent, sizes = [send_tensor.new_empty(0)] * group.world_size, [0] * group.world_size
+        sent[send_idx], sizes[recv_idx] = send_tensor.detach().flatten(), recv_tensor.numel()
+        arrived = exchange_tensors(sent, sizes)[recv_idx]
+        recv_tensor.detach().copy_(arrived.view_as(recv_tensor))
 
 
 def sync_params(model: Module) -> None:
@@ -194,10 +181,11 @@ def copy_from_first(model: Module) -> None:
     with current_group().guard() as group, torch.no_grad():
         call = "sync_params"
         _agree_on_model(group, call, model, named)
-        if group.world_size > 1:
-            _refuse_own_rows(group, call, model)
-            watch(model.parameters(), group.rank)
-        for bucket in _buckets([tensor.detach() for _, tensor in named]) if group.world_size > 1 else []:
+        if group.world_size == 1:
+            return
+        _refuse_own_rows(group, call, model)
+        watch(model.parameters(), group.rank)
+        for bucket in _buckets([tensor.detach() for _, tensor in named]):
             travelling = torch.cat([tensor.flatten().to(group.device) for tensor in bucket])
             group.broadcast(travelling, call)
             for tensor, values in zip(bucket, travelling.split([tensor.numel() for tensor in bucket]), strict=True):

@@ -37,11 +37,6 @@ class FieldFormat(NamedTuple):
     def of(cls, tensor: Tensor) -> "FieldFormat":
         return cls(tensor.dtype, tuple(tensor.shape[1:]))
 
-    def narrowed(self, dtype: torch.dtype) -> "FieldFormat":
-        """The format with `dtype` in place of a wider floating-point type."""
-        is_wider = self.dtype.is_floating_point and self.dtype.itemsize > dtype.itemsize
-        return FieldFormat(dtype, self.shape) if is_wider else self
-
     def aligned_bytes(self, rows: int) -> int:
         """Size in bytes of a number of rows in a message, with alignment."""
         return -(-rows * prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
@@ -84,15 +79,11 @@ class RowFormat:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> "RowFormat":
-        """The format of the rows of tensors, (N, ...) each, narrowed to `dtype`."""
+        """The format of the rows of tensors, (N, ...) each, with `dtype` in place of wider floating-point types."""
         fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = ()
         for tensor in tensors:
             fields += ((tensor.dtype, tensor.shape[1:]),)
         return _row_format(fields, dtype)
-
-    def narrowed(self, dtype: torch.dtype | None) -> "RowFormat":
-        """The format with `dtype` in place of wider floating-point types; None changes nothing."""
-        return self if dtype is None else RowFormat(tuple(field.narrowed(dtype) for field in self.fields))
 
     def layout(self, rows: int) -> MessageLayout:
         """The layout of a message of that many rows: field after field, each aligned."""
@@ -111,7 +102,11 @@ class RowFormat:
 
 @lru_cache(FORMATS)
 def _row_format(fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...], dtype: torch.dtype | None) -> RowFormat:
-    return RowFormat(tuple(FieldFormat(kind, tuple(shape)) for kind, shape in fields)).narrowed(dtype)
+    formats = []
+    for kind, shape in fields:
+        is_wider = dtype is not None and kind.is_floating_point and kind.itemsize > dtype.itemsize
+        formats.append(FieldFormat(dtype if is_wider and dtype else kind, tuple(shape)))
+    return RowFormat(tuple(formats))
 
 
 @dataclass(eq=False)

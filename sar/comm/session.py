@@ -16,6 +16,7 @@ from sar.comm.group import Group
 from sar.comm.process_transport import ProcessTransport
 from sar.comm.rows import BufferPool
 from sar.comm.store import HEARD_SECONDS
+from sar.comm.transport import Transport
 from sar.errors import NotInitializedError
 
 
@@ -38,11 +39,11 @@ def group_beside(name: str) -> Group:
 
     All workers pass the same `name`, which no other group of the job has. The group is on the CPU.
     """
-    group = current_group()
-    store: dist.Store = dist.HashStore()  # enough for one worker, who may have no store of torch
+    group, transport = current_group(), Transport(0, 1)
     if group.world_size > 1:
         store = dist.PrefixStore(f"sar/{name}", dist.distributed_c10d._get_default_store())
-    beside = Group(ProcessTransport(store, group.rank, group.world_size), counted=False)
+        transport = ProcessTransport(store, group.rank, group.world_size)
+    beside = Group(transport, counted=False)
     _beside.add(beside)
     return beside
 

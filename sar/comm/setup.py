@@ -42,7 +42,7 @@ from sar.comm.process_transport import ProcessTransport
 from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.comm.session import Communication
-from sar.comm.store import JobStore, bounded, poll
+from sar.comm.store import bounded, poll
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, SarError
 from sar.host.durable import put_in_place
@@ -272,7 +272,7 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         with suppress(RuntimeError, OverflowError, ValueError):  # an incomplete file, a service of another kind, ...
             address, port, nonce = path.read_text().split()
             store = connect_store(address, int(port))
-            if JobStore(store, "sar").read(["nonce"]) == [nonce]:
+            if bounded(lambda: store.check(["sar/nonce"]) and store.get("sar/nonce").decode() == nonce):
                 return AnnouncedStore(address, nonce, store, None)
         return None
 

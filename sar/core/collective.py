@@ -189,7 +189,7 @@ class TileCall(Collective):
         if layout is None:
             layout = Layout.of(relation.plan, settings, operation.widest, both_ways=self.both_ways)
             operation.layouts[self.both_ways] = layout
-        keep, pool = settings.keep and self.rereads and self.needed != 0, session.current().pool
+        keep, pool = settings.disable_sr and self.rereads and self.needed != 0, session.current().pool
         exchange = Exchange(
             *(structure.group, relation.plan, settings, layout, pool, self.signature, structure.device),
             None if keep and backward else fields,

@@ -35,9 +35,10 @@ from sar.comm.collectives import gather_grads
 from sar.comm.group import Group, running_module
 from sar.comm.rows import BufferPool
 from sar.comm.statistics import BACKWARD, listeners, statistics
+from sar.comm.transport import Transport
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, SarError
-from sar.train.counted_graph import META, CountingGroup, GraphCounts, GraphInfo, counted_graph
+from sar.train.counted_graph import META, GraphCounts, GraphInfo, counted_graph
 
 MakeModel = Callable[[GraphInfo], nn.Module]
 
@@ -100,7 +101,7 @@ def plan_training(counts: GraphCounts, make_model: MakeModel, code: int) -> list
 
 def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: int) -> WorkerPlan:
     """Train for two epochs without values and count the second: see [Note: which epoch]."""
-    memory, group = MetaMemory(), CountingGroup(worker, counts.num_workers)
+    memory, group = MetaMemory(), Group(Transport(worker, counts.num_workers))
     with session.standing_in(group, CountedPool(memory)):
         graph, structure = counted_graph(counts, worker, group)
         structure_before = structure.nbytes

@@ -16,11 +16,11 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.allocator import SMALL
 from sar.comm.group import Group
-from sar.comm.transport import Done, Letters, Shared, SharedTensor
+from sar.comm.transport import Done, Letters, Shared, SharedTensor, Transport
 from sar.outofcore.spill import CACHED
 from sar.outofcore.workers import AT_HAND
 from sar.tensors.spillable import tensor_file
-from sar.train.counted_graph import CountingTransport, GraphCounts, counted_graph
+from sar.train.counted_graph import GraphCounts, counted_graph
 from sar.train.plan import FIRST_EPOCH, CountedPool, MakeModel, MetaMemory, epochs
 
 PLANNED = 8
@@ -151,11 +151,11 @@ class _Partition(MetaMemory):
         self._in_file.pop(key, None)
 
 
-class _Turns(CountingTransport):
+class _Turns(Transport):
     """The transport of one of a process's partitions; all others do the same as this one."""
 
     def __init__(self, rank: int, counts: GraphCounts, memory: _Partition) -> None:
-        super().__init__(rank, counts.num_workers, torch.device("cpu"))
+        super().__init__(rank, counts.num_workers)
         self.local_peers = range(counts.num_workers)
         self._memory = memory
 
@@ -166,14 +166,12 @@ class _Turns(CountingTransport):
     def all_reduce(self, *_: Any) -> None:
         self._memory.leave()
 
-    def swap(self, brought: Any) -> list[Any]:
+    def swap(self, brought: Any, *, in_order: bool) -> list[Any]:
         self._memory.leave()
         return [brought] * self.world_size
 
-    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
-        self._memory.leave()
-        opened = ([_CountedRows(tensor, self._memory) for tensor in tensors] for tensors in (read, added_to))
-        return [Shared(*opened)] * self.world_size
+    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
+        return Shared(*([_CountedRows(tensor, self._memory) for tensor in tensors] for tensors in (read, added_to)))
 
     def letters(self, sizes: Mapping[Any, int]) -> Letters:
         return _CountedLetters(sizes, self._memory)

@@ -5,13 +5,14 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm.process_transport import ProcessTransport
-from sar.comm.transport import Member, Message
+from sar.comm.transport import Message, Wait
 
 
 @dataclass(eq=False)
@@ -136,13 +137,13 @@ class SimulatedTransport(ProcessTransport):
         self.jitter = jitter
         self._open = True  # tests exchange without an agreement, which would connect
 
-    def connect(self, group: Member, limit: float) -> None:
+    def connect(self, group: Any, limit: float) -> None:
         """The network is there."""
 
-    def _connect(self, generation: int) -> None:
+    def _connect(self) -> None:
         """The network is there."""
 
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[End | None, End | None]:
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Wait | None, Wait | None]:
         self.jitter()
         batch = Batch(tag)
         if inbound is not None:
@@ -150,10 +151,7 @@ class SimulatedTransport(ProcessTransport):
         if outbound is not None:
             batch.outbound = End(self.rank, *outbound, batch)
         self.network.post(batch)
-        return batch.inbound, batch.outbound
-
-    def wait(self, work: End, peer: int) -> None:
-        self.network.wait(work)
+        return tuple(end and partial(self.network.wait, end) for end in (batch.inbound, batch.outbound))
 
     def _close(self) -> None:
         self.network.close(self.rank)
@@ -165,8 +163,8 @@ class SimulatedTransport(ProcessTransport):
         gathered = [tensor.clone() for _ in range(self.world_size)]
         for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
-            for end in self.post(Message(source, gathered[source]), Message(reader, tensor), k):
-                self.wait(end, source)
+            for wait in self.post(Message(source, gathered[source]), Message(reader, tensor), k):
+                wait()
         return gathered
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:

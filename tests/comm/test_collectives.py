@@ -179,8 +179,9 @@ def receive_another_dtype():
 
 
 def nobody_sends():
-    """Both want to receive from worker 0, which sends to itself."""
+    """Both want to receive from worker 0, which sends to itself, and hears of the other's error in its next call."""
     comm.exchange_single_tensor(0, sar.rank(), torch.empty(2), torch.ones(2))
+    sar.all_sum(1)
 
 
 def go_wrong(how):
@@ -205,7 +206,7 @@ def go_wrong(how):
         (two_widths, [1], "float32[3, 3] among tensors with rows like float32[0, 2]"),
         (unfit_room, [0, 1], "expected lengths [2, 2]"),
         (receive_another_dtype, [0, 1], "float32"),
-        (nobody_sends, [0, 1], "Worker 1 wants"),
+        (nobody_sends, [1], "expected lengths [2, 0], but [0, 2] arrive"),
     ],
 )
 @pytest.mark.parametrize("world_size", [2])

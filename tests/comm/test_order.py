@@ -88,7 +88,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
 
     def work(rank: int) -> Tensor:
         group = Group(SimulatedTransport(network, store, rank))
-        settings = Settings(depth or 0, 2**20, tile_rows, False, depth is None, None, None)
+        settings = Settings(depth or 0, 2**20, tile_rows, False, None, None, depth is None)
         layout = Layout.of(plans[rank], settings, RowFormat.of([x[rank]]))
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
@@ -133,7 +133,7 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
 
     def work(rank: int) -> None:
         group = Group(SimulatedTransport(network, store, rank, fail if rank == 1 else lambda: None))
-        settings = Settings(1, 2**20, 2, False, False, None, None)
+        settings = Settings(1, 2**20, 2, False, None, None)
         x = torch.zeros(NODES, 1)
         with group.guard():
             layout = Layout.of(plans[rank], settings, RowFormat.of([x]))
@@ -157,7 +157,7 @@ def test_buffers_serve_the_next_exchange(buffer_bytes) -> None:
 
     def work(rank: int) -> list[set[int]]:
         group, pool = Group(SimulatedTransport(network, store, rank)), BufferPool(CPU)
-        settings, x = Settings(1, buffer_bytes, 4, False, False, None, None), torch.zeros(NODES, 1)
+        settings, x = Settings(1, buffer_bytes, 4, False, None, None), torch.zeros(NODES, 1)
         layout, kept = Layout.of(plans[rank], settings, RowFormat.of([x])), []
         for _ in range(2):
             group.calls += 1

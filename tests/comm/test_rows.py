@@ -10,7 +10,7 @@ WIDE = [torch.float32, torch.float64]
 
 def travelled(column):
     """A column as it arrives in bfloat16, through a message that held other things before."""
-    row = RowFormat.of([column]).narrowed(torch.bfloat16)
+    row = RowFormat.of([column], torch.bfloat16)
     message = torch.full((row.layout(len(column)).nbytes,), 255, dtype=torch.uint8)
     (place,) = row.layout(len(column)).views(message)
     place.copy_(column)

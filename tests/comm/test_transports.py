@@ -19,7 +19,7 @@ from sar.comm.process_transport import ProcessTransport
 from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.statistics import BACKWARD
 from sar.comm.tiles import GradientReturn, HaloPlan, Layout, LocalFields, Settings
-from sar.comm.transport import Failure, Member
+from sar.comm.transport import Failure, Transport
 from sar.errors import CommunicationError
 from sar.outofcore import progress
 from sar.outofcore.transport import InProcessTransport
@@ -36,11 +36,11 @@ class Generations(SimulatedTransport):
         super().__init__(networks[0], store, rank)
         self.networks = networks
 
-    def connect(self, group: Member, limit: float) -> None:
+    def connect(self, group: Any, limit: float) -> None:
         ProcessTransport.connect(self, group, limit)
 
-    def _connect(self, generation: int) -> None:
-        self.network = self.networks[generation]
+    def _connect(self) -> None:
+        self.network = self.networks[self._generation]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -91,7 +91,8 @@ def test_nccl_is_made_anew_and_aborted_in_each_generation(monkeypatch: pytest.Mo
     monkeypatch.setattr(process_transport, "new_nccl", Recorded)
     transport = ProcessTransport(dist.HashStore(), 0, 1, torch.device("meta"))
     for generation in range(2):
-        transport._connect(generation)
+        transport._generation = generation
+        transport._connect()
         transport._open = True
         transport.abort(generation, Failure("", "on purpose", final=False))
         transport.abort(generation, Failure("", "once more", final=False))  # closed already
@@ -102,7 +103,7 @@ def test_nccl_is_made_anew_and_aborted_in_each_generation(monkeypatch: pytest.Mo
 
 def in_turns(workers: int, work: Callable[[int, Group], Any]) -> WorkerThreads:
     """Run `work(rank, group)` as workers that share this process."""
-    turns, process = Turns(workers, 0), Group(ProcessTransport(dist.HashStore(), 0, 1))
+    turns, process = Turns(workers, 0), Group(Transport(0, 1))
     threads = WorkerThreads(turns, lambda rank: work(rank, Group(InProcessTransport(process, turns, rank))))
     threads.run()
     return threads
@@ -118,7 +119,7 @@ def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_pl
     def work(rank: int, group: Group) -> torch.Tensor:
         assert list(group.local_peers) == list(range(workers))
         plan = HaloPlan(rank, plans[rank].send_rows, torch.tensor(plans[rank].halo_counts), NODES, everywhere)
-        settings = Settings(1, 2**20, tile_rows, False, False, None, None)
+        settings = Settings(1, 2**20, tile_rows, False, None, None)
         layout = Layout.of(plan, settings, RowFormat.of([x[rank]]))
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
@@ -155,7 +156,7 @@ def test_threads_of_gloo_preempt_nobody(chosen: str) -> None:
         os.sched_setscheduler(0, getattr(os, chosen), os.sched_param(0))
         before = set(os.listdir("/proc/self/task"))
         transport = ProcessTransport(dist.HashStore(), 0, 1)
-        transport._connect(0)
+        transport._connect()
         started = set(os.listdir("/proc/self/task")) - before
         found.append({os.sched_getscheduler(int(thread)) for thread in started})
         found.append({os.sched_getscheduler(0)})

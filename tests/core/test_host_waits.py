@@ -75,9 +75,9 @@ _groups = itertools.count()
 class Transport(ProcessTransport):
     """Which connects in a thread of its own."""
 
-    def _connect(self, generation: int) -> None:
+    def _connect(self) -> None:
         with PretendGpu():
-            super()._connect(generation)
+            super()._connect()
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ STOPS = [
     "aggregate",
     "Node.forward",
     "Group.agree",
-    "Exchange.__init__",
+    "Exchange.__post_init__",
     "Group.post",
     "aggregate_sum",
     "accumulate_rows",
