@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     Mutant(
         "changed rows that are not laid out again",
-        "sar/comm/same_process.py",
+        "sar/outofcore/process_rows.py",
         "is not None and written[0] == version:",
         "is not None:",
         "tests/virtual/test_memory.py::test_rows_are_laid_out_again_if_they_have_changed",

@@ -39,7 +39,6 @@ import torch
 from torch import Tensor
 
 from sar.comm.rows import RowFormat
-from sar.comm.same_process import rows_of_process
 from sar.comm.tiles import OWN_ROWS, ExchangeSpec, HaloSlice, OwnRows, Tile
 from sar.comm.transport import Message, Wait
 from sar.tensors.views import to_device
@@ -87,7 +86,7 @@ class Exchange(ExchangeSpec):
         )
         alone = len(self.group.local_peers) == 1
         # Rows of this worker, or of all workers of its process.
-        self._rows = OwnRows(self) if alone else rows_of_process(self)
+        self._rows: OwnRows = OwnRows(self) if alone else self.group.rows_of_process(self)
         # Workers that share a process would each keep buffers while they wait for their turns.
         self._bytes_to_keep = self.settings.comm_buffer_bytes // KEPT_SHARE if alone else 0
         # The step before which own edges are computed. Without rows, gradients of the first tiles travel meanwhile.

@@ -77,7 +77,7 @@ class Group:
         self.world_size = transport.world_size
         self.device = transport.device
         self.local_peers, self.clock, self.spilled = transport.local_peers, transport.clock, transport.spilled
-        self.letters, self.contents = transport.letters, transport.contents
+        self.rows_of_process = transport.rows_of_process
         self.generation = 0  # counts recoveries; equal on all workers
         self.calls = 0  # agreed on in this generation; equal on all workers
         self.waiting: str | None = None  # the call in which this worker waits for others

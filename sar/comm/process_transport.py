@@ -210,16 +210,10 @@ class ProcessTransport(Transport):
         states = [silent if mark is None else "has ended" for mark in gone]
         return "\n".join(f"  {self.name(rank)}: {calls[rank] or states[rank]}" for rank in ranks)
 
-    def lost(self, error: RuntimeError) -> str | None:
-        """The reason why a connection broke; None for an error of another kind."""
-        if isinstance(error, dist.DistBackendError):
-            return str(error).partition("\n")[0]
-        found = LOST.search(str(error))
-        return None if found is None else found[1]
-
     def explain(self, error: RuntimeError, call: str, peer: int | None) -> CommunicationError | None:
-        overdue, reason = any(words in str(error) for words in OVERDUE), self.lost(error)
-        if reason is None and not overdue:
+        text = str(error)
+        overdue, lost = any(words in text for words in OVERDUE), LOST.search(text)
+        if not (overdue or lost or isinstance(error, dist.DistBackendError)):
             return None
         me, who = self.name(self.rank).capitalize(), self.name(peer if self.awaited is None else self.awaited)
         self.awaited, patience = None, 0 if overdue else PATIENCE
@@ -241,6 +235,7 @@ class ProcessTransport(Transport):
             self.abort(self._generation, Failure(waited, f"{me} raised CommunicationTimeout: {waited}", final=False))
             cause = CommunicationTimeout(f"{waited}\n{self.whereabouts(call)}\n{LEFT_EARLY}")
         else:
+            reason = text.partition("\n")[0] if lost is None else lost[1]
             cause = PeerError(
                 f"The connection to {who} closed without an error message ({reason}): its process died or left, or its "
                 f"host or the network is gone, while {self.name(self.rank)} waited in: {call}\n"

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.transport import Letters
 from sar.config import Config, GlobalConfig
 from sar.tensors.ids import pieces
 from sar.tensors.spillable import moved_to_file
@@ -62,7 +61,7 @@ class HaloPlan:
         self._begins = [list(accumulate(counts, initial=0)) for counts in self.halo_counts if local_rows]
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile; the latest used is last
         # Rows that are written for their readers and have not changed, as features, with their contents' version.
-        self.letters: dict[Any, tuple[Any, Letters]] = {}
+        self.letters: dict[Any, tuple[Any, Any]] = {}
 
     def to(self, device: torch.device) -> "HaloPlan":
         """The plan on a device. If workers share a process it stays on the CPU, like the rows of waiting workers."""

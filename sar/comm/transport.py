@@ -7,7 +7,7 @@ that between workers of one process.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -57,35 +57,6 @@ class Shared(NamedTuple):
 
     read: Sequence[SharedTensor]
     added_to: Sequence[SharedTensor]
-
-
-class Done:
-    """Work that is done."""
-
-    def wait(self) -> None:
-        """Return at once."""
-
-
-class Letters:
-    """Messages that a worker leaves for others of its process, by any key; here in memory, else in a file.
-
-    Args:
-        sizes: bytes of each message.
-    """
-
-    def __init__(self, sizes: Mapping[Any, int]) -> None:
-        self._sizes = sizes
-        self._messages: dict[Any, Tensor] = {}
-
-    def write(self, key: Any, message: Tensor) -> Any:
-        """Start to write a message, the first bytes of a buffer. It must not change before the work is waited for."""
-        self._messages[key] = message[: self._sizes[key]].clone()
-        return Done()
-
-    def read(self, key: Any, message: Tensor) -> Any:
-        """Start to read a message into a buffer; it is there when the returned work has been waited for."""
-        message[: self._sizes[key]] = self._messages[key]
-        return Done()
 
 
 class Spilled(NamedTuple):
@@ -229,10 +200,6 @@ class Transport:
         """Tensors to `swap`: some that the workers of this process read, which nobody changes, and some they add to."""
         return Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))
 
-    def letters(self, sizes: Mapping[Any, int]) -> Letters:
-        """Room for messages of these sizes in bytes, by key."""
-        return Letters(sizes)
-
-    def contents(self, tensors: Sequence[Tensor]) -> Any:
-        """A value that equals the one of before if the tensors have not changed; None if that is not known."""
-        return None
+    def rows_of_process(self, spec: Any) -> Any:
+        """The rows of an exchange (`OwnRows`, of an `ExchangeSpec`) on a worker that shares its process with others."""
+        raise NotImplementedError

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,9 +15,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sar.comm.collectives import all_gather_json
 from sar.comm.group import Group
 from sar.comm.statistics import counters
-from sar.comm.transport import Failure, Letters, Message, Shared, SharedTensor, Spilled, Transport, Wait
+from sar.comm.tiles import ExchangeSpec, OwnRows
+from sar.comm.transport import Failure, Message, Shared, SharedTensor, Spilled, Transport, Wait
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.letters import LettersInFile
+from sar.outofcore.process_rows import Letters, rows_of_process
 from sar.outofcore.residency import Residency
 from sar.outofcore.turns import Turns
 from sar.tensors.views import bytes_of, described, materialize
@@ -133,11 +135,10 @@ class InProcessTransport(Transport):
         open_to_others = SharedTensor if self._residency is None else self._residency.open_to_others
         return Shared(self._publish(read), [open_to_others(total) for total in added_to])
 
-    def letters(self, sizes: Mapping[Any, int]) -> Letters:
-        return Letters(sizes) if self._residency is None else LettersInFile(self._residency.file, sizes)
-
-    def contents(self, tensors: Sequence[Tensor]) -> Any:
-        return None if self._residency is None else self._residency.contents(tensors)
+    def rows_of_process(self, spec: ExchangeSpec) -> OwnRows:
+        if self._residency is None:
+            return rows_of_process(spec, Letters, lambda tensors: None)
+        return rows_of_process(spec, partial(LettersInFile, self._residency.file), self._residency.contents)
 
     def _publish(self, tensors: Sequence[Tensor]) -> list[SharedTensor]:
         """Snapshots of tensors for other workers of the process to read."""

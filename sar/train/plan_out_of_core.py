@@ -7,6 +7,7 @@ the same process].
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.allocator import SMALL
 from sar.comm.group import Group
-from sar.comm.transport import Done, Letters, Shared, SharedTensor, Transport
+from sar.comm.tiles import ExchangeSpec, OwnRows
+from sar.comm.transport import Shared, SharedTensor, Transport
+from sar.outofcore.process_rows import Done, Letters, rows_of_process
 from sar.outofcore.spill import CACHED
 from sar.outofcore.workers import AT_HAND
 from sar.tensors.spillable import tensor_file
@@ -173,10 +176,10 @@ class _Turns(Transport):
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
         return Shared(*([_CountedRows(tensor, self._memory) for tensor in tensors] for tensors in (read, added_to)))
 
-    def letters(self, sizes: Mapping[Any, int]) -> Letters:
-        return _CountedLetters(sizes, self._memory)
+    def rows_of_process(self, spec: ExchangeSpec) -> OwnRows:
+        return rows_of_process(spec, partial(_CountedLetters, memory=self._memory), self._contents_of)
 
-    def contents(self, tensors: Sequence[Tensor]) -> Any:
+    def _contents_of(self, tensors: Sequence[Tensor]) -> Any:
         keys = [tensor.untyped_storage()._cdata for tensor in tensors]
         return keys if self._memory.constant.issuperset(keys) else None
 

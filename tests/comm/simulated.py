@@ -101,7 +101,7 @@ class Network:
         with self.moved:
             while not end.done:
                 if end.peer in self.closed or end.worker in self.closed:
-                    raise RuntimeError("closed")
+                    raise RuntimeError("[/gloo/transport] closed")  # in the words of gloo
                 if self.ready:
                     self._deliver()
                     continue
@@ -155,9 +155,6 @@ class SimulatedTransport(ProcessTransport):
 
     def _close(self) -> None:
         self.network.close(self.rank)
-
-    def lost(self, error: RuntimeError) -> str | None:
-        return "closed" if str(error) == "closed" else None
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         gathered = [tensor.clone() for _ in range(self.world_size)]

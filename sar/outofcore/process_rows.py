@@ -19,7 +19,7 @@ these again. Letters are messages as between processes, so results equal those o
 
 import mmap
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -28,14 +28,48 @@ from torch import Tensor
 from sar.comm.rows import RowFormat
 from sar.comm.statistics import counters
 from sar.comm.tiles import ExchangeSpec, HaloSlice, LocalFields, OwnRows, Tile
-from sar.comm.transport import Letters
 from sar.tensors.spillable import at_hand
 
 BLOCK: Final = mmap.PAGESIZE
 """Bytes of which buffers of letters are multiples, as transfers without the page cache require."""
 
 
-def rows_of_process(spec: ExchangeSpec) -> OwnRows:
+class Done:
+    """Work that is done."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class Letters:
+    """Messages that a worker leaves for others of its process, by any key; here in memory, else in a file.
+
+    Args:
+        sizes: bytes of each message.
+    """
+
+    def __init__(self, sizes: Mapping[Any, int]) -> None:
+        self._sizes = sizes
+        self._messages: dict[Any, Tensor] = {}
+
+    def write(self, key: Any, message: Tensor) -> Any:
+        """Start to write a message, the first bytes of a buffer. It must not change before the work is waited for."""
+        self._messages[key] = message[: self._sizes[key]].clone()
+        return Done()
+
+    def read(self, key: Any, message: Tensor) -> Any:
+        """Start to read a message into a buffer; it is there when the returned work has been waited for."""
+        message[: self._sizes[key]] = self._messages[key]
+        return Done()
+
+
+MakeLetters = Callable[[Mapping[Any, int]], Letters]
+"""Makes room for messages of these sizes in bytes, by key."""
+ContentsOf = Callable[[Sequence[Tensor]], Any]
+"""A value that equals the one of before if the tensors have not changed; None if that is not known."""
+
+
+def rows_of_process(spec: ExchangeSpec, make_letters: MakeLetters, contents_of: ContentsOf) -> OwnRows:
     """Rows of the workers of a process, in place or in letters; the same on all of them."""
     plan, me = spec.plan, spec.group.rank
     bytes_out, bytes_back = (0 if form is None else form.row_bytes for form in (spec.out, spec.back))
@@ -48,7 +82,9 @@ def rows_of_process(spec: ExchangeSpec) -> OwnRows:
     for form, tensors in ((spec.out, spec.fields), (spec.back, spec.returns and spec.returns.totals)):
         rounds = rounds or (form is not None and form.fields != RowFormat.of(tensors or ()).fields)
     fits = plan.rows_of_process * (bytes_out + bytes_back) <= at_hand("cpu")
-    return RowsInLetters(spec) if spec.local is None or rounds or not fits else RowsInPlace(spec, spec.local)
+    if spec.local is not None and fits and not rounds:
+        return RowsInPlace(spec, spec.local)
+    return RowsInLetters(spec, make_letters, contents_of)
 
 
 class RowsInPlace(OwnRows):
@@ -96,8 +132,9 @@ class RowsInPlace(OwnRows):
 class RowsInLetters(OwnRows):
     """Rows that each worker of the process writes for each reader: see [Note: rows of the same process]."""
 
-    def __init__(self, spec: ExchangeSpec) -> None:
+    def __init__(self, spec: ExchangeSpec, make_letters: MakeLetters, contents_of: ContentsOf) -> None:
         super().__init__(spec)
+        self._make_letters, self._contents_of = make_letters, contents_of
         group, plan, layout, out, back = spec.group, spec.plan, spec.layout, spec.out, spec.back
         self._layout, self._pool, self._out, self._back, self._keep = layout, spec.pool, out, back, spec.keep
         self._fields, self._signature = spec.fields or (), spec.signature
@@ -116,7 +153,7 @@ class RowsInLetters(OwnRows):
             for reader in range(place, group.world_size, number):
                 if reader != group.rank:
                     pairs += [(owner, reader) for owner in group.local_peers]
-            self._returned = group.letters(self._sizes(pairs, back))
+            self._returned = make_letters(self._sizes(pairs, back))
 
     # -- rows
 
@@ -149,10 +186,10 @@ class RowsInLetters(OwnRows):
         me, others = self._group.rank, range(self._group.world_size)
         pairs = [(me, reader) for reader in others if reader != me]
         key = tuple(out.fields), self._layout.local_rows, self._layout.tile_rows
-        version = self._group.contents(self._fields)
+        version = self._contents_of(self._fields)
         if version is not None and (written := self._plan.letters.get(key)) is not None and written[0] == version:
             return written[1]
-        letters = self._group.letters(self._sizes(pairs, out))
+        letters = self._make_letters(self._sizes(pairs, out))
         for pair in pairs:
             for halo in self._slices(*pair):
                 message, places = self._buffer(halo, out)
