@@ -6,7 +6,7 @@ backward it may also return the gradients of the tile it received, and add up th
 
 `pipeline_depth` tiles are in flight while one is computed: step i + depth is posted before the wait for step i. Buffers
 go back to a pool as soon as both the reader and the transport are done with them. So at most 2 * (depth + 1) exist at a
-time, or twice as many if one exchange both fetches rows and returns gradients. `Settings.tile_rows` chooses tiles for
+time, or twice as many if one exchange both fetches rows and returns gradients. `Layout.of` chooses tiles for
 which they fit `Config.comm_buffer_bytes`. After the last step we keep an eighth of that, because fresh pages for each
 exchange took 6 to 8 % of an epoch's processor time on a small graph. We return the rest to the system, because the
 layers' own tensors are largest between exchanges.

@@ -37,21 +37,22 @@ class FieldFormat(NamedTuple):
     def of(cls, tensor: Tensor) -> "FieldFormat":
         return cls(tensor.dtype, tuple(tensor.shape[1:]))
 
-    def aligned_bytes(self, rows: int) -> int:
-        """Size in bytes of a number of rows in a message, with alignment."""
-        return -(-rows * prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
-
-    def view(self, message: Tensor, begin: int, rows: int) -> Tensor:
-        """View of the rows in a message (uint8) from byte `begin` on, (rows, ...)."""
-        size = rows * prod(self.shape) * self.dtype.itemsize
-        return message[begin : begin + size].view(self.dtype).view(rows, *self.shape)
-
 
 class MessageLayout(NamedTuple):
     """Layout of a message: its size in bytes, and the bytes, dtype and shape of each field."""
 
     nbytes: int
     fields: Sequence[tuple[slice, torch.dtype, Sequence[int]]]
+
+    @classmethod
+    def of(cls, formats: Sequence[FieldFormat], rows: Sequence[int]) -> "MessageLayout":
+        """The layout of fields with these numbers of rows: one after another, each aligned."""
+        end, fields = 0, []
+        for (dtype, shape), count in zip(formats, rows, strict=True):
+            size = count * prod(shape) * dtype.itemsize
+            fields.append((slice(end, end + size), dtype, (count, *shape)))
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        return cls(end, fields)
 
     def views(self, message: Tensor) -> list[Tensor]:
         """The fields inside a message (uint8), (rows, ...) each."""
@@ -86,17 +87,12 @@ class RowFormat:
         return _row_format(fields, dtype)
 
     def layout(self, rows: int) -> MessageLayout:
-        """The layout of a message of that many rows: field after field, each aligned."""
+        """The layout of a message of that many rows."""
         layout = self._layouts.get(rows)
         if layout is None:
             if len(self._layouts) == LAYOUTS:
                 self._layouts.clear()
-            end, fields = 0, []
-            for form in self.fields:
-                size = rows * prod(form.shape) * form.dtype.itemsize
-                fields.append((slice(end, end + size), form.dtype, (rows, *form.shape)))
-                end += form.aligned_bytes(rows)
-            layout = self._layouts[rows] = MessageLayout(end, fields)
+            layout = self._layouts[rows] = MessageLayout.of(self.fields, [rows] * len(self.fields))
         return layout
 
 

@@ -44,7 +44,7 @@ from sar.comm.rows import BufferPool
 from sar.comm.session import Communication
 from sar.comm.store import bounded, poll
 from sar.config import Config
-from sar.errors import CommunicationError, ConfigError, SarError
+from sar.errors import CommunicationError, ConfigError
 from sar.host.durable import put_in_place
 from sar.logging_setup import logger, print_errors_briefly
 
@@ -101,35 +101,22 @@ def connect(
         job, port = job or announced.nonce, announced.store.port if port == DEFAULT_PORT else port
     if job is None and (rank is None or place.launcher == "torchrun" or existing):
         job = place.job
-    torchrun_hosts = master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if existing:
-        own_rank, size = dist.get_rank(), dist.get_world_size()
-    else:
-        own_rank, size, master, port = _complete(place, rank, world_size, master, port)
-    choose_interface(master)
 
     # 2. The job's part of the store.
-    try:
-        if existing:
-            store = dist.distributed_c10d._get_default_store()
-        elif announced is not None and announced.store.port == port:
+    if existing:
+        own_rank, size, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    else:
+        torchrun_hosts = master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        own_rank, size, master, port = _complete(place, rank, world_size, master, port)
+        if announced is not None and announced.store.port == port:
             store = announced.store
         else:
-            store = open_store(str(master), port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
+            store = open_store(master, port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
             port = store.port
-    except SarError:
-        raise
-    except (RuntimeError, ValueError, OSError) as error:
-        why = str(error).rstrip(". ")
-        where = "torch.distributed's store" if existing else f"the job's store at {master}:{port}"
-        raise CommunicationError(
-            f"Worker {own_rank} of {size} could not join the process group over {where}: {why}. Check that worker 0 "
-            "runs there, that the port is free, that all workers name the same size, and on several hosts that "
-            "SAR_SOCKET_NAME names the interface by which they reach each other."
-        ) from error
+    store = dist.PrefixStore(f"sar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{job}", store)
 
     # 3. The group, which connects in its first call, and torch's process group.
-    store = dist.PrefixStore(f"sar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{job}", store)
+    choose_interface(master)
     group = Group(ProcessTransport(store, own_rank, size, tensors_on))
     if size > 1 and not shares_process:
         group.replicas = Replicas()
@@ -190,10 +177,20 @@ def open_store(host: str, port: int, rank: int, *, hosted: bool) -> dist.TCPStor
         lambda: f"the address of worker 0's host, {host!r}, which may be set by MASTER_ADDR or in /etc/hosts,",
         min(RESOLVE_SECONDS, Config.timeout),
     )
-    if hosted:
-        return host_store(host, port)
-    where = f"the job's store at {host}:{port}, where worker 0 runs,"
-    return poll(lambda: connect_store(host, port), rank, lambda: where, Config.timeout)
+    where = f"the job's store at {host}:{port}"
+    try:
+        if hosted:
+            return host_store(host, port)
+        what = f"{where}, where worker 0 runs,"
+        return poll(lambda: connect_store(host, port), rank, lambda: what, Config.timeout)
+    except CommunicationError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        raise CommunicationError(
+            f"Worker {rank} could not join the process group over {where}: {str(error).rstrip('. ')}. Check that "
+            "worker 0 runs there, that the port is free, and on several hosts that SAR_SOCKET_NAME names the interface "
+            "by which they reach each other."
+        ) from error
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:

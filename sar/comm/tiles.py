@@ -148,21 +148,6 @@ class Settings(NamedTuple):
         changed = (f"{name} {value}" for name, value, default in values if value != default)
         return ", ".join([f"mode {3 if self.one_shot else 2 if self.disable_sr else 1}", *changed])
 
-    def tile_rows(self, row: RowFormat, mean_rows: int, *, both_ways: bool) -> int:
-        """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks.
-
-        Tiles above `SMALL_TILE` are a fraction of a worker's mean rows, so that buffers are a fraction of the memory of
-        features. `both_ways` is True if one exchange fetches rows and returns gradients.
-        """
-        limits = [UNLIMITED_ROWS]
-        if not self.one_shot and row.row_bytes:
-            buffers = (4 if both_ways else 2) * (self.pipeline_depth + 1)
-            limits.append(self.comm_buffer_bytes // buffers // row.row_bytes)
-            limits.append(max(mean_rows // ROWS_PER_TILE, SMALL_TILE // row.row_bytes))
-        if self.max_collective_size and row.row_elements:
-            limits.append(self.max_collective_size // row.row_elements)
-        return power_of_two(min(limits))
-
 
 _settings_of: Final = attrgetter(*Settings._fields[:-1])
 
@@ -183,13 +168,24 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, plan: HaloPlan, settings: Settings, widest: RowFormat, *, both_ways: bool = True) -> "Layout":
-        """The layout for rows of at most `widest`; `both_ways` if one exchange may fetch rows and return gradients."""
-        tile_rows = settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways)
+        """The layout for rows of at most `widest`; `both_ways` if one exchange may fetch rows and return gradients.
+
+        A tile has a power of two of rows, so that layers of similar width share the tiles' edge blocks. Tiles above
+        `SMALL_TILE` are a fraction of a worker's mean rows, so that buffers are a fraction of the memory of features.
+        """
+        ways, row_bytes = 2 if both_ways else 1, max(widest.row_bytes, 1)
+        small = SMALL_TILE // row_bytes
+        limits = [UNLIMITED_ROWS]
+        if not settings.one_shot and widest.row_bytes:
+            limits.append(settings.comm_buffer_bytes // (2 * ways * (settings.pipeline_depth + 1)) // row_bytes)
+            limits.append(max(plan.mean_rows // ROWS_PER_TILE, small))
+        if settings.max_collective_size and widest.row_elements:
+            limits.append(settings.max_collective_size // widest.row_elements)
+        tile_rows = power_of_two(min(limits))
         steps = plan.schedule(tile_rows)
         depth = len(steps) if settings.one_shot else settings.pipeline_depth
-        row_bytes = max(widest.row_bytes, 1)
-        rows = min(settings.comm_buffer_bytes // 4 // row_bytes, max(plan.mean_rows // 2, SMALL_TILE // row_bytes))
-        return cls(steps, depth, (2 if both_ways else 1) * depth + 1, tile_rows, power_of_two(rows))
+        local_rows = min(settings.comm_buffer_bytes // 4 // row_bytes, max(plan.mean_rows // 2, small))
+        return cls(steps, depth, ways * depth + 1, tile_rows, power_of_two(local_rows))
 
 
 class Tile(NamedTuple):
