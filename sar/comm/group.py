@@ -311,7 +311,7 @@ class Group:
 
         They read some, which nobody changes, and add to others. If `in_order`, they go on in the order of their ranks.
         """
-        return self.swap(self._transport.share(read, added_to), call, in_order=in_order)
+        return self.swap(self._transport.shared(read, added_to), call, in_order=in_order)
 
     def swap(self, brought: T, call: str, *, in_order: bool = False) -> dict[int, T]:
         """What each worker of this process has brought, by rank; in an agreed call."""

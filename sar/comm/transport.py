@@ -196,7 +196,7 @@ class Transport:
         """What each worker of this process has brought, by rank. If `in_order`, they go on in the order of ranks."""
         return [brought]
 
-    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
+    def shared(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
         """Tensors to `swap`: some that the workers of this process read, which nobody changes, and some they add to."""
         return Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))
 

@@ -131,7 +131,7 @@ class InProcessTransport(Transport):
         all_brought: list[Any] = self._meet("a swap", brought, lambda brought: brought, in_order=in_order)
         return all_brought
 
-    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
+    def shared(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
         open_to_others = SharedTensor if self._residency is None else self._residency.open_to_others
         return Shared(self._publish(read), [open_to_others(total) for total in added_to])
 

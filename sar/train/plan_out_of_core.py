@@ -173,7 +173,7 @@ class _Turns(Transport):
         self._memory.leave()
         return [brought] * self.world_size
 
-    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
+    def shared(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
         return Shared(*([_CountedRows(tensor, self._memory) for tensor in tensors] for tensors in (read, added_to)))
 
     def rows_of_process(self, spec: ExchangeSpec) -> OwnRows:
