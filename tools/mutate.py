@@ -277,8 +277,8 @@ MUTANTS = [
     Mutant(
         "workers that walk their steps in different orders",
         "sar/comm/tiles.py",
-        "steps.append(Step(number * size + place, receive, send))",
-        "steps.insert(self.rank % 2 * len(steps), Step(number * size + place, receive, send))",
+        "steps.append(Step(next(places), receive, send))",
+        "steps.insert(self.rank % 2 * len(steps), Step(next(places), receive, send))",
         "tests/comm/test_order.py::test_rows_and_gradients_arrive_in_any_order_of_messages",
     ),
     Mutant(
