@@ -127,7 +127,7 @@ class Exchange(ExchangeSpec):
             yield OWN_ROWS
         if self.returns is not None:
             self._add_returned(0)
-        self.pool.shrink(self._bytes_to_keep)
+        self.group.pool.shrink(self._bytes_to_keep)
         self._rows.close()
 
     def receive(self, i: int) -> Tile | None:
@@ -202,7 +202,7 @@ class Exchange(ExchangeSpec):
             pin = self._streams is torch.cuda
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         elif from_pool:
-            buffer = self.pool.take(layout.nbytes)
+            buffer = self.group.pool.take(layout.nbytes)
         else:
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.group.device)
         peer = halo.owner if halo.reader == self.group.rank else halo.reader
@@ -227,4 +227,4 @@ class Exchange(ExchangeSpec):
             self.group.wait_for(sent.wait, self.signature, peer=sent.peer)
         for each in (sent, received) if self._streams is None else ():
             if each is not None:
-                self.pool.give(each.buffer)
+                self.group.pool.give(each.buffer)

@@ -47,6 +47,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.replicas import Replicas
+from sar.comm.rows import BufferPool
 from sar.comm.statistics import FollowedCall, Statistics, counters, listeners
 from sar.comm.transport import HEAD_BYTES, LEFT_EARLY, Failure, Message, Shared, Transport, Wait
 from sar.config import Config
@@ -72,12 +73,13 @@ class Group:
     If not `counted`, its calls are left out of statistics, log and profiles, which follow those of the main thread.
     """
 
-    def __init__(self, transport: Transport, *, counted: bool = True) -> None:
+    def __init__(self, transport: Transport, *, pool: BufferPool | None = None, counted: bool = True) -> None:
         self.rank = transport.rank
         self.world_size = transport.world_size
         self.device = transport.device
         self.local_peers, self.clock, self.spilled = transport.local_peers, transport.clock, transport.spilled
         self.rows_of_process = transport.rows_of_process
+        self.pool = BufferPool(transport.device) if pool is None else pool  # message buffers of this worker's exchanges
         self.generation = 0  # counts recoveries; equal on all workers
         self.calls = 0  # agreed on in this generation; equal on all workers
         self.waiting: str | None = None  # the call in which this worker waits for others

@@ -40,8 +40,7 @@ from sar.comm.environment import Place, choose_device, choose_interface, find_pl
 from sar.comm.group import Group
 from sar.comm.process_transport import ProcessTransport
 from sar.comm.replicas import Replicas
-from sar.comm.rows import BufferPool
-from sar.comm.session import Communication
+from sar.comm.session import Job
 from sar.comm.store import bounded, poll
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError
@@ -127,8 +126,7 @@ def connect(
             limit = timedelta(seconds=Config.timeout)
             dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
     stop_announcing()
-    address = (None, None) if existing else (master, port)
-    session.set_current(Communication(group, BufferPool(tensors_on), backend, *address))
+    session.set_current(group, Job(backend, None, None) if existing else Job(backend, master, port))
     logger.info("worker %d of %d is connected over %s", own_rank, size, backend)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.rows import BufferPool, RowFormat
+from sar.comm.rows import RowFormat
 from sar.config import Config, GlobalConfig
 from sar.tensors.ids import pieces
 from sar.tensors.spillable import moved_to_file
@@ -243,7 +243,6 @@ class ExchangeSpec:
     plan: HaloPlan
     settings: Settings  # the call's
     layout: Layout  # the tiles, by plan and settings
-    pool: BufferPool  # message buffers
     signature: str  # text of the call, for errors
     device: torch.device  # on which rows and gradients are computed
     fields: Sequence[Tensor] | None = None  # this worker's rows that others read, (N_src, ...) each; None: no fetching

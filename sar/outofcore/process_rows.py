@@ -136,7 +136,7 @@ class RowsInLetters(OwnRows):
         super().__init__(spec)
         self._make_letters, self._contents_of = make_letters, contents_of
         group, plan, layout, out, back = spec.group, spec.plan, spec.layout, spec.out, spec.back
-        self._layout, self._pool, self._out, self._back, self._keep = layout, spec.pool, out, back, spec.keep
+        self._layout, self._pool, self._out, self._back, self._keep = layout, group.pool, out, back, spec.keep
         self._fields, self._signature = spec.fields or (), spec.signature
         self._peers = [rank for rank in group.local_peers if rank != group.rank]
         self._letters: Mapping[int, Letters] = {}  # rows, by owner

@@ -101,8 +101,9 @@ def plan_training(counts: GraphCounts, make_model: MakeModel, code: int) -> list
 
 def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: int) -> WorkerPlan:
     """Train for two epochs without values and count the second: see [Note: which epoch]."""
-    memory, group = MetaMemory(), Group(Transport(worker, counts.num_workers))
-    with session.standing_in(group, CountedPool(memory)):
+    memory = MetaMemory()
+    group = Group(Transport(worker, counts.num_workers), pool=CountedPool(memory))
+    with session.standing_in(group):
         graph, structure = counted_graph(counts, worker, group)
         structure_before = structure.nbytes
         training = epochs(counts, worker, make_model, graph, memory)

@@ -94,10 +94,10 @@ class _Partition(MetaMemory):
     def plan(cls, counts: GraphCounts, worker: int, make_model: MakeModel, at_hand: float) -> "_Partition":
         """Train a partition without values for two epochs and count the second."""
         memory = cls()
-        group = Group(_Turns(worker, counts, memory))
+        group = Group(_Turns(worker, counts, memory), pool=CountedPool(memory))
         group.has_summed = True  # as of a loss that is divided
         file: Any = SimpleNamespace(device="cpu", at_hand=at_hand, empty=torch.empty, moved=Tensor.detach, use=id)
-        with session.standing_in(group, CountedPool(memory)), tensor_file.set_to(file):
+        with session.standing_in(group), tensor_file.set_to(file):
             graph, structure = counted_graph(counts, worker, group)
             training = epochs(counts, worker, make_model, graph, memory)
             model = next(training)

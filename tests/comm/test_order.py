@@ -14,7 +14,7 @@ from torch import Tensor
 from sar.comm import process_transport
 from sar.comm.exchange import Exchange
 from sar.comm.group import Group
-from sar.comm.rows import BufferPool, RowFormat
+from sar.comm.rows import RowFormat
 from sar.comm.tiles import GradientReturn, HaloPlan, Layout, Settings
 from sar.errors import CommunicationError
 from tests.comm.simulated import Network, SimulatedTransport
@@ -95,7 +95,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
             group.calls += 1
             returns = GradientReturn([total], add) if give else None
             exchange = Exchange(
-                *(group, plans[rank], settings, layout, BufferPool(CPU), "a call", CPU),
+                *(group, plans[rank], settings, layout, "a call", CPU),
                 [x[rank]] if fetch else None,
                 returns=returns,
             )
@@ -138,7 +138,7 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
         with group.guard():
             layout = Layout.of(plans[rank], settings, RowFormat.of([x]))
             for _ in range(40):
-                exchange = Exchange(group, plans[rank], settings, layout, BufferPool(CPU), "a call", CPU, [x])
+                exchange = Exchange(group, plans[rank], settings, layout, "a call", CPU, [x])
                 for _ in exchange.tiles():
                     pass
 
@@ -156,15 +156,15 @@ def test_buffers_serve_the_next_exchange(buffer_bytes) -> None:
     network = Network(2, seed=1, in_order=False)
 
     def work(rank: int) -> list[set[int]]:
-        group, pool = Group(SimulatedTransport(network, store, rank)), BufferPool(CPU)
+        group = Group(SimulatedTransport(network, store, rank))
         settings, x = Settings(1, buffer_bytes, 4, False, None, None), torch.zeros(NODES, 1)
         layout, kept = Layout.of(plans[rank], settings, RowFormat.of([x])), []
         for _ in range(2):
             group.calls += 1
-            for _ in Exchange(group, plans[rank], settings, layout, pool, "a call", CPU, [x]).tiles():
+            for _ in Exchange(group, plans[rank], settings, layout, "a call", CPU, [x]).tiles():
                 pass
-            assert pool.bytes_kept <= buffer_bytes / 8
-            kept.append({buffer.data_ptr() for buffer in pool._free})
+            assert group.pool.bytes_kept <= buffer_bytes / 8
+            kept.append({buffer.data_ptr() for buffer in group.pool._free})
         network.leave()
         return kept
 

@@ -76,8 +76,8 @@ def on_processes(workers: int) -> dict[str, list[int]]:
     relation = RelationCounts(EDGES, [[3] * workers] * workers, halo, {})
     info = GraphInfo(["_N"], [EDGES], {"_N": 5 * workers}, {"_N": 3}, 2)
     counts = GraphCounts(info, [{"_N": 5}] * workers, [5] * workers, [relation], {"_N": 8}, [8])
-    group = Group(Transport(1, workers))
-    with session.standing_in(group, BufferPool(META)):
+    group = Group(Transport(1, workers), pool=BufferPool(META))
+    with session.standing_in(group):
         graph, _ = counted_graph(counts, 1, group)
         return measured(operations(graph, torch.empty(5, 3, device=META)))
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from sar.comm.exchange import Exchange
 from sar.comm.group import Group
-from sar.comm.rows import BufferPool, RowFormat
+from sar.comm.rows import RowFormat
 from sar.comm.statistics import BACKWARD
 from sar.comm.tiles import GradientReturn, HaloPlan, Layout, LocalFields, Settings
 from sar.comm.transport import Transport
@@ -46,9 +46,7 @@ def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_pl
             group.agree("a call")
             fields, returns = [x[rank]] if fetch else None, GradientReturn([total], add) if give else None
             local = LocalFields() if in_place else None
-            exchange = Exchange(
-                *(group, plan, settings, layout, BufferPool(CPU), "a call", CPU), fields, local=local, returns=returns
-            )
+            exchange = Exchange(*(group, plan, settings, layout, "a call", CPU), fields, local=local, returns=returns)
             for halo, rows, grads, sources in exchange.tiles():
                 if halo is None:  # the own edges' turn
                     continue
