@@ -1,9 +1,8 @@
 """Collective operations on whole tensors, for users and for the layers. Workers agree on each before it starts."""
 
-import json
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
@@ -279,7 +278,7 @@ def _agree_on_model(
     alike = len(set(layouts)) == 1
     if not alike:
         own = [[name, described(tensor)] for name, tensor in named]
-        models = all_gather_json(partial(group.all_gather, call=call), own)
+        models = group.gather_json(own, call)
         for of_all in zip_longest(*models, fillvalue=["nothing", ""]):
             if len({layout for _, layout in of_all}) > 1:
                 lines = "\n".join(f"  worker {rank}: {name} {layout}" for rank, (name, layout) in enumerate(of_all))
@@ -309,16 +308,6 @@ def _agree_on_model(
             )
             break
     return alike
-
-
-def all_gather_json(gather: Callable[[Tensor], list[Tensor]], value: Any) -> list[Any]:
-    """Gather every worker's value, by rank, through JSON, within an agreed call. `gather` is `Group.all_gather`."""
-    own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device="cpu")
-    lengths = [int(length) for length in gather(torch.tensor([len(own)], device="cpu"))]
-    padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
-    return [
-        json.loads(bytes(encoded[:length].tolist())) for encoded, length in zip(gather(padded), lengths, strict=True)
-    ]
 
 
 def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:

@@ -30,6 +30,7 @@ calls one after the other: autograd runs backwards on CUDA devices in a thread o
 """
 
 import hashlib
+import json
 import logging
 import secrets
 import sys
@@ -38,7 +39,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -52,7 +52,7 @@ from sar.comm.statistics import FollowedCall, Statistics, counters, listeners
 from sar.comm.transport import HEAD_BYTES, LEFT_EARLY, Failure, Message, Shared, Transport, Wait
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
-from sar.host.ranges import named, traced
+from sar.host.ranges import named, running_module, traced
 from sar.logging_setup import logger
 from sar.tensors.views import materialize
 
@@ -236,9 +236,10 @@ class Group:
             with self.guard():
                 name, kind = running_module()
                 place = f", in {name or 'the model'} ({kind})" if kind else ""
+                calls = self.gather_json(call + place, call)
+                lines = "\n".join(f"  {self._transport.name(rank)}: {each}" for rank, each in enumerate(calls))
                 raise DisagreementError(
-                    "The workers are not in the same distributed call, or not on the same graph:\n"
-                    f"{self._transport.whereabouts(call + place)}\n"
+                    f"The workers are not in the same distributed call, or not on the same graph:\n{lines}\n"
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
                     f"and its loss must reach every one of them (times 0 if need be). {LEFT_EARLY}"
                 )
@@ -264,6 +265,13 @@ class Group:
     def gather_numbers(self, own: int | Sequence[int], call: str) -> list[Any]:
         """Gather each worker's number, or equally many numbers, by rank; otherwise like `all_gather`."""
         return [numbers.tolist() for numbers in self.all_gather(torch.tensor(own, device="cpu"), call)]
+
+    def gather_json(self, own: Any, call: str) -> list[Any]:
+        """Gather each worker's value, by rank, through JSON; otherwise like `all_gather`."""
+        text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8, device="cpu")
+        lengths = self.gather_numbers(len(text), call)
+        texts = self.all_gather(torch.cat([text, text.new_zeros(max(lengths) - len(text))]), call)
+        return [json.loads(bytes(text[:length].tolist())) for text, length in zip(texts, lengths, strict=True)]
 
     def all_reduce(self, tensor: Tensor, op: Any, call: str) -> None:
         """Combine a contiguous tensor over all workers, in place; only inside an agreed call."""
@@ -405,20 +413,3 @@ def refuse_transforms(*inputs: Tensor | None) -> None:
             "sar's distributed calls have no rules for torch.func's grad, vmap, jvp and the like, nor for forward "
             "mode. Use loss.backward() or torch.autograd.grad; torch.func.functional_call works."
         )
-
-
-def running_module() -> tuple[str, str]:
-    """Name and class of the innermost module whose forward is running; both are empty outside of modules.
-
-    The name is that in the outermost module, and empty for this one itself.
-    """
-    frame: FrameType | None = sys._getframe()
-    running: list[torch.nn.Module] = []
-    while frame is not None:
-        if frame.f_code is torch.nn.Module._call_impl.__code__:
-            running.append(frame.f_locals["self"])
-        frame = frame.f_back
-    if not running:
-        return "", ""
-    names = {module: name for name, module in running[-1].named_modules()}
-    return names.get(running[0], ""), type(running[0]).__name__

@@ -193,8 +193,8 @@ class ProcessTransport(Transport):
                 return values
             time.sleep(POLL_SECONDS)
 
-    def whereabouts(self, call: str) -> str:
-        """See `Transport.whereabouts`. Waits for the others' calls, which they report at about the same time."""
+    def _whereabouts(self, call: str) -> str:
+        """The call that each worker is in, one line per worker; those that fail report it at about the same time."""
         ranks = range(self.world_size)
 
         def ask() -> tuple[list[str | None], list[str | None]]:
@@ -219,7 +219,7 @@ class ProcessTransport(Transport):
         self.awaited, patience = None, 0 if overdue else PATIENCE
 
         def ask() -> Failure | None:
-            self._notes.set(f"{self._generation}/at/{self.rank}", call)  # for `whereabouts` of others
+            self._notes.set(f"{self._generation}/at/{self.rank}", call)  # for `_whereabouts` of others
             return self.read_note(self._generation, patience)
 
         note: Failure | None = None
@@ -233,13 +233,13 @@ class ProcessTransport(Transport):
             waited = f"{me} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
             # gloo has closed the connections already: leave the note before asking around.
             self.abort(self._generation, Failure(waited, f"{me} raised CommunicationTimeout: {waited}", final=False))
-            cause = CommunicationTimeout(f"{waited}\n{self.whereabouts(call)}\n{LEFT_EARLY}")
+            cause = CommunicationTimeout(f"{waited}\n{self._whereabouts(call)}\n{LEFT_EARLY}")
         else:
             reason = text.partition("\n")[0] if lost is None else lost[1]
             cause = PeerError(
                 f"The connection to {who} closed without an error message ({reason}): its process died or left, or its "
                 f"host or the network is gone, while {self.name(self.rank)} waited in: {call}\n"
-                f"See that worker's own output. {LEFT_EARLY}\n{self.whereabouts(call)}"
+                f"See that worker's own output. {LEFT_EARLY}\n{self._whereabouts(call)}"
             )
             cause.final = True
         return cause

@@ -122,10 +122,6 @@ class Transport:
         """The error to raise for a failed wait for `peer`, None for all; None if no wait has failed."""
         return None
 
-    def whereabouts(self, call: str) -> str:
-        """The call that each worker is in, one line per worker; called by all workers."""
-        return f"  worker {self.rank}: {call}"
-
     # -- operations
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sar.comm.collectives import all_gather_json
 from sar.comm.group import Group
 from sar.comm.statistics import counters
 from sar.comm.tiles import ExchangeSpec, OwnRows
@@ -81,10 +80,6 @@ class InProcessTransport(Transport):
     def abort(self, generation: int, failure: Failure) -> None:
         self._turns.fail(PeerError(failure.here), self._place)
         self._outer.stop(failure)
-
-    def whereabouts(self, call: str) -> str:
-        calls = all_gather_json(self.all_gather, call)
-        return "\n".join(f"  worker {rank}: {current}" for rank, current in enumerate(calls))
 
     # -- meetings
 

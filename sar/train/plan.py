@@ -32,12 +32,13 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
 from sar.comm.collectives import gather_grads
-from sar.comm.group import Group, running_module
+from sar.comm.group import Group
 from sar.comm.rows import BufferPool
 from sar.comm.statistics import BACKWARD, listeners, statistics
 from sar.comm.transport import Transport
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, SarError
+from sar.host.ranges import running_module
 from sar.train.counted_graph import META, GraphCounts, GraphInfo, counted_graph
 
 MakeModel = Callable[[GraphInfo], nn.Module]
