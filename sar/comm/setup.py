@@ -95,9 +95,7 @@ def connect(
     place, backend = find_place(), dist.get_backend() if existing else backend or "gloo"
     tensors_on = choose_device(device, backend, place.local_rank)
     announced = next((store for store in reversed(announced_stores) if store.address == master), None)
-    job = os.environ.get("SAR_JOB_ID")
-    if announced is not None:
-        job, port = job or announced.nonce, announced.store.port if port == DEFAULT_PORT else port
+    job = os.environ.get("SAR_JOB_ID") or (announced and announced.nonce)
     if job is None and (rank is None or place.launcher == "torchrun" or existing):
         job = place.job
 
@@ -107,11 +105,11 @@ def connect(
     else:
         torchrun_hosts = master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         own_rank, size, master, port = _complete(place, rank, world_size, master, port)
-        if announced is not None and announced.store.port == port:
-            store = announced.store
-        else:
+        if announced is None:
             store = open_store(master, port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
-            port = store.port
+        else:
+            store = announced.store
+        port = store.port
     store = dist.PrefixStore(f"sar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{job}", store)
 
     # 3. The group, which connects in its first call, and torch's process group.

@@ -117,8 +117,8 @@ def initialize_comms(
             passed to `torch.distributed` (untested), and sar itself then talks over gloo.
         _comm_device: device of the tensors that travel. The default is the CPU; with nccl it is a CUDA device for each
             process, by the launcher's local rank. That device becomes the current one, so "cuda" means it afterwards.
-        master_port_number: TCP port of worker 0. The port that `nfs_ip_init` has announced, or a launcher's
-            MASTER_PORT, takes precedence over the default.
+        master_port_number: TCP port of worker 0. The port that `nfs_ip_init` has announced takes precedence, and a
+            launcher's MASTER_PORT over the default.
 
     Raises:
         ConfigError: if arguments are missing or contradict each other or the existing process group.
