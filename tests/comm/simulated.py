@@ -135,7 +135,7 @@ class SimulatedTransport(ProcessTransport):
         super().__init__(store, rank, network.workers)
         self.network = network
         self.jitter = jitter
-        self._open = True  # tests exchange without an agreement, which would connect
+        self._open = True  # as after a connection
 
     def connect(self, group: Any, limit: float) -> None:
         """The network is there."""
@@ -151,7 +151,9 @@ class SimulatedTransport(ProcessTransport):
         if outbound is not None:
             batch.outbound = End(self.rank, *outbound, batch)
         self.network.post(batch)
-        return tuple(end and partial(self.network.wait, end) for end in (batch.inbound, batch.outbound))
+        ends = batch.inbound, batch.outbound
+        received, sent = (None if end is None else partial(self.network.wait, end) for end in ends)
+        return received, sent
 
     def _close(self) -> None:
         self.network.close(self.rank)
@@ -161,11 +163,6 @@ class SimulatedTransport(ProcessTransport):
         for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
             for wait in self.post(Message(source, gathered[source]), Message(reader, tensor), k):
+                assert wait is not None
                 wait()
         return gathered
-
-    def all_reduce(self, tensor: Tensor, op: Any) -> None:
-        raise NotImplementedError
-
-    def broadcast(self, tensor: Tensor) -> None:
-        raise NotImplementedError
