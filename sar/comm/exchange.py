@@ -92,7 +92,7 @@ class Exchange(ExchangeSpec):
         # The step before which own edges are computed. Without rows, gradients of the first tiles travel meanwhile.
         first = self.own_first or self.fields is not None or not alone
         self._own_before = 0 if first else min(self.layout.depth + 1, len(self.layout.steps))
-        self._tag = (self.group.calls % 2**12) << 19  # the number of the agreed call, of [Note: address]
+        self._tag = (self.group.call_id % 2**12) << 19  # the number of the agreed call, of [Note: address]
         self._streams: Any = None  # torch's module for [Note: rows of a device]
         self._aside: AbstractContextManager[Any] = nullcontext()  # the stream that gathers rows
         if self.device.type not in ("cpu", "meta") and self.group.device.type == "cpu":

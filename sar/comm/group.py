@@ -81,7 +81,7 @@ class Group:
         self.rows_of_process = transport.rows_of_process
         self.pool = BufferPool(transport.device) if pool is None else pool  # message buffers of this worker's exchanges
         self.generation = 0  # counts recoveries; equal on all workers
-        self.calls = 0  # agreed on in this generation; equal on all workers
+        self.call_id = 0  # a unique number of up to 61 bits for the latest agreed call; equal on all workers
         self.waiting: str | None = None  # the call in which this worker waits for others
         self.failure: Failure | None = None  # why this generation has ended
         self.replicas: Replicas | None = None  # compares the workers' models: see [Note: replicas]
@@ -114,11 +114,6 @@ class Group:
             check(model, call)
 
     @property
-    def call_id(self) -> int:
-        """A unique number of up to 61 bits for the latest agreed call, equal on all workers."""
-        return self.generation << 32 | self.calls
-
-    @property
     def agreed(self) -> str:
         """The call in progress that the workers have agreed on last, or are about to; empty without one."""
         return "" if self._owner is None else self._owner[1]
@@ -132,7 +127,8 @@ class Group:
         if self.failure is None:  # another worker's error has not arrived yet, or there is none and we stop the others
             self.abort(sys.exc_info()[1] or CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
         with self._lock:
-            self.generation, self.calls = self.generation + 1, 0
+            self.generation += 1
+            self.call_id = self.generation << 32
             self.failure, self._connected = None, False
         if self.replicas is not None:
             self.replicas.forget_steps()  # only some workers may have taken them, and all will repeat them
@@ -230,7 +226,7 @@ class Group:
         self.counters.seconds_late += self.counters.seconds_waited - before
         self.counters.bytes_sent += own.nbytes * (self.world_size - 1)
         self.counters.bytes_received += own.nbytes * (self.world_size - 1)
-        self.calls += 1
+        self.call_id += 1
         digests, flags_by_rank, models = gathered.T.tolist()
         if set(digests) != {digest}:
             with self.guard():

@@ -92,7 +92,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
         layout = Layout.of(plans[rank], settings, RowFormat.of([x[rank]]))
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
-            group.calls += 1
+            group.call_id += 1
             returns = GradientReturn([total], add) if give else None
             exchange = Exchange(
                 *(group, plans[rank], settings, layout, "a call", CPU),
@@ -160,7 +160,7 @@ def test_buffers_serve_the_next_exchange(buffer_bytes) -> None:
         settings, x = Settings(1, buffer_bytes, 4, False, None, None), torch.zeros(NODES, 1)
         layout, kept = Layout.of(plans[rank], settings, RowFormat.of([x])), []
         for _ in range(2):
-            group.calls += 1
+            group.call_id += 1
             for _ in Exchange(group, plans[rank], settings, layout, "a call", CPU, [x]).tiles():
                 pass
             assert group.pool.bytes_kept <= buffer_bytes / 8
