@@ -76,7 +76,8 @@ class RowFormat:
         for dtype, shape in fields:
             self.row_elements += prod(shape)
             self.row_bytes += prod(shape) * dtype.itemsize
-        self._layouts: dict[int, MessageLayout] = {}  # by rows; tiles have few sizes
+        # The layout of a message by its number of rows. Tiles have few sizes.
+        self.layout = lru_cache(LAYOUTS)(lambda rows: MessageLayout.of(fields, [rows] * len(fields)))
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> "RowFormat":
@@ -85,15 +86,6 @@ class RowFormat:
         for tensor in tensors:
             fields += ((tensor.dtype, tensor.shape[1:]),)
         return _row_format(fields, dtype)
-
-    def layout(self, rows: int) -> MessageLayout:
-        """The layout of a message of that many rows."""
-        layout = self._layouts.get(rows)
-        if layout is None:
-            if len(self._layouts) == LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[rows] = MessageLayout.of(self.fields, [rows] * len(self.fields))
-        return layout
 
 
 @lru_cache(FORMATS)
