@@ -86,10 +86,8 @@ class ProcessTransport(Transport):
             )
             bounded(self._connect, CONNECT_TIMEOUT + STORE_SECONDS)
             self._open = True
-        except PeerError:
-            raise
         except CommunicationError as error:
-            error.final = True
+            error.final = error.final or not isinstance(error, PeerError)  # of another worker, which says it itself
             raise
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
