@@ -3,7 +3,7 @@
 import random
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -127,21 +127,18 @@ class Network:
 
 
 class SimulatedTransport(ProcessTransport):
-    """One worker's end of a network, whose workers share a store."""
+    """One worker's end of a network in each generation; the workers share a store."""
 
     def __init__(
-        self, network: Network, store: dist.Store, rank: int, jitter: Callable[[], None] = lambda: None
+        self, networks: Sequence[Network], store: dist.Store, rank: int, jitter: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__(store, rank, network.workers)
-        self.network = network
+        super().__init__(store, rank, networks[0].workers)
+        self.networks = networks
+        self.network = networks[0]
         self.jitter = jitter
-        self._open = True  # as after a connection
-
-    def connect(self, group: Any, limit: float) -> None:
-        """The network is there."""
 
     def _connect(self) -> None:
-        """The network is there."""
+        self.network = self.networks[self._generation]
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Wait | None, Wait | None]:
         self.jitter()

@@ -87,7 +87,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
     x = [torch.arange(NODES, dtype=torch.float64).unsqueeze(1) + 1000 * p for p in range(workers)]
 
     def work(rank: int) -> Tensor:
-        group = Group(SimulatedTransport(network, store, rank))
+        group = Group(SimulatedTransport([network], store, rank))
         settings = Settings(depth or 0, 2**20, tile_rows, False, None, None, depth is None)
         layout = Layout.of(plans[rank], settings, RowFormat.of([x[rank]]))
         total = torch.zeros(NODES, 1, dtype=torch.float64)
@@ -132,7 +132,7 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
             raise ValueError("on purpose")
 
     def work(rank: int) -> None:
-        group = Group(SimulatedTransport(network, store, rank, fail if rank == 1 else lambda: None))
+        group = Group(SimulatedTransport([network], store, rank, fail if rank == 1 else lambda: None))
         settings = Settings(1, 2**20, 2, False, None, None)
         x = torch.zeros(NODES, 1)
         with group.guard():
@@ -156,7 +156,7 @@ def test_buffers_serve_the_next_exchange(buffer_bytes) -> None:
     network = Network(2, seed=1, in_order=False)
 
     def work(rank: int) -> list[set[int]]:
-        group = Group(SimulatedTransport(network, store, rank))
+        group = Group(SimulatedTransport([network], store, rank))
         settings, x = Settings(1, buffer_bytes, 4, False, None, None), torch.zeros(NODES, 1)
         layout, kept = Layout.of(plans[rank], settings, RowFormat.of([x])), []
         for _ in range(2):

@@ -18,26 +18,12 @@ from tests.comm.simulated import Network, SimulatedTransport
 from tests.comm.test_order import run_all
 
 
-class Generations(SimulatedTransport):
-    """A worker's end of another network in each generation."""
-
-    def __init__(self, networks: list[Network], store: dist.Store, rank: int) -> None:
-        super().__init__(networks[0], store, rank)
-        self.networks = networks
-
-    def connect(self, group: Any, limit: float) -> None:
-        ProcessTransport.connect(self, group, limit)
-
-    def _connect(self) -> None:
-        self.network = self.networks[self._generation]
-
-
 @pytest.mark.parametrize("workers", [2, 3])
 def test_after_an_error_all_go_on_over_new_connections(workers: int) -> None:
     store, networks = dist.HashStore(), [Network(workers, seed, in_order=False) for seed in range(3)]
 
     def work(rank: int) -> tuple[list[str], list[int], bool]:
-        group, told, steps = Group(Generations(networks, store, rank)), [], []
+        group, told, steps = Group(SimulatedTransport(networks, store, rank)), [], []
         for _ in networks[1:]:
             assert group.agree("a step") == [0] * workers
             try:
