@@ -61,6 +61,7 @@ class Network:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.connected = threading.Barrier(self.workers)
 
     def post(self, batch: Batch) -> None:
         """Take in what the ends' worker has posted."""
@@ -139,6 +140,7 @@ class SimulatedTransport(ProcessTransport):
 
     def _connect(self) -> None:
         self.network = self.networks[self._generation]
+        self.network.connected.wait(30)  # as gloo, which connects each worker with all others
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Wait | None, Wait | None]:
         self.jitter()
