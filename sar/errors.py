@@ -38,7 +38,12 @@ class NotInitializedError(SarError, RuntimeError):
 
 
 class CommunicationError(SarError, RuntimeError):
-    """Communication with the other workers failed; `sar.recover` on all workers goes on, unless one has died."""
+    """Communication with the other workers failed; `sar.recover` on all workers goes on, unless one has died.
+
+    final: whether the workers cannot recover.
+    """
+
+    final = False
 
 
 class PeerError(CommunicationError):

@@ -121,14 +121,15 @@ MUTANTS = [
     Mutant(
         "rows that are not waited for",
         "sar/comm/exchange.py",
-        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n                rows",
+        "                    self.group.wait_for(inbound.wait, self.signature, peer=inbound.peer)\n"
+        "                rows",
         "                    pass\n                rows",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "gradients that are not waited for",
         "sar/comm/exchange.py",
-        "                    self.group.wait(inbound.work, inbound.peer, self.signature)\n"
+        "                    self.group.wait_for(inbound.wait, self.signature, peer=inbound.peer)\n"
         "                self._rows.add",
         "                    pass\n                self._rows.add",
         "tests/core/test_traffic.py::test_rows_and_gradients_are_waited_for",
@@ -142,7 +143,7 @@ MUTANTS = [
     ),
     Mutant(
         "changed rows that are not laid out again",
-        "sar/comm/same_process.py",
+        "sar/outofcore/process_rows.py",
         "is not None and written[0] == version:",
         "is not None:",
         "tests/virtual/test_memory.py::test_rows_are_laid_out_again_if_they_have_changed",
@@ -150,7 +151,7 @@ MUTANTS = [
     Mutant(
         "kept rows whose buffer is used again",
         "sar/comm/exchange.py",
-        "None if self._keep else inbound",
+        "None if self.keep else inbound",
         "inbound",
         "tests/core/test_checkpointing.py::test_many_tiles",
     ),
@@ -276,15 +277,15 @@ MUTANTS = [
     Mutant(
         "workers that walk their steps in different orders",
         "sar/comm/tiles.py",
-        "steps.append(Step(number * size + place, receive, send))",
-        "steps.insert(self.rank % 2 * len(steps), Step(number * size + place, receive, send))",
+        "steps.append(Step(next(places), receive, send))",
+        "steps.insert(self.rank % 2 * len(steps), Step(next(places), receive, send))",
         "tests/comm/test_order.py::test_rows_and_gradients_arrive_in_any_order_of_messages",
     ),
     Mutant(
         "messages of NCCL that are not waited for",
         "sar/comm/process_transport.py",
-        "work.work.wait()",
-        "pass",
+        "both = self._nccl._end_coalescing().wait",
+        "both = self._nccl._end_coalescing().__str__",
         "tests/core/test_host_waits.py::test_where_the_host_waits",
     ),
     Mutant(

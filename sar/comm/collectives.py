@@ -1,9 +1,8 @@
 """Collective operations on whole tensors, for users and for the layers. Workers agree on each before it starts."""
 
-import json
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
@@ -146,32 +145,19 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
         send_tensor: tensor to send.
     """
     with current_group().guard() as group:
-        call = f"exchange_single_tensor of {str(send_tensor.dtype).removeprefix('torch.')}"
         if recv_tensor.dtype != send_tensor.dtype:
             raise ConfigError(
-                f"{call} cannot receive into {recv_tensor.dtype}; all workers send and receive one dtype."
+                f"exchange_single_tensor of {send_tensor.dtype} cannot receive into {recv_tensor.dtype}; expected one "
+                "dtype for all that is sent and received."
             )
-        group.agree(call)
         if not (0 <= recv_idx < group.world_size and 0 <= send_idx < group.world_size):
             raise ConfigError(
                 f"exchange_single_tensor names {recv_idx} and {send_idx}; expected ranks below {group.world_size}."
             )
-        table = group.gather_numbers([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes], call)
-        # Every worker checks all pairs, so that all raise the same error.
-        for rank, (source, _, expected, _) in enumerate(table):
-            _, reader, _, offered = table[source]
-            if reader != rank or expected != offered:
-                raise ConfigError(
-                    f"Worker {rank} wants {expected} bytes from worker {source}, which sends {offered} bytes to worker "
-                    f"{reader}. Let the two name each other, with tensors of equal size."
-                )
-        if recv_idx == group.rank:
-            recv_tensor.detach().copy_(send_tensor)
-            return
-        sent, into = ([tensor.new_empty(0)] * group.world_size for tensor in (send_tensor, recv_tensor))
-        sent[send_idx] = send_tensor.detach()
-        into[recv_idx] = torch.empty_like(recv_tensor, memory_format=torch.contiguous_format)
-        recv_tensor.detach().copy_(group.exchange(call, sent, into)[recv_idx])
+        sent, sizes = [send_tensor.new_empty(0)] * group.world_size, [0] * group.world_size
+        sent[send_idx], sizes[recv_idx] = send_tensor.detach().flatten(), recv_tensor.numel()
+        arrived = exchange_tensors(sent, sizes)[recv_idx]
+        recv_tensor.detach().copy_(arrived.view_as(recv_tensor))
 
 
 def sync_params(model: Module) -> None:
@@ -194,10 +180,11 @@ def copy_from_first(model: Module) -> None:
     with current_group().guard() as group, torch.no_grad():
         call = "sync_params"
         _agree_on_model(group, call, model, named)
-        if group.world_size > 1:
-            _refuse_own_rows(group, call, model)
-            watch(model.parameters(), group.rank)
-        for bucket in _buckets([tensor.detach() for _, tensor in named]) if group.world_size > 1 else []:
+        if group.world_size == 1:
+            return
+        _refuse_own_rows(group, call, model)
+        watch(model.parameters(), group.rank)
+        for bucket in _buckets([tensor.detach() for _, tensor in named]):
             travelling = torch.cat([tensor.flatten().to(group.device) for tensor in bucket])
             group.broadcast(travelling, call)
             for tensor, values in zip(bucket, travelling.split([tensor.numel() for tensor in bucket]), strict=True):
@@ -291,7 +278,7 @@ def _agree_on_model(
     alike = len(set(layouts)) == 1
     if not alike:
         own = [[name, described(tensor)] for name, tensor in named]
-        models = all_gather_json(partial(group.all_gather, call=call), own)
+        models = group.gather_json(own, call)
         for of_all in zip_longest(*models, fillvalue=["nothing", ""]):
             if len({layout for _, layout in of_all}) > 1:
                 lines = "\n".join(f"  worker {rank}: {name} {layout}" for rank, (name, layout) in enumerate(of_all))
@@ -321,16 +308,6 @@ def _agree_on_model(
             )
             break
     return alike
-
-
-def all_gather_json(gather: Callable[[Tensor], list[Tensor]], value: Any) -> list[Any]:
-    """Gather every worker's value, by rank, through JSON, within an agreed call. `gather` is `Group.all_gather`."""
-    own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device="cpu")
-    lengths = [int(length) for length in gather(torch.tensor([len(own)], device="cpu"))]
-    padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
-    return [
-        json.loads(bytes(encoded[:length].tolist())) for encoded, length in zip(gather(padded), lengths, strict=True)
-    ]
 
 
 def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:

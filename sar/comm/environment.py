@@ -127,22 +127,24 @@ def choose_interface(master: str | None) -> None:
 
 def own_address() -> str:
     """The address of SAR_SOCKET_NAME's interface, else of the default route, else of any interface but loopback."""
-    name = os.environ.get("SAR_SOCKET_NAME")
-    try:
-        if name:
-            return _address_of(name)
-    except OSError as error:
-        raise ConfigError(f"SAR_SOCKET_NAME is {name!r}, but there is no such IPv4 interface.") from error
-    other = min(_interfaces(), key=lambda address: address.startswith("127."), default="127.0.0.1")
+    names, chosen = _interfaces(), os.environ.get("SAR_SOCKET_NAME")
+    if chosen:
+        for address, name in names.items():
+            if name == chosen:
+                return address
+        raise ConfigError(f"SAR_SOCKET_NAME is {chosen!r}, but there is no such IPv4 interface.")
+    other = min(names, key=lambda address: address.startswith("127."), default="127.0.0.1")
     return _local_end(_ELSEWHERE) or other
 
 
 def _interfaces() -> dict[str, str]:
     """Names of this host's network interfaces by their IPv4 addresses."""
     interfaces: dict[str, str] = {}
-    for _, name in socket.if_nameindex():
-        with suppress(OSError):  # the interface has no IPv4 address
-            interfaces.setdefault(_address_of(name), name)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # the interface has no IPv4 address
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+                interfaces.setdefault(socket.inet_ntoa(answer[20:24]), name)
     return interfaces
 
 
@@ -152,9 +154,3 @@ def _local_end(host: str) -> str | None:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
     return None
-
-
-def _address_of(name: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", name[:15].encode())
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])

@@ -6,7 +6,7 @@ backward it may also return the gradients of the tile it received, and add up th
 
 `pipeline_depth` tiles are in flight while one is computed: step i + depth is posted before the wait for step i. Buffers
 go back to a pool as soon as both the reader and the transport are done with them. So at most 2 * (depth + 1) exist at a
-time, or twice as many if one exchange both fetches rows and returns gradients. `Settings.tile_rows` chooses tiles for
+time, or twice as many if one exchange both fetches rows and returns gradients. `Layout.of` chooses tiles for
 which they fit `Config.comm_buffer_bytes`. After the last step we keep an eighth of that, because fresh pages for each
 exchange took 6 to 8 % of an epoch's processor time on a small graph. We return the rest to the system, because the
 layers' own tensors are largest between exchanges.
@@ -38,11 +38,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm.group import Group
-from sar.comm.rows import BufferPool, RowFormat
-from sar.comm.same_process import rows_of_process
-from sar.comm.tiles import OWN_ROWS, GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, OwnRows, Settings, Tile
-from sar.comm.transport import Message
+from sar.comm.rows import RowFormat
+from sar.comm.tiles import OWN_ROWS, ExchangeSpec, HaloSlice, OwnRows, Tile
+from sar.comm.transport import Message, Wait
 from sar.tensors.views import to_device
 
 OUT, BACK = 0, 1
@@ -54,14 +52,14 @@ KEPT_SHARE = 8
 
 @dataclass(eq=False, slots=True)
 class _InFlight:
-    """A buffer with the rows of a slice, or their gradients, and the work to wait for before it may be used again."""
+    """A buffer with the rows of a slice, or their gradients, and the wait before it may be used again."""
 
     halo: HaloSlice
     peer: int
     message: Message | None  # the used bytes of the buffer; None for a slice of rows without elements
     buffer: Tensor
     fields: list[Tensor]  # views of the buffer, (rows, ...) each
-    work: Any = None
+    wait: Wait | None = None
 
 
 _Transfer = tuple[_InFlight | None, _InFlight | None]
@@ -74,76 +72,41 @@ def side_stream(device: torch.device) -> Any:
     return getattr(torch, device.type).Stream(device)
 
 
-class Exchange:
+@dataclass(eq=False)
+class Exchange(ExchangeSpec):
     """One pass through a layout, in the forward or the backward of a call that the workers have agreed on.
 
     The first transfers are posted at once, the rest as `tiles` is consumed: see [Note: one exchange].
-
-    Args:
-        plan: the relation's halo lists.
-        settings: the call's.
-        layout: the tiles, by plan and settings.
-        pool: message buffers.
-        signature: text of the call, for errors.
-        device: device on which rows and gradients are computed.
-        fields: this worker's rows that others read, (N_src, ...) each; None to fetch nothing.
-        keep: leave the fetched rows to the caller, instead of reusing their buffers after each step. In a backward,
-            whether the forward has done so.
-        local: further fields for workers of the same process, if the caller can read their rows in place, by
-            `Tile.sources`; None if it cannot.
-        returns: accumulates the returned gradients; None to return none.
-        own_first: yield `OWN_ROWS` first, as happens anyway if rows are fetched.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        plan: HaloPlan,
-        settings: Settings,
-        layout: Layout,
-        pool: BufferPool,
-        signature: str,
-        device: torch.device,
-        fields: list[Tensor] | None = None,
-        *,
-        keep: bool = False,
-        local: LocalFields | None = None,
-        returns: GradientReturn | None = None,
-        own_first: bool = False,
-    ) -> None:
-        self.group, self.plan, self.layout, self.signature, self.device = group, plan, layout, signature, device
-        self._pool, self._fields, self._keep, self._returns = pool, fields, keep, returns
-        self._out = None if fields is None else RowFormat.of(fields, settings.wire_features)
-        self._back = None if returns is None else RowFormat.of(returns.totals, settings.wire_gradients)
-        self._rows: OwnRows  # of this worker, or of all workers of its process
-        alone = len(group.local_peers) == 1
-        if alone:
-            self._rows = OwnRows(group, plan, fields or (), returns)
-        else:
-            self._rows = rows_of_process(
-                *(group, plan, settings, layout, pool, signature, fields, local, returns, self._out, self._back),
-                keep=keep,
-            )
+    def __post_init__(self) -> None:
+        self.out = None if self.fields is None else RowFormat.of(self.fields, self.settings.wire_dtype_features)
+        self.back = (
+            None if self.returns is None else RowFormat.of(self.returns.totals, self.settings.wire_dtype_gradients)
+        )
+        alone = len(self.group.local_peers) == 1
+        # Rows of this worker, or of all workers of its process.
+        self._rows: OwnRows = OwnRows(self) if alone else self.group.rows_of_process(self)
         # Workers that share a process would each keep buffers while they wait for their turns.
-        self._bytes_to_keep = settings.buffer_bytes // KEPT_SHARE if alone else 0
+        self._bytes_to_keep = self.settings.comm_buffer_bytes // KEPT_SHARE if alone else 0
         # The step before which own edges are computed. Without rows, gradients of the first tiles travel meanwhile.
-        first = own_first or fields is not None or not alone
-        self._own_before = 0 if first else min(layout.depth + 1, len(layout.steps))
-        self._tag = (group.calls % 2**12) << 19  # the number of the agreed call, of [Note: address]
+        first = self.own_first or self.fields is not None or not alone
+        self._own_before = 0 if first else min(self.layout.depth + 1, len(self.layout.steps))
+        self._tag = (self.group.call_id % 2**12) << 19  # the number of the agreed call, of [Note: address]
         self._streams: Any = None  # torch's module for [Note: rows of a device]
         self._aside: AbstractContextManager[Any] = nullcontext()  # the stream that gathers rows
-        if device.type not in ("cpu", "meta") and group.device.type == "cpu":
-            self._streams = getattr(torch, device.type)
-            if fields is not None:
-                stream = side_stream(device)
-                stream.wait_stream(self._streams.current_stream(device))
+        if self.device.type not in ("cpu", "meta") and self.group.device.type == "cpu":
+            self._streams = getattr(torch, self.device.type)
+            if self.fields is not None:
+                stream = side_stream(self.device)
+                stream.wait_stream(self._streams.current_stream(self.device))
                 self._aside = self._streams.stream(stream)
         self._posted = 0  # steps whose rows have been posted
         self._rows_in_flight: deque[_Transfer] = deque()
         self._grads_in_flight: deque[_Transfer] = deque()
         self._returned: _InFlight | None = None  # the gradients of the tile that is computed
-        if fields is not None:
-            self._post_rows(layout.first)
+        if self.fields is not None:
+            self._post_rows(self.layout.first)
 
     def tiles(self) -> Iterator[Tile]:
         """Iterate over tiles of this process's other workers, and those of other processes as they arrive.
@@ -162,45 +125,45 @@ class Exchange:
             self.give_back(i, tile)
         if self._own_before == len(self.layout.steps) > 0:
             yield OWN_ROWS
-        if self._returns is not None:
+        if self.returns is not None:
             self._add_returned(0)
-        self._pool.shrink(self._bytes_to_keep)
+        self.group.pool.shrink(self._bytes_to_keep)
         self._rows.close()
 
     def receive(self, i: int) -> Tile | None:
         """The tile that this worker receives in step i, once it has arrived. Posts the rows of the next steps."""
         step, depth = self.layout.steps[i], self.layout.depth
         rows = grads = None
-        if self._fields is not None:
+        if self.fields is not None:
             if self._posted < i + depth + 1:
                 self._post_rows(i + depth + 1)
             inbound, _ = self._rows_in_flight[0]
             if inbound is not None:
-                if inbound.work is not None:
-                    self.group.wait(inbound.work, inbound.peer, self.signature)
+                if inbound.wait is not None:
+                    self.group.wait_for(inbound.wait, self.signature, peer=inbound.peer)
                 rows = []
-                for column, own in zip(inbound.fields, self._fields, strict=True):
+                for column, own in zip(inbound.fields, self.fields, strict=True):
                     here = column if column.device == self.device else to_device(column, self.device)
                     rows.append(here.to(own.dtype))
-        if self._returns is not None:
+        if self.returns is not None:
             self._add_returned(depth)
             if step.receive is not None:
-                self._returned = self._buffer(step.receive, self._back)
-                grads = self._returns.sums(self._returned.fields, self.device)
+                self._returned = self._buffer(step.receive, self.back)
+                grads = self.returns.sums(self._returned.fields, self.device)
         return None if step.receive is None else Tile(step.receive, rows, grads)
 
     def give_back(self, i: int, tile: Tile | None) -> None:
         """Return the gradients of the tile received in step i, and its buffers, to where they came from."""
-        if self._returns is not None:
+        if self.returns is not None:
             # Send the gradients of the received tile, and post the receive for those of the tile that was sent.
             step, returned, self._returned = self.layout.steps[i], self._returned, None
             if tile is not None and returned is not None:
-                self._returns.write(tile.grads or (), returned.fields)
-            arriving = None if step.send is None else self._buffer(step.send, self._back)
+                self.returns.write(tile.grads or (), returned.fields)
+            arriving = None if step.send is None else self._buffer(step.send, self.back)
             self._grads_in_flight.append(self._post(step.place, BACK, arriving, returned))
-        if self._fields is not None:
+        if self.fields is not None:
             inbound, outbound = self._rows_in_flight.popleft()
-            self._free(outbound, None if self._keep else inbound)
+            self._free(outbound, None if self.keep else inbound)
 
     # -- rows
 
@@ -210,9 +173,9 @@ class Exchange:
             for step in self.layout.steps[self._posted : steps]:
                 inbound = outbound = None
                 if step.receive is not None:
-                    inbound = self._buffer(step.receive, self._out, from_pool=not self._keep)
+                    inbound = self._buffer(step.receive, self.out, from_pool=not self.keep)
                 if step.send is not None:
-                    outbound = self._buffer(step.send, self._out)
+                    outbound = self._buffer(step.send, self.out)
                     self._rows.gather(step.send, outbound.buffer, outbound.fields)
                 self._rows_in_flight.append(self._post(step.place, OUT, inbound, outbound))
         self._posted = steps
@@ -223,9 +186,9 @@ class Exchange:
         """Add returned gradients to the totals until at most `in_flight` transfers are left."""
         while len(self._grads_in_flight) > in_flight:
             inbound, outbound = self._grads_in_flight.popleft()
-            if inbound is not None and self._returns is not None:
-                if inbound.work is not None:
-                    self.group.wait(inbound.work, inbound.peer, self.signature)
+            if inbound is not None and self.returns is not None:
+                if inbound.wait is not None:
+                    self.group.wait_for(inbound.wait, self.signature, peer=inbound.peer)
                 self._rows.add(inbound.halo, inbound.buffer, inbound.fields)
             self._free(outbound, inbound)
 
@@ -239,7 +202,7 @@ class Exchange:
             pin = self._streams is torch.cuda
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         elif from_pool:
-            buffer = self._pool.take(layout.nbytes)
+            buffer = self.group.pool.take(layout.nbytes)
         else:
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.group.device)
         peer = halo.owner if halo.reader == self.group.rank else halo.reader
@@ -252,17 +215,16 @@ class Exchange:
             self._streams.current_stream(self.device).synchronize()
         receive = None if inbound is None else inbound.message
         send = None if outbound is None else outbound.message
-        works = self.group.post(receive, send, self._tag | direction << 18 | place % 2**18, self.signature)
-        if inbound is not None:
-            inbound.work = works[0]
-        if outbound is not None:
-            outbound.work = works[1]
+        waits = self.group.post(receive, send, self._tag | direction << 18 | place % 2**18, self.signature)
+        for each, wait in zip((inbound, outbound), waits, strict=True):
+            if each is not None:
+                each.wait = wait
         return inbound, outbound
 
     def _free(self, sent: _InFlight | None, received: _InFlight | None) -> None:
         """Wait until a message has been sent, and return its buffer to the pool, and that of one that has arrived."""
-        if sent is not None and sent.work is not None:
-            self.group.wait(sent.work, sent.peer, self.signature)
+        if sent is not None and sent.wait is not None:
+            self.group.wait_for(sent.wait, self.signature, peer=sent.peer)
         for each in (sent, received) if self._streams is None else ():
             if each is not None:
-                self._pool.give(each.buffer)
+                self.group.pool.give(each.buffer)

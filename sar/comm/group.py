@@ -30,6 +30,7 @@ calls one after the other: autograd runs backwards on CUDA devices in a thread o
 """
 
 import hashlib
+import json
 import logging
 import secrets
 import sys
@@ -38,7 +39,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -47,11 +47,12 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.replicas import Replicas
+from sar.comm.rows import BufferPool
 from sar.comm.statistics import FollowedCall, Statistics, counters, listeners
-from sar.comm.transport import LEFT_EARLY, Failure, Message, Shared, Transport
+from sar.comm.transport import HEAD_BYTES, LEFT_EARLY, Failure, Message, Shared, Transport, Wait
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
-from sar.host.ranges import named, traced
+from sar.host.ranges import named, running_module, traced
 from sar.logging_setup import logger
 from sar.tensors.views import materialize
 
@@ -72,14 +73,15 @@ class Group:
     If not `counted`, its calls are left out of statistics, log and profiles, which follow those of the main thread.
     """
 
-    def __init__(self, transport: Transport, *, counted: bool = True) -> None:
+    def __init__(self, transport: Transport, *, pool: BufferPool | None = None, counted: bool = True) -> None:
         self.rank = transport.rank
         self.world_size = transport.world_size
         self.device = transport.device
         self.local_peers, self.clock, self.spilled = transport.local_peers, transport.clock, transport.spilled
-        self.letters, self.contents = transport.letters, transport.contents
+        self.rows_of_process = transport.rows_of_process
+        self.pool = BufferPool(transport.device) if pool is None else pool  # message buffers of this worker's exchanges
         self.generation = 0  # counts recoveries; equal on all workers
-        self.calls = 0  # agreed on in this generation; equal on all workers
+        self.call_id = 0  # a unique number of up to 61 bits for the latest agreed call; equal on all workers
         self.waiting: str | None = None  # the call in which this worker waits for others
         self.failure: Failure | None = None  # why this generation has ended
         self.replicas: Replicas | None = None  # compares the workers' models: see [Note: replicas]
@@ -99,25 +101,7 @@ class Group:
         """Set the number of workers per process, for error messages only."""
         self._transport.each = workers
 
-    @property
-    def name(self) -> str:
-        """Name of this worker, for errors."""
-        return self._transport.name(self.rank)
-
     # -- the group and its generations
-
-    @property
-    def transport(self) -> Transport:
-        """The transport, connected in this generation. On first use all workers connect together."""
-        self.check()
-        if not self._connected:
-            self._connect(Config.timeout)
-        return self._transport
-
-    def check(self) -> None:
-        """Raise the error that has ended this generation, if any."""
-        if self.failure is not None:
-            raise self._stop_error(self.failure)
 
     @property
     def final(self) -> bool:
@@ -130,11 +114,6 @@ class Group:
             check(model, call)
 
     @property
-    def call_id(self) -> int:
-        """A unique number of up to 61 bits for the latest agreed call, equal on all workers."""
-        return self.generation << 32 | self.calls
-
-    @property
     def agreed(self) -> str:
         """The call in progress that the workers have agreed on last, or are about to; empty without one."""
         return "" if self._owner is None else self._owner[1]
@@ -144,11 +123,12 @@ class Group:
         if self.world_size == 1:
             return step
         if self.failure is not None and self.failure.final:
-            raise self._stop_error(self.failure)
+            raise self._stop_error()
         if self.failure is None:  # another worker's error has not arrived yet, or there is none and we stop the others
             self.abort(sys.exc_info()[1] or CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
         with self._lock:
             self.generation += 1
+            self.call_id = self.generation << 32
             self.failure, self._connected = None, False
         if self.replicas is not None:
             self.replicas.forget_steps()  # only some workers may have taken them, and all will repeat them
@@ -161,15 +141,20 @@ class Group:
         before, self.waiting = self.waiting, "connecting"
         try:
             self._transport.connect(self, limit)
+        except CommunicationError as error:
+            self.abort(error)
+            raise
         finally:
             self.waiting = before
-        self.calls = 0
         self._connected = True
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
         """Tell all workers, once, that this one cannot go on, and why: see [Note: agreement and failure]."""
-        told = f"{self.name.capitalize()} raised {type(error).__name__}: {error}"
-        self.stop(Failure(str(error) if isinstance(error, CommunicationError) else told, told, final))
+        told = f"{self._transport.name(self.rank).capitalize()} raised {type(error).__name__}: {error}"
+        if isinstance(error, CommunicationError):
+            self.stop(Failure(str(error), told, final or error.final))
+        else:
+            self.stop(Failure(told, told, final))
 
     def stop(self, failure: Failure) -> None:
         """End this generation on all workers, from any thread. Does nothing if it has ended."""
@@ -179,16 +164,21 @@ class Group:
             self.failure = failure = failure._replace(final=failure.final or self._transport.final)
         self._transport.abort(self.generation, failure)
 
-    def _stop_error(self, failure: Failure) -> CommunicationError:
+    def _stop_error(self, place: str = "") -> CommunicationError:
         """The error that a call after a failure raises."""
-        if failure.here is FORKED:
-            return CommunicationError(FORKED)
-        if failure.final:
-            return PeerError(f"{failure.here}\nThis is final: restart all workers.")
-        return CommunicationError(
-            f"An earlier error has stopped distributed calls on all workers: {failure.here}\n"
-            "To go on, call sar.recover() on every worker, or restart all."
-        )
+        assert self.failure is not None
+        here, _, final = self.failure
+        if here is FORKED:
+            error = CommunicationError(FORKED)
+        elif final:
+            error = PeerError(f"{here}\nThis is final: restart all workers.{place}")
+        else:
+            error = CommunicationError(
+                f"An earlier error has stopped distributed calls on all workers: {here}\n"
+                f"To go on, call sar.recover() on every worker, or restart all.{place}"
+            )
+        error.final = final
+        return error
 
     def leave_to_parent(self) -> None:
         """Make every further call raise in a forked process, because its connections belong to the parent."""
@@ -232,19 +222,20 @@ class Group:
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
         before, own = self.counters.seconds_waited, torch.tensor([digest, flags, model], device="cpu")
-        gathered = torch.stack(self.wait_for(self.transport.all_gather, call, own))
+        gathered = torch.stack(self.wait_for(self._transport.all_gather, call, own))
         self.counters.seconds_late += self.counters.seconds_waited - before
         self.counters.bytes_sent += own.nbytes * (self.world_size - 1)
         self.counters.bytes_received += own.nbytes * (self.world_size - 1)
-        self.calls += 1
+        self.call_id += 1
         digests, flags_by_rank, models = gathered.T.tolist()
         if set(digests) != {digest}:
             with self.guard():
                 name, kind = running_module()
                 place = f", in {name or 'the model'} ({kind})" if kind else ""
+                calls = self.gather_json(call + place, call)
+                lines = "\n".join(f"  {self._transport.name(rank)}: {each}" for rank, each in enumerate(calls))
                 raise DisagreementError(
-                    "The workers are not in the same distributed call, or not on the same graph:\n"
-                    f"{self._transport.whereabouts(self, call + place)}\n"
+                    f"The workers are not in the same distributed call, or not on the same graph:\n{lines}\n"
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
                     f"and its loss must reach every one of them (times 0 if need be). {LEFT_EARLY}"
                 )
@@ -262,7 +253,7 @@ class Group:
         """Gather one small tensor of equal shape, on the CPU or the group's device; only inside an agreed call."""
         if self.world_size == 1:
             return [tensor]
-        gathered = self.wait_for(self.transport.all_gather, call, materialize(tensor))
+        gathered = self.wait_for(self._transport.all_gather, call, materialize(tensor))
         self.counters.bytes_sent += tensor.nbytes * (self.world_size - 1)
         self.counters.bytes_received += tensor.nbytes * (self.world_size - 1)
         return gathered
@@ -271,33 +262,38 @@ class Group:
         """Gather each worker's number, or equally many numbers, by rank; otherwise like `all_gather`."""
         return [numbers.tolist() for numbers in self.all_gather(torch.tensor(own, device="cpu"), call)]
 
+    def gather_json(self, own: Any, call: str) -> list[Any]:
+        """Gather each worker's value, by rank, through JSON; otherwise like `all_gather`."""
+        text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8, device="cpu")
+        lengths = self.gather_numbers(len(text), call)
+        texts = self.all_gather(torch.cat([text, text.new_zeros(max(lengths) - len(text))]), call)
+        return [json.loads(bytes(text[:length].tolist())) for text, length in zip(texts, lengths, strict=True)]
+
     def all_reduce(self, tensor: Tensor, op: Any, call: str) -> None:
         """Combine a contiguous tensor over all workers, in place; only inside an agreed call."""
-        self.wait_for(self.transport.all_reduce, call, tensor, op)
+        self.wait_for(self._transport.all_reduce, call, tensor, op)
         self.counters.bytes_sent += tensor.nbytes
         self.counters.bytes_received += tensor.nbytes
 
     def broadcast(self, tensor: Tensor, call: str) -> None:
         """Copy the contiguous tensor of worker 0 to all workers, in place; only inside an agreed call."""
-        self.wait_for(self.transport.broadcast, call, tensor)
+        self.wait_for(self._transport.broadcast, call, tensor)
         self.counters.bytes_sent += tensor.nbytes if self.rank == 0 else 0
         self.counters.bytes_received += tensor.nbytes if self.rank != 0 else 0
 
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int, call: str) -> tuple[Any, Any]:
-        """Begin to receive one message and to send one; return the work of each for `wait`. Only in an agreed call."""
+    def post(
+        self, inbound: Message | None, outbound: Message | None, tag: int, call: str
+    ) -> tuple[Wait | None, Wait | None]:
+        """Begin to receive one message and to send one; return operations for `wait_for`. Only in an agreed call."""
+        message = inbound or outbound
+        if message is None:
+            return None, None
         if self._alone and inbound is not None:
             self.counters.bytes_received += inbound.data.nbytes
         if self._alone and outbound is not None:
             self.counters.bytes_sent += outbound.data.nbytes
             self.counters.messages_sent += 1
-        message = inbound or outbound
-        if message is None:
-            return None, None
         return self.wait_for(self._transport.post, call, inbound, outbound, tag, peer=message.peer)
-
-    def wait(self, work: Any, peer: int, call: str) -> None:
-        """Wait for the work that `post` has returned for a message from or to `peer`."""
-        self.wait_for(self._transport.wait, call, work, peer, peer=peer)
 
     def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Send `buffers[q]` to every worker q; return the buffers sent to this one, by rank, its own one uncopied.
@@ -305,20 +301,30 @@ class Group:
         The workers must have agreed on a call, which may have several such exchanges. Received data is written to
         `into`. Without it, buffers are bytes in CPU memory that begin with their number as an int64.
         """
-        return self._transport.all_to_all(self, call, buffers, into)
+        buffers = list(map(materialize, buffers))
+        received = self.wait_for(self._transport.all_to_all, call, buffers, into)
+        for other in set(range(self.world_size)) - {self.rank}:
+            nbytes = buffers[other].nbytes
+            self.counters.bytes_sent += nbytes
+            self.counters.bytes_received += received[other].nbytes
+            self.counters.messages_sent += (nbytes > 0) + (into is None and nbytes > HEAD_BYTES)
+        return received
 
     def share(
         self, read: Sequence[Tensor], added_to: Sequence[Tensor], call: str, *, in_order: bool = False
     ) -> dict[int, Shared]:
-        """Share tensors with `local_peers`; return the shared tensors of each, by rank. See `Transport.share`."""
-        if self._alone:
-            return {self.rank: self._transport.share(read, added_to, in_order=in_order)[0]}
-        shared = self.wait_for(partial(self.transport.share, read, added_to, in_order=in_order), call)
-        return dict(zip(self.local_peers, shared, strict=True))
+        """Share tensors with `local_peers`, until all call this again; return those of each, by rank.
 
-    def swap(self, brought: T, call: str) -> dict[int, T]:
+        They read some, which nobody changes, and add to others. If `in_order`, they go on in the order of their ranks.
+        """
+        return self.swap(self._transport.shared(read, added_to), call, in_order=in_order)
+
+    def swap(self, brought: T, call: str, *, in_order: bool = False) -> dict[int, T]:
         """What each worker of this process has brought, by rank; in an agreed call."""
-        return dict(zip(self.local_peers, self.wait_for(partial(self.transport.swap, brought), call), strict=True))
+        if self._alone:
+            return {self.rank: brought}
+        swapped = self.wait_for(partial(self._transport.swap, brought, in_order=in_order), call)
+        return dict(zip(self.local_peers, swapped, strict=True))
 
     def new_name(self, call: str) -> str:
         """A random name, drawn by worker 0 for all workers and unique to this job; only inside an agreed call.
@@ -332,39 +338,36 @@ class Group:
     def wait_for(self, operation: Callable[..., T], call: str, *operands: Any, peer: int | None = None) -> T:
         """Run a blocking operation of the transport, and turn its failures into errors that name their cause.
 
-        The operation has to respect `Config.timeout` itself. `peer` is the worker it depends on, None for all.
+        On first use in a generation, all workers connect together. The operation has to respect `Config.timeout`
+        itself. `peer` is the worker it depends on, None for all.
         """
         if self.failure is not None:
-            raise self._stop_error(self.failure)
+            raise self._stop_error()
+        if not self._connected:
+            self._connect(Config.timeout)
         before, self.waiting = self.waiting, call
         start = time.perf_counter()
         try:
             if traced():
-                with named(f"wait for {self._who(peer)}"):
+                with named(f"wait for {self._transport.name(peer)}"):
                     return operation(*operands)
             return operation(*operands)
         except CommunicationError as error:  # already names its cause
             self.abort(error)
             raise
         except RuntimeError as error:
-            who = self._who(peer)
             if self.failure is not None:  # of another thread
-                stopping = self._stop_error(self.failure)
-                place = f"({self.name.capitalize()} was waiting for {who} in: {call})"
-                raise type(stopping)(f"{stopping}\n{place}") from error
-            explained = self._transport.explain(error, self, call, who)
-            if explained is None:
+                me, who = self._transport.name(self.rank).capitalize(), self._transport.name(peer)
+                raise self._stop_error(f"\n({me} was waiting for {who} in: {call})") from error
+            cause = self._transport.explain(error, call, peer)
+            if cause is None:
                 raise
-            cause, final = explained
-            self.abort(cause, final=final)  # closes this worker's connections
+            self.abort(cause)  # closes this worker's connections
             raise cause from error
         finally:
             self.waiting = before
             if self._alone:
                 self.counters.seconds_waited += time.perf_counter() - start
-
-    def _who(self, peer: int | None) -> str:
-        return "another worker" if peer is None else self._transport.name(peer)
 
 
 @dataclass(eq=False, slots=True)
@@ -406,20 +409,3 @@ def refuse_transforms(*inputs: Tensor | None) -> None:
             "sar's distributed calls have no rules for torch.func's grad, vmap, jvp and the like, nor for forward "
             "mode. Use loss.backward() or torch.autograd.grad; torch.func.functional_call works."
         )
-
-
-def running_module() -> tuple[str, str]:
-    """Name and class of the innermost module whose forward is running; both are empty outside of modules.
-
-    The name is that in the outermost module, and empty for this one itself.
-    """
-    frame: FrameType | None = sys._getframe()
-    running: list[torch.nn.Module] = []
-    while frame is not None:
-        if frame.f_code is torch.nn.Module._call_impl.__code__:
-            running.append(frame.f_locals["self"])
-        frame = frame.f_back
-    if not running:
-        return "", ""
-    names = {module: name for name, module in running[-1].named_modules()}
-    return names.get(running[0], ""), type(running[0]).__name__

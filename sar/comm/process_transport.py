@@ -1,7 +1,7 @@
 """The transport between processes: gloo, and NCCL for tensors on GPUs.
 
-Workers find each other, and leave the reasons of their errors, in the job's store (`store.py`), over a connection of
-their own if torch can make one.
+Workers find each other, and leave the reasons of their errors, in the job's store, over a connection of their own if
+torch can make one. Requests are bounded in time: see [Note: a store that does not answer].
 """
 
 import json
@@ -10,18 +10,19 @@ import re
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
-from sar.comm.store import STORE_SECONDS, JobStore, bounded, poll
-from sar.comm.transport import LEFT_EARLY, Failure, Member, Message, Transport
+from sar.comm.store import POLL_SECONDS, STORE_SECONDS, bounded, poll, unanswered
+from sar.comm.transport import LEFT_EARLY, Failure, Message, Transport, Wait
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, PeerError
 from sar.logging_setup import logger
@@ -59,54 +60,34 @@ class ProcessTransport(Transport):
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, device: torch.device | None = None) -> None:
-        super().__init__(rank, world_size, device or torch.device("cpu"))
+        super().__init__(rank, world_size, device)
         self._store = store
         own = store.clone() if world_size > 1 and hasattr(store, "clone") else store
-        self.notes = JobStore(own, "sar")
+        self._notes = dist.PrefixStore("sar", own)  # for what workers tell each other
         place = f"{socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)}"
         self._mark = f"Worker {rank} of {world_size} ({place})"  # by which others tell if it belongs to them
+        self._generation = 0
+        self._absent: list[int] = []  # workers that are not ready to connect
         self._open = False
         self._gloo: Any = None
         self._nccl: Any = None  # None for tensors on the CPU
-        self._awaited: int | None = None  # the worker whose part of an `all_gather` is missing
 
     # -- connections
 
-    def connect(self, group: Member, limit: float) -> None:
+    def connect(self, group: Any, limit: float) -> None:
         """See `Transport.connect`. First waits until every worker is ready to connect in this generation."""
-        ready = [f"{group.generation}/ready/{rank}" for rank in range(self.world_size)]
-        absent: list[int] = []
-
-        def all_ready() -> bool | None:
-            nonlocal absent
-            own = self.notes.write_once(ready[self.rank], self._mark)
-            failure = self.read_note(group.generation)
-            if failure is not None:
-                error = PeerError(failure.for_others)
-                group.abort(error, final=failure.final)
-                raise error
-            marks = self.notes.read(ready)
-            absent = [rank for rank, mark in enumerate(marks) if mark is None]
-            strangers = [mark for mark in marks if mark is not None and f" of {self.world_size} (" not in mark]
-            if own != self._mark or strangers:
-                self.notes = JobStore(self._store, f"sar/{self._mark}")  # as the job goes on without this worker
-                raise CommunicationError(
-                    f"{self._mark} does not go with {own if own != self._mark else strangers[0]}: the workers of a job "
-                    "have different ranks, and name one world size. If these are two jobs, give each a port or a "
-                    "SAR_JOB_ID of its own."
-                )
-            gone = self.notes.read([f"left/{rank}" for rank in absent])
-            left = [rank for rank, mark in zip(absent, gone, strict=True) if mark is not None]
-            if left:
-                raise RuntimeError(f"workers {left} have left.")
-            return None if absent else True
-
+        self._generation, self._absent, self.awaited = group.generation, [], None
         try:
-            poll(all_ready, self.rank, lambda: f"{', '.join(map(self.name, absent)) or 'others'} to join", limit)
-            bounded(partial(self._connect, group.generation), CONNECT_TIMEOUT + STORE_SECONDS)
+            poll(
+                partial(bounded, self._all_ready),
+                self.rank,
+                lambda: f"{', '.join(map(self.name, self._absent)) or 'others'} to join",
+                limit,
+            )
+            bounded(self._connect, CONNECT_TIMEOUT + STORE_SECONDS)
             self._open = True
         except CommunicationError as error:
-            group.abort(error, final=True)
+            error.final = error.final or not isinstance(error, PeerError)  # of another worker, which says it itself
             raise
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
@@ -114,10 +95,35 @@ class ProcessTransport(Transport):
                 f"Worker {self.rank} could not connect to all {self.world_size} workers: {why} "
                 "Check that all are running; if they are, check SAR_SOCKET_NAME."
             )
-            group.abort(late, final=True)
+            late.final = True
             raise late from error
 
-    def _connect(self, generation: int) -> None:
+    def _all_ready(self) -> bool | None:
+        """Tell the others that this worker is ready to connect; returns True if all are."""
+        ready = [f"{self._generation}/ready/{rank}" for rank in range(self.world_size)]
+        own = self._notes.compare_set(ready[self.rank], "", self._mark).decode()
+        failure = self.read_note(self._generation)
+        if failure is not None:
+            error = PeerError(failure.for_others)
+            error.final = failure.final
+            raise error
+        marks = self._read(ready)
+        strangers = [mark for mark in marks if mark is not None and f" of {self.world_size} (" not in mark]
+        if own != self._mark or strangers:
+            self._notes = dist.PrefixStore(f"sar/{self._mark}", self._store)  # the job goes on without this worker
+            raise CommunicationError(
+                f"{self._mark} does not go with {own if own != self._mark else strangers[0]}: the workers of a job "
+                "have different ranks, and name one world size. If these are two jobs, give each a port or a "
+                "SAR_JOB_ID of its own."
+            )
+        self._absent = [rank for rank, mark in enumerate(marks) if mark is None]
+        gone = self._read([f"left/{rank}" for rank in self._absent])
+        left = [rank for rank, mark in zip(self._absent, gone, strict=True) if mark is not None]
+        if left:
+            raise RuntimeError(f"workers {left} have left.")
+        return None if self._absent else True
+
+    def _connect(self) -> None:
         """Connect to all workers, which are ready to connect."""
         limit = timedelta(seconds=CONNECT_TIMEOUT)
         # Start gloo's threads in the batch class, if the system has it and the user has not chosen a class.
@@ -126,22 +132,24 @@ class ProcessTransport(Transport):
             with suppress(OSError):  # a sandbox
                 if usual:
                     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-            store = dist.PrefixStore(f"sar/{generation}/gloo", self._store)
+            store = dist.PrefixStore(f"sar/{self._generation}/gloo", self._store)
             self._gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
         finally:
             with suppress(OSError):
                 if usual:
                     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         if self.device.type != "cpu":  # NCCL connects in its first operation, which has to be one among all workers
-            store = dist.PrefixStore(f"sar/{generation}/nccl", self._store)
+            store = dist.PrefixStore(f"sar/{self._generation}/nccl", self._store)
             self._nccl = new_nccl(store, self.rank, self.world_size)
             met = torch.ones(1, dtype=torch.int32, device=self.device)
             self._nccl.allreduce([met], AllreduceOptions()).wait(limit)
 
     def abort(self, generation: int, failure: Failure) -> None:
-        """See `Transport.abort`. Leaves a note in the store and closes all connections."""
+        """See `Transport.abort`. Leaves a note in the store, unless there is one, and closes all connections."""
         try:
-            self._leave_note(generation, failure)
+            bounded(partial(self._notes.compare_set, f"{generation}/note", "", json.dumps(failure)))
+        except RuntimeError:
+            logger.warning("the store is gone; other workers will see only closed connections")
         finally:  # Ctrl-C may interrupt the note
             if self._open:
                 self._open = False
@@ -163,71 +171,76 @@ class ProcessTransport(Transport):
 
     def close(self) -> None:
         with suppress(RuntimeError):  # the store is gone
-            self.notes.write_at_exit(f"left/{self.rank}")
+            if not unanswered():  # in this thread, as none can start while the interpreter ends
+                self._notes.set(f"left/{self.rank}", "")
         self._gloo = self._nccl = None
 
     # -- errors, with the reasons and calls that workers leave in the store
 
-    def _leave_note(self, generation: int, failure: Failure) -> None:
-        """Write the reason why this worker gives up, unless the generation already has a note."""
-        try:
-            self.notes.write_once(f"{generation}/note", json.dumps(failure))
-        except RuntimeError:
-            logger.warning("the store is gone; other workers will see only closed connections")
-
     def read_note(self, generation: int, patience: float = 0.0) -> Failure | None:
         """The first note of a generation, if one appears within `patience` seconds."""
-        [text] = self.notes.read([f"{generation}/note"], patience)
+        [text] = self._read([f"{generation}/note"], patience)
         return None if text is None else Failure(*json.loads(text))
 
-    def whereabouts(self, group: Member, call: str) -> str:
-        """See `Transport.whereabouts`. Waits for the others' calls, which they report at about the same time."""
+    def _read(self, keys: Sequence[str], patience: float = 0.0) -> list[str | None]:
+        """The values of these keys of the store; waits up to `patience` seconds until all exist."""
+        deadline = time.monotonic() + patience
+        while True:
+            values = [self._notes.get(key).decode() if self._notes.check([key]) else None for key in keys]
+            if None not in values or time.monotonic() >= deadline:
+                return values
+            time.sleep(POLL_SECONDS)
+
+    def _whereabouts(self, call: str) -> str:
+        """The call that each worker is in, one line per worker; those that fail report it at about the same time."""
         ranks = range(self.world_size)
+
+        def ask() -> tuple[list[str | None], list[str | None]]:
+            self._notes.set(f"{self._generation}/at/{self.rank}", call)
+            calls = self._read([f"{self._generation}/at/{rank}" for rank in ranks], PATIENCE)
+            return calls, self._read([f"left/{rank}" for rank in ranks])
+
         try:
-            self.notes.write(f"{group.generation}/at/{self.rank}", call)
-            calls = self.notes.read([f"{group.generation}/at/{rank}" for rank in ranks], PATIENCE)
-            gone = self.notes.read([f"left/{rank}" for rank in ranks])
+            calls, gone = bounded(ask, STORE_SECONDS + PATIENCE)
         except RuntimeError:
             return "  the store cannot be reached: the process that hosts it, usually worker 0, has ended or is frozen"
         silent = "no answer: it computes, or its process is frozen or dead, or its host has vanished"
         states = [silent if mark is None else "has ended" for mark in gone]
         return "\n".join(f"  {self.name(rank)}: {calls[rank] or states[rank]}" for rank in ranks)
 
-    def lost(self, error: RuntimeError) -> str | None:
-        """The reason why a connection broke; None for an error of another kind."""
-        if isinstance(error, dist.DistBackendError):
-            return str(error).partition("\n")[0]
-        found = LOST.search(str(error))
-        return None if found is None else found[1]
-
-    def explain(
-        self, error: RuntimeError, group: Member, call: str, who: str
-    ) -> tuple[CommunicationError, bool] | None:
-        overdue, reason = any(words in str(error) for words in OVERDUE), self.lost(error)
-        if reason is None and not overdue:
+    def explain(self, error: RuntimeError, call: str, peer: int | None) -> CommunicationError | None:
+        text = str(error)
+        overdue, lost = any(words in text for words in OVERDUE), LOST.search(text)
+        if not (overdue or lost or isinstance(error, dist.DistBackendError)):
             return None
-        generation, me = group.generation, self.name(self.rank)
-        if self._awaited is not None:
-            who, self._awaited = self.name(self._awaited), None
-        note = None
+        me, who = self.name(self.rank).capitalize(), self.name(peer if self.awaited is None else self.awaited)
+        self.awaited, patience = None, 0 if overdue else PATIENCE
+
+        def ask() -> Failure | None:
+            self._notes.set(f"{self._generation}/at/{self.rank}", call)  # for `_whereabouts` of others
+            return self.read_note(self._generation, patience)
+
+        note: Failure | None = None
         with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
-            self.notes.write(f"{generation}/at/{self.rank}", call)  # for `whereabouts` of others
-            note = self.read_note(generation, 0 if overdue else PATIENCE)
+            note = bounded(ask, STORE_SECONDS + patience)
+        cause: CommunicationError
         if note is not None:
-            place = f"({me.capitalize()} was waiting for {who} in: {call})"
-            return PeerError(f"{note.for_others}\n{place}"), note.final
-        if overdue:
-            waited = f"{me.capitalize()} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
+            cause = PeerError(f"{note.for_others}\n({me} was waiting for {who} in: {call})")
+            cause.final = note.final
+        elif overdue:
+            waited = f"{me} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
             # gloo has closed the connections already: leave the note before asking around.
-            told = f"{me.capitalize()} raised CommunicationTimeout: {waited}"
-            self._leave_note(generation, Failure(waited, told, final=False))
-            return CommunicationTimeout(f"{waited}\n{self.whereabouts(group, call)}\n{LEFT_EARLY}"), False
-        ended = (
-            f"The connection to {who} closed without an error message ({reason}): its process died or left, or "
-            f"its host or the network is gone, while {me} waited in: {call}\nSee that worker's own output. "
-            f"{LEFT_EARLY}\n{self.whereabouts(group, call)}"
-        )
-        return PeerError(ended), True
+            self.abort(self._generation, Failure(waited, f"{me} raised CommunicationTimeout: {waited}", final=False))
+            cause = CommunicationTimeout(f"{waited}\n{self._whereabouts(call)}\n{LEFT_EARLY}")
+        else:
+            reason = text.partition("\n")[0] if lost is None else lost[1]
+            cause = PeerError(
+                f"The connection to {who} closed without an error message ({reason}): its process died or left, or its "
+                f"host or the network is gone, while {self.name(self.rank)} waited in: {call}\n"
+                f"See that worker's own output. {LEFT_EARLY}\n{self._whereabouts(call)}"
+            )
+            cause.final = True
+        return cause
 
     # -- operations
 
@@ -251,9 +264,9 @@ class ProcessTransport(Transport):
             works.append((reader, self._gloo.send([tensor], reader, GATHERING_TAG)))
         end = time.monotonic() + Config.timeout
         for peer, work in works:
-            self._awaited = peer
+            self.awaited = peer
             work.wait(timedelta(seconds=max(end - time.monotonic(), 1e-3)))
-        self._awaited = None
+        self.awaited = None
         return gathered
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
@@ -267,36 +280,25 @@ class ProcessTransport(Transport):
         options.rootRank = 0
         self._carrier(tensor).broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
 
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Wait | None, Wait | None]:
         """See `Transport.post`. gloo matches messages by tag.
 
-        NCCL's are bytes, in one batch with a common wait, and are matched by order.
+        NCCL's are bytes, in one batch with a common wait, and are matched by order. Only the computing stream waits for
+        them, see [Note: order on the device], and without a limit, which would block the host; NCCL has its own.
         """
         message = inbound or outbound
         if self._nccl is None or message is None or self._carrier(message.data) is self._gloo:
-            receive = None if inbound is None else self._gloo.recv([inbound.data], inbound.peer, tag)
-            send = None if outbound is None else self._gloo.send([outbound.data], outbound.peer, tag)
+            limit = timedelta(seconds=Config.timeout)
+            receive = inbound and partial(self._gloo.recv([inbound.data], inbound.peer, tag).wait, limit)
+            send = outbound and partial(self._gloo.send([outbound.data], outbound.peer, tag).wait, limit)
             return receive, send
         self._nccl._start_coalescing()
         if inbound is not None:
             self._nccl.recv([inbound.data.view(-1).view(torch.uint8)], inbound.peer, tag)
         if outbound is not None:
             self._nccl.send([outbound.data.view(-1).view(torch.uint8)], outbound.peer, tag)
-        both = _Queued(self._nccl._end_coalescing())
-        return (None if inbound is None else both), (None if outbound is None else both)
-
-    def wait(self, work: Any, peer: int) -> None:
-        """See `Transport.wait`. For NCCL, only the computing stream waits: see [Note: order on the device]."""
-        if isinstance(work, _Queued):
-            work.work.wait()  # without a limit, which would block the host; the process group has one
-        else:
-            work.wait(timedelta(seconds=Config.timeout))
-
-
-class _Queued(NamedTuple):
-    """Work of NCCL, which runs in a stream of its own."""
-
-    work: Any
+        both = self._nccl._end_coalescing().wait
+        return inbound and both, outbound and both
 
 
 def new_nccl(store: dist.Store, rank: int, world_size: int) -> Any:

@@ -37,26 +37,22 @@ class FieldFormat(NamedTuple):
     def of(cls, tensor: Tensor) -> "FieldFormat":
         return cls(tensor.dtype, tuple(tensor.shape[1:]))
 
-    def narrowed(self, dtype: torch.dtype) -> "FieldFormat":
-        """The format with `dtype` in place of a wider floating-point type."""
-        is_wider = self.dtype.is_floating_point and self.dtype.itemsize > dtype.itemsize
-        return FieldFormat(dtype, self.shape) if is_wider else self
-
-    def aligned_bytes(self, rows: int) -> int:
-        """Size in bytes of a number of rows in a message, with alignment."""
-        return -(-rows * prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
-
-    def view(self, message: Tensor, begin: int, rows: int) -> Tensor:
-        """View of the rows in a message (uint8) from byte `begin` on, (rows, ...)."""
-        size = rows * prod(self.shape) * self.dtype.itemsize
-        return message[begin : begin + size].view(self.dtype).view(rows, *self.shape)
-
 
 class MessageLayout(NamedTuple):
     """Layout of a message: its size in bytes, and the bytes, dtype and shape of each field."""
 
     nbytes: int
     fields: Sequence[tuple[slice, torch.dtype, Sequence[int]]]
+
+    @classmethod
+    def of(cls, formats: Sequence[FieldFormat], rows: Sequence[int]) -> "MessageLayout":
+        """The layout of fields with these numbers of rows: one after another, each aligned."""
+        end, fields = 0, []
+        for (dtype, shape), count in zip(formats, rows, strict=True):
+            size = count * prod(shape) * dtype.itemsize
+            fields.append((slice(end, end + size), dtype, (count, *shape)))
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        return cls(end, fields)
 
     def views(self, message: Tensor) -> list[Tensor]:
         """The fields inside a message (uint8), (rows, ...) each."""
@@ -80,38 +76,25 @@ class RowFormat:
         for dtype, shape in fields:
             self.row_elements += prod(shape)
             self.row_bytes += prod(shape) * dtype.itemsize
-        self._layouts: dict[int, MessageLayout] = {}  # by rows; tiles have few sizes
+        # The layout of a message by its number of rows. Tiles have few sizes.
+        self.layout = lru_cache(LAYOUTS)(lambda rows: MessageLayout.of(fields, [rows] * len(fields)))
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> "RowFormat":
-        """The format of the rows of tensors, (N, ...) each, narrowed to `dtype`."""
+        """The format of the rows of tensors, (N, ...) each, with `dtype` in place of wider floating-point types."""
         fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = ()
         for tensor in tensors:
             fields += ((tensor.dtype, tensor.shape[1:]),)
         return _row_format(fields, dtype)
 
-    def narrowed(self, dtype: torch.dtype | None) -> "RowFormat":
-        """The format with `dtype` in place of wider floating-point types; None changes nothing."""
-        return self if dtype is None else RowFormat(tuple(field.narrowed(dtype) for field in self.fields))
-
-    def layout(self, rows: int) -> MessageLayout:
-        """The layout of a message of that many rows: field after field, each aligned."""
-        layout = self._layouts.get(rows)
-        if layout is None:
-            if len(self._layouts) == LAYOUTS:
-                self._layouts.clear()
-            end, fields = 0, []
-            for form in self.fields:
-                size = rows * prod(form.shape) * form.dtype.itemsize
-                fields.append((slice(end, end + size), form.dtype, (rows, *form.shape)))
-                end += form.aligned_bytes(rows)
-            layout = self._layouts[rows] = MessageLayout(end, fields)
-        return layout
-
 
 @lru_cache(FORMATS)
 def _row_format(fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...], dtype: torch.dtype | None) -> RowFormat:
-    return RowFormat(tuple(FieldFormat(kind, tuple(shape)) for kind, shape in fields)).narrowed(dtype)
+    formats = []
+    for kind, shape in fields:
+        is_wider = dtype is not None and kind.is_floating_point and kind.itemsize > dtype.itemsize
+        formats.append(FieldFormat(dtype if is_wider and dtype else kind, tuple(shape)))
+    return RowFormat(tuple(formats))
 
 
 @dataclass(eq=False)

@@ -14,22 +14,21 @@ import torch.distributed as dist
 
 from sar.comm.group import Group
 from sar.comm.process_transport import ProcessTransport
-from sar.comm.rows import BufferPool
 from sar.comm.store import HEARD_SECONDS
+from sar.comm.transport import Transport
 from sar.errors import NotInitializedError
 
 
-class Communication(NamedTuple):
-    """This worker's group and buffers, and the backend and address of its process group."""
+class Job(NamedTuple):
+    """The backend of this process's job, and the address of worker 0."""
 
-    group: Group
-    pool: BufferPool  # for this worker's exchanges
     backend: str
     master_ip: str | None
     master_port: int | None
 
 
-_current: Communication | None = None
+_group: Group | None = None
+_job = Job("none", None, None)
 _beside: Final[WeakSet[Group]] = WeakSet()  # groups of other threads
 
 
@@ -38,82 +37,83 @@ def group_beside(name: str) -> Group:
 
     All workers pass the same `name`, which no other group of the job has. The group is on the CPU.
     """
-    group = current_group()
-    store: dist.Store = dist.HashStore()  # enough for one worker, who may have no store of torch
+    group, transport = current_group(), Transport(0, 1)
     if group.world_size > 1:
         store = dist.PrefixStore(f"sar/{name}", dist.distributed_c10d._get_default_store())
-    beside = Group(ProcessTransport(store, group.rank, group.world_size), counted=False)
+        transport = ProcessTransport(store, group.rank, group.world_size)
+    beside = Group(transport, counted=False)
     _beside.add(beside)
     return beside
 
 
-def set_current(current: Communication) -> None:
+def set_current(group: Group, job: Job | None = None) -> None:
     """Replace this worker's group. Workers of one process do so with their turns."""
-    global _current
-    _current = current
+    global _group, _job
+    _group, _job = group, job or _job
 
 
 @contextmanager
-def standing_in(group: Group, pool: BufferPool) -> Iterator[None]:
-    """Context with another group and its buffers, such as a plan's, which sends nothing."""
-    global _current
-    before, _current = _current, Communication(group, pool, "none", None, None)
+def standing_in(group: Group) -> Iterator[None]:
+    """Context with another group, such as a plan's, which sends nothing."""
+    global _group
+    before, _group = _group, group
     try:
         yield
     finally:
-        _current = before
+        _group = before
 
 
 def is_initialized() -> bool:
     """Whether `initialize_comms` has been called."""
-    return _current is not None
+    return _group is not None
 
 
 def has_peers() -> bool:
     """Whether this worker is connected to others."""
-    return _current is not None and _current.group.world_size > 1
+    return _group is not None and _group.world_size > 1
+
+
+def current_group() -> Group:
+    """This worker's end of the current group; raises NotInitializedError before `initialize_comms`."""
+    if _group is None:
+        raise NotInitializedError("Communication is not set up; call sar.initialize_comms() first, on every worker.")
+    return _group
 
 
 def rank() -> int:
     """This worker's rank, from 0."""
-    return current().group.rank
+    return current_group().rank
 
 
 def world_size() -> int:
     """The number of workers."""
-    return current().group.world_size
+    return current_group().world_size
 
 
 def comm_device() -> torch.device:
     """The device of tensors that travel."""
-    return current().group.device
+    return current_group().device
+
+
+def job() -> Job:
+    """This process's job; raises NotInitializedError before `initialize_comms`."""
+    current_group()
+    return _job
 
 
 def backend() -> str:
     """The backend of `torch.distributed`."""
-    return current().backend
+    return job().backend
 
 
 def master_ip() -> str | None:
     """The address of worker 0; None if torch's process group existed before sar."""
-    return current().master_ip
+    return job().master_ip
 
 
 def master_port() -> int | None:
     """The port of worker 0; None if torch's process group existed before sar."""
-    return current().master_port
-
-
-def current_group() -> Group:
-    """This worker's end of the current group."""
-    return current().group
-
-
-def current() -> Communication:
-    """This worker's communication; raises NotInitializedError before `initialize_comms`."""
-    if _current is None:
-        raise NotInitializedError("Communication is not set up; call sar.initialize_comms() first, on every worker.")
-    return _current
+    return job().master_port
 
 
 def shut_down(group: Group, *, started: bool) -> None:
@@ -127,9 +127,9 @@ def shut_down(group: Group, *, started: bool) -> None:
 
 def _in_child() -> None:
     """Disable distributed calls in a forked process. All connections belong to its parent."""
-    if _current is not None:
+    if _group is not None:
         atexit.unregister(shut_down)
-        groups = [_current.group, *_beside]
+        groups = [_group, *_beside]
         for group in groups:
             group.leave_to_parent()
         for kept in (*groups, dist.group.WORLD):  # gloo's destructor would wait for the parent's threads

@@ -40,11 +40,10 @@ from sar.comm.environment import Place, choose_device, choose_interface, find_pl
 from sar.comm.group import Group
 from sar.comm.process_transport import ProcessTransport
 from sar.comm.replicas import Replicas
-from sar.comm.rows import BufferPool
-from sar.comm.session import Communication
-from sar.comm.store import JobStore, bounded, poll
+from sar.comm.session import Job
+from sar.comm.store import bounded, poll
 from sar.config import Config
-from sar.errors import CommunicationError, ConfigError, SarError
+from sar.errors import CommunicationError, ConfigError
 from sar.host.durable import put_in_place
 from sar.logging_setup import logger, print_errors_briefly
 
@@ -96,40 +95,25 @@ def connect(
     place, backend = find_place(), dist.get_backend() if existing else backend or "gloo"
     tensors_on = choose_device(device, backend, place.local_rank)
     announced = next((store for store in reversed(announced_stores) if store.address == master), None)
-    job = os.environ.get("SAR_JOB_ID")
-    if announced is not None:
-        job, port = job or announced.nonce, announced.store.port if port == DEFAULT_PORT else port
+    job = os.environ.get("SAR_JOB_ID") or (announced and announced.nonce)
     if job is None and (rank is None or place.launcher == "torchrun" or existing):
         job = place.job
-    torchrun_hosts = master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if existing:
-        own_rank, size = dist.get_rank(), dist.get_world_size()
-    else:
-        own_rank, size, master, port = _complete(place, rank, world_size, master, port)
-    choose_interface(master)
 
     # 2. The job's part of the store.
-    try:
-        if existing:
-            store = dist.distributed_c10d._get_default_store()
-        elif announced is not None and announced.store.port == port:
-            store = announced.store
+    if existing:
+        own_rank, size, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    else:
+        torchrun_hosts = master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        own_rank, size, master, port = _complete(place, rank, world_size, master, port)
+        if announced is None:
+            store = open_store(master, port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
         else:
-            store = open_store(str(master), port, own_rank, hosted=own_rank == 0 and not torchrun_hosts)
-            port = store.port
-    except SarError:
-        raise
-    except (RuntimeError, ValueError, OSError) as error:
-        why = str(error).rstrip(". ")
-        where = "torch.distributed's store" if existing else f"the job's store at {master}:{port}"
-        raise CommunicationError(
-            f"Worker {own_rank} of {size} could not join the process group over {where}: {why}. Check that worker 0 "
-            "runs there, that the port is free, that all workers name the same size, and on several hosts that "
-            "SAR_SOCKET_NAME names the interface by which they reach each other."
-        ) from error
+            store = announced.store
+        port = store.port
+    store = dist.PrefixStore(f"sar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{job}", store)
 
     # 3. The group, which connects in its first call, and torch's process group.
-    store = dist.PrefixStore(f"sar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{job}", store)
+    choose_interface(master)
     group = Group(ProcessTransport(store, own_rank, size, tensors_on))
     if size > 1 and not shares_process:
         group.replicas = Replicas()
@@ -140,8 +124,7 @@ def connect(
             limit = timedelta(seconds=Config.timeout)
             dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
     stop_announcing()
-    address = (None, None) if existing else (master, port)
-    session.set_current(Communication(group, BufferPool(tensors_on), backend, *address))
+    session.set_current(group, Job(backend, None, None) if existing else Job(backend, master, port))
     logger.info("worker %d of %d is connected over %s", own_rank, size, backend)
 
 
@@ -190,10 +173,20 @@ def open_store(host: str, port: int, rank: int, *, hosted: bool) -> dist.TCPStor
         lambda: f"the address of worker 0's host, {host!r}, which may be set by MASTER_ADDR or in /etc/hosts,",
         min(RESOLVE_SECONDS, Config.timeout),
     )
-    if hosted:
-        return host_store(host, port)
-    where = f"the job's store at {host}:{port}, where worker 0 runs,"
-    return poll(lambda: connect_store(host, port), rank, lambda: where, Config.timeout)
+    where = f"the job's store at {host}:{port}"
+    try:
+        if hosted:
+            return host_store(host, port)
+        what = f"{where}, where worker 0 runs,"
+        return poll(lambda: connect_store(host, port), rank, lambda: what, Config.timeout)
+    except CommunicationError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        raise CommunicationError(
+            f"Worker {rank} could not join the process group over {where}: {str(error).rstrip('. ')}. Check that "
+            "worker 0 runs there, that the port is free, and on several hosts that SAR_SOCKET_NAME names the interface "
+            "by which they reach each other."
+        ) from error
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:
@@ -272,7 +265,7 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         with suppress(RuntimeError, OverflowError, ValueError):  # an incomplete file, a service of another kind, ...
             address, port, nonce = path.read_text().split()
             store = connect_store(address, int(port))
-            if JobStore(store, "sar").read(["nonce"]) == [nonce]:
+            if bounded(lambda: store.check(["sar/nonce"]) and store.get("sar/nonce").decode() == nonce):
                 return AnnouncedStore(address, nonce, store, None)
         return None
 

@@ -1,22 +1,20 @@
-"""The job's key-value store, with requests that are bounded in time.
+"""Waits for the job's key-value store, in bounded time.
 
 [Note: a store that does not answer]
 Requests to torch's store have no timeout. If the process that hosts it is frozen, or its host is gone, a request waits
-for ever, and blocks all others over the same connection. So each request runs in a thread that is left behind if no
-answer comes. At its end the interpreter waits a little for such threads, because an answer that comes during shutdown
-would abort the process.
+for ever, and blocks all others over the same connection. So requests run in a thread that is left behind if no answer
+comes. At its end the interpreter waits a little for such threads, because an answer that comes during shutdown would
+abort the process.
 """
 
 import atexit
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from weakref import WeakSet
-
-import torch.distributed as dist
 
 from sar.errors import CommunicationTimeout
 from sar.logging_setup import logger
@@ -45,8 +43,8 @@ class SilentStoreError(RuntimeError, TimeoutError):
 _threads: Final[WeakSet[threading.Thread]] = WeakSet()
 
 
-def in_background(function: Callable[[], T]) -> Future[T]:
-    """Run a function in a thread that may be left behind: see [Note: a store that does not answer]."""
+def bounded(function: Callable[[], T], seconds: float = STORE_SECONDS) -> T:
+    """The result of a function that makes requests; raises SilentStoreError if it takes longer than that."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -58,24 +56,22 @@ def in_background(function: Callable[[], T]) -> Future[T]:
     thread = threading.Thread(target=run, name="sar-store", daemon=True)
     _threads.add(thread)
     thread.start()
-    return future
-
-
-def bounded(function: Callable[[], T], seconds: float) -> T:
-    """The result of a function that makes requests; raises SilentStoreError if it takes longer than that."""
-    running = in_background(function)
-    futures.wait([running], seconds)
-    if not running.done():
+    futures.wait([future], seconds)
+    if not future.done():
         raise SilentStoreError
-    return running.result()
+    return future.result()
+
+
+def unanswered() -> list[threading.Thread]:
+    """Threads that wait for an answer of the store."""
+    return [thread for thread in list(_threads) if thread.is_alive()]  # none in a forked process
 
 
 @atexit.register
 def _wait_for_threads() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
-    for thread in list(_threads):
-        if thread.is_alive():  # not in a forked process
-            thread.join(max(0.0, deadline - time.monotonic()))
+    for thread in unanswered():
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def poll(look: Callable[[], T | None], rank: int, what: Callable[[], str], seconds: float) -> T:
@@ -101,45 +97,3 @@ def poll(look: Callable[[], T | None], rank: int, what: Callable[[], str], secon
             report_at = 2 * waited
             logger.warning("Worker %d has waited %.0f s for %s%s", rank, waited, what(), found)
         time.sleep(min(max(waited / 20, POLL_SECONDS), 20 * POLL_SECONDS))
-
-
-class JobStore:
-    """A part of the job's store. All methods raise SilentStoreError, or RuntimeError if the store is gone."""
-
-    def __init__(self, store: dist.Store, prefix: str) -> None:
-        self._store = dist.PrefixStore(prefix, store)
-        self._unanswered: Future[Any] | None = None  # the latest request, if it has had no answer in time
-
-    def ask(self, question: Callable[[dist.Store], T]) -> T:
-        """The store's answer: see [Note: a store that does not answer]."""
-        if self._unanswered is None or self._unanswered.done():
-            asking = in_background(lambda: question(self._store))
-            futures.wait([asking], STORE_SECONDS)
-            if asking.done():
-                return asking.result()
-            self._unanswered = asking
-        raise SilentStoreError
-
-    def write(self, key: str, text: str) -> None:
-        """Set the value of a key."""
-        self.ask(lambda store: store.set(key, text))
-
-    def write_once(self, key: str, text: str) -> str:
-        """Set the value of a key unless it has one; return its value."""
-        return self.ask(lambda store: store.compare_set(key, "", text)).decode()
-
-    def read(self, keys: Sequence[str], patience: float = 0.0) -> list[str | None]:
-        """The values of these keys; waits up to `patience` seconds until all exist."""
-
-        def values(store: dist.Store) -> list[str | None]:
-            return [store.get(key).decode() if store.check([key]) else None for key in keys]
-
-        deadline = time.monotonic() + patience
-        while None in (texts := self.ask(values)) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return texts
-
-    def write_at_exit(self, key: str) -> None:
-        """Set a key while the interpreter ends, when no thread can start. The store does not confirm it."""
-        if self._unanswered is None or self._unanswered.done():  # else it would wait for the request before it
-            self._store.set(key, "")

@@ -1,15 +1,16 @@
 """Tiles of an exchange: a relation's halo lists, a call's settings, the tiles of both, and the rows that fill them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import accumulate, count, zip_longest
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.rows import RowFormat
-from sar.comm.transport import Letters
 from sar.config import Config, GlobalConfig
 from sar.tensors.ids import pieces
 from sar.tensors.spillable import moved_to_file
@@ -60,7 +61,7 @@ class HaloPlan:
         self._begins = [list(accumulate(counts, initial=0)) for counts in self.halo_counts if local_rows]
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile; the latest used is last
         # Rows that are written for their readers and have not changed, as features, with their contents' version.
-        self.letters: dict[Any, tuple[Any, Letters]] = {}
+        self.letters: dict[Any, tuple[Any, Any]] = {}
 
     def to(self, device: torch.device) -> "HaloPlan":
         """The plan on a device. If workers share a process it stays on the CPU, like the rows of waiting workers."""
@@ -93,11 +94,6 @@ class HaloPlan:
         cuts = pieces(self.halo_counts[owner][reader], tile_rows)
         return [HaloSlice(owner, reader, cut.start, cut.stop, tile_rows) for cut in cuts]
 
-    def _slice(self, owner: int, reader: int, index: int, tile_rows: int) -> HaloSlice | None:
-        """The slice at `index` among slices of at most `tile_rows` rows of a halo list; None if it has fewer."""
-        begin, rows = index * tile_rows, self.halo_counts[owner][reader]
-        return HaloSlice(owner, reader, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None
-
     def schedule(self, tile_rows: int) -> list[Step]:
         """All steps of an exchange with tiles of at most `tile_rows` rows; cached.
 
@@ -117,14 +113,13 @@ class HaloPlan:
         steps = []
         for k in range(1, processes):
             source, reader = (process - k) % processes * size, (process + k) % processes * size + place
-            number = 0
+            places = count(place, size)
             for u in range(size):
                 longest = max(counts[(x - k) % processes * size + u][x * size + place] for x in range(processes))
-                for index in range(-(-longest // tile_rows)):
-                    receive = self._slice(source + u, self.rank, index, tile_rows)
-                    send = self._slice(process * size + u, reader, index, tile_rows)
-                    steps.append(Step(number * size + place, receive, send))
-                    number += 1
+                receives = self.slices(source + u, self.rank, tile_rows)
+                sends = self.slices(process * size + u, reader, tile_rows)
+                for _, receive, send in zip_longest(range(-(-longest // tile_rows)), receives, sends):
+                    steps.append(Step(next(places), receive, send))
         self._schedules[tile_rows] = steps
         if len(self._schedules) > SCHEDULES:
             del self._schedules[next(iter(self._schedules))]
@@ -134,53 +129,27 @@ class HaloPlan:
 class Settings(NamedTuple):
     """Snapshot of `Config` at the start of a call. Its backward runs under the same settings."""
 
-    depth: int
-    buffer_bytes: int
-    max_elements: int
-    keep: bool  # keep fetched rows for the backward (modes 2 and 3)
-    one_shot: bool  # post the whole exchange at once (mode 3)
-    wire_features: torch.dtype | None
-    wire_gradients: torch.dtype | None
+    pipeline_depth: int
+    comm_buffer_bytes: int
+    max_collective_size: int
+    disable_sr: bool  # keep fetched rows for the backward (modes 2 and 3)
+    wire_dtype_features: torch.dtype | None
+    wire_dtype_gradients: torch.dtype | None
+    one_shot: bool = False  # post the whole exchange at once (mode 3)
 
     @classmethod
     def current(cls, *, one_shot: bool = False) -> "Settings":
-        return cls(
-            Config.pipeline_depth,
-            Config.comm_buffer_bytes,
-            Config.max_collective_size,
-            Config.disable_sr or one_shot,
-            one_shot,
-            Config.wire_dtype_features,
-            Config.wire_dtype_gradients,
-        )
+        settings = cls(*_settings_of(Config))
+        return settings._replace(disable_sr=True, one_shot=True) if one_shot else settings
 
     def __str__(self) -> str:
         """The mode, and the settings of `Config` that differ from their defaults."""
-        values = {
-            "disable_sr": self.keep,
-            "pipeline_depth": self.depth,
-            "comm_buffer_bytes": self.buffer_bytes,
-            "max_collective_size": self.max_elements,
-            "wire_dtype_features": self.wire_features,
-            "wire_dtype_gradients": self.wire_gradients,
-        }
-        changed = (f"{name} {value}" for name, value in values.items() if value != getattr(GlobalConfig, name))
-        return ", ".join([f"mode {3 if self.one_shot else 2 if self.keep else 1}", *changed])
+        values = zip(self._fields, self, _settings_of(GlobalConfig), strict=False)
+        changed = (f"{name} {value}" for name, value, default in values if value != default)
+        return ", ".join([f"mode {3 if self.one_shot else 2 if self.disable_sr else 1}", *changed])
 
-    def tile_rows(self, row: RowFormat, mean_rows: int, *, both_ways: bool) -> int:
-        """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks.
 
-        Tiles above `SMALL_TILE` are a fraction of a worker's mean rows, so that buffers are a fraction of the memory of
-        features. `both_ways` is True if one exchange fetches rows and returns gradients.
-        """
-        limits = [UNLIMITED_ROWS]
-        if not self.one_shot and row.row_bytes:
-            buffers = (4 if both_ways else 2) * (self.depth + 1)
-            limits.append(self.buffer_bytes // buffers // row.row_bytes)
-            limits.append(max(mean_rows // ROWS_PER_TILE, SMALL_TILE // row.row_bytes))
-        if self.max_elements and row.row_elements:
-            limits.append(self.max_elements // row.row_elements)
-        return power_of_two(min(limits))
+_settings_of: Final = attrgetter(*Settings._fields[:-1])
 
 
 def power_of_two(limit: int) -> int:
@@ -199,13 +168,24 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, plan: HaloPlan, settings: Settings, widest: RowFormat, *, both_ways: bool = True) -> "Layout":
-        """The layout for rows of at most `widest`; `both_ways` if one exchange may fetch rows and return gradients."""
-        tile_rows = settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways)
+        """The layout for rows of at most `widest`; `both_ways` if one exchange may fetch rows and return gradients.
+
+        A tile has a power of two of rows, so that layers of similar width share the tiles' edge blocks. Tiles above
+        `SMALL_TILE` are a fraction of a worker's mean rows, so that buffers are a fraction of the memory of features.
+        """
+        ways, row_bytes = 2 if both_ways else 1, max(widest.row_bytes, 1)
+        small = SMALL_TILE // row_bytes
+        limits = [UNLIMITED_ROWS]
+        if not settings.one_shot and widest.row_bytes:
+            limits.append(settings.comm_buffer_bytes // (2 * ways * (settings.pipeline_depth + 1)) // row_bytes)
+            limits.append(max(plan.mean_rows // ROWS_PER_TILE, small))
+        if settings.max_collective_size and widest.row_elements:
+            limits.append(settings.max_collective_size // widest.row_elements)
+        tile_rows = power_of_two(min(limits))
         steps = plan.schedule(tile_rows)
-        depth = len(steps) if settings.one_shot else settings.depth
-        row_bytes = max(widest.row_bytes, 1)
-        rows = min(settings.buffer_bytes // 4 // row_bytes, max(plan.mean_rows // 2, SMALL_TILE // row_bytes))
-        return cls(steps, depth, (2 if both_ways else 1) * depth + 1, tile_rows, power_of_two(rows))
+        depth = len(steps) if settings.one_shot else settings.pipeline_depth
+        local_rows = min(settings.comm_buffer_bytes // 4 // row_bytes, max(plan.mean_rows // 2, small))
+        return cls(steps, depth, ways * depth + 1, tile_rows, power_of_two(local_rows))
 
 
 class Tile(NamedTuple):
@@ -255,19 +235,40 @@ class GradientReturn(NamedTuple):
                 place.copy_(grad, non_blocking=True)
 
 
+@dataclass(eq=False)
+class ExchangeSpec:
+    """What one exchange moves, and how."""
+
+    group: Group
+    plan: HaloPlan
+    settings: Settings  # the call's
+    layout: Layout  # the tiles, by plan and settings
+    signature: str  # text of the call, for errors
+    device: torch.device  # on which rows and gradients are computed
+    fields: Sequence[Tensor] | None = None  # this worker's rows that others read, (N_src, ...) each; None: no fetching
+    _: KW_ONLY
+    # Leave the fetched rows to the caller, instead of reusing their buffers after each step. In a backward, whether the
+    # forward has done so.
+    keep: bool = False
+    # Further fields for workers of the same process, if the caller can read their rows in place, by `Tile.sources`;
+    # None if it cannot.
+    local: LocalFields | None = None
+    returns: GradientReturn | None = None  # accumulates the returned gradients; None to return none
+    own_first: bool = False  # yield `OWN_ROWS` first, as happens anyway if rows are fetched
+    out: RowFormat | None = field(init=False)  # format of the rows in messages; None if none are fetched
+    back: RowFormat | None = field(init=False)  # format of the gradients in messages; None if none return
+
+
 class OwnRows:
-    """The rows of a worker that is the only one of its process, and the totals of their gradients.
+    """The rows of a worker that is the only one of its process, and the totals of their gradients."""
 
-    Args:
-        fields: rows that travel, (N_src, ...) each.
-        returns: accumulates the returned gradients; None to return none.
-    """
-
-    def __init__(self, group: Group, plan: HaloPlan, fields: Sequence[Tensor], returns: GradientReturn | None) -> None:
-        self._group, self._plan, self._returns = group, plan, returns
+    def __init__(self, spec: ExchangeSpec) -> None:
+        self._group, self._plan, self._returns = spec.group, spec.plan, spec.returns
         # By owner: this worker, or all workers of its process.
-        self._columns: Mapping[int, Sequence[Tensor]] = {group.rank: fields}
-        self._totals: Mapping[int, Sequence[Tensor]] = {group.rank: () if returns is None else returns.totals}
+        self._columns: Mapping[int, Sequence[Tensor]] = {spec.group.rank: spec.fields or ()}
+        self._totals: Mapping[int, Sequence[Tensor]] = {
+            spec.group.rank: () if spec.returns is None else spec.returns.totals
+        }
 
     def gather(self, halo: HaloSlice, message: Tensor, places: Sequence[Tensor]) -> None:
         """Write rows of a worker of this process to a message; `places` are its fields, (rows, ...) each."""

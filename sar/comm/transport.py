@@ -2,29 +2,29 @@
 
 A transport lasts as long as its group, and its connections for one generation ([Note: recovery] in `group.py`). `Group`
 agrees, guards and counts; nothing above it asks which transport is in use. Every wait ends after `Config.timeout` at
-the latest. `process_transport.py` has the transports between processes.
+the latest. `process_transport.py` has the transport between processes, by gloo and NCCL, and `outofcore/transport.py`
+that between workers of one process.
 """
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sar.comm.statistics import Statistics
 from sar.errors import CommunicationError
-from sar.tensors.views import materialize
-
-T = TypeVar("T")
 
 HEAD_BYTES: Final = 2**17
 """Bytes of a message that are received before its length is known."""
 LEFT_EARLY: Final = (
     "Has a worker left its loop earlier? A decision must be taken by all workers alike: sar.EarlyStopping, sar.all_sum."
 )
+
+
+Wait = Callable[[], object]
+"""Waits for a posted message: until it has arrived, or until the sent tensor may be changed."""
 
 
 class Message(NamedTuple):
@@ -42,23 +42,6 @@ class Failure(NamedTuple):
     final: bool  # whether the group cannot recover
 
 
-class Member(Protocol):
-    """The part of `Group` that transports use."""
-
-    generation: int
-    waiting: str | None
-    counters: Statistics
-
-    @property
-    def agreed(self) -> str: ...
-    @property
-    def call_id(self) -> int: ...
-    def abort(self, error: BaseException, *, final: bool = False) -> None: ...
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int, call: str) -> tuple[Any, Any]: ...
-    def wait(self, work: Any, peer: int, call: str) -> None: ...
-    def wait_for(self, operation: Callable[[], T], call: str, peer: int | None = None) -> T: ...
-
-
 @dataclass(eq=False)
 class SharedTensor:
     """A tensor of one worker that others of the same process read in place, in memory or in a file."""
@@ -69,33 +52,11 @@ class SharedTensor:
         """Prefetch these rows, ascending, or all of them if None. Does nothing for tensors in memory."""
 
 
-class Done:
-    """Work that is done."""
+class Shared(NamedTuple):
+    """Tensors of one worker that others of its process read, and tensors that they add to."""
 
-    def wait(self) -> None:
-        """Return at once."""
-
-
-class Letters:
-    """Messages that a worker leaves for others of its process, by any key; here in memory, else in a file.
-
-    Args:
-        sizes: bytes of each message.
-    """
-
-    def __init__(self, sizes: Mapping[Any, int]) -> None:
-        self._sizes = sizes
-        self._messages: dict[Any, Tensor] = {}
-
-    def write(self, key: Any, message: Tensor) -> Any:
-        """Start to write a message, the first bytes of a buffer. It must not change before the work is waited for."""
-        self._messages[key] = message[: self._sizes[key]].clone()
-        return Done()
-
-    def read(self, key: Any, message: Tensor) -> Any:
-        """Start to read a message into a buffer; it is there when the returned work has been waited for."""
-        message[: self._sizes[key]] = self._messages[key]
-        return Done()
+    read: Sequence[SharedTensor]
+    added_to: Sequence[SharedTensor]
 
 
 class Spilled(NamedTuple):
@@ -106,35 +67,34 @@ class Spilled(NamedTuple):
     read: int
 
 
-class Shared(NamedTuple):
-    """Tensors of one worker that others of its process read, and tensors that they add to."""
-
-    read: Sequence[SharedTensor]
-    added_to: Sequence[SharedTensor]
-
-
-class Transport(ABC):
+class Transport:
     """One worker's connections to all others, over which payloads travel from and to `device`.
+
+    This class itself carries nothing: every operation is done at once, as if all workers did the same as this one. That
+    is enough for a worker without others, and for plans.
 
     All operations but `post` block. They raise RuntimeError, which `explain` turns into an error for the user, or
     CommunicationError. Each rank of a transport may stand for a process with several workers, `each` of them.
     """
 
-    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+    def __init__(self, rank: int, world_size: int, device: torch.device | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.device = device
+        self.device = device or torch.device("cpu")
         self.each = 1
-        # Ranks of the workers in this process, including this one. They `share` tensors without copies.
+        # Ranks of the workers in this process, including this one. They `swap` tensors without copies.
         self.local_peers = range(rank, rank + 1)
+        self.awaited: int | None = None  # the worker on which an operation among all of them depends now
 
     @property
     def final(self) -> bool:
         """Whether the transport can never connect again."""
         return False
 
-    def name(self, rank: int) -> str:
-        """Name of a worker, for errors."""
+    def name(self, rank: int | None) -> str:
+        """Name of a worker, for errors; None if it is not known which."""
+        if rank is None:
+            return "another worker"
         if self.each == 1:
             return f"worker {rank}"
         return f"process {rank} (workers {rank * self.each} to {(rank + 1) * self.each - 1})"
@@ -149,119 +109,93 @@ class Transport(ABC):
 
     # -- connections
 
-    @abstractmethod
-    def connect(self, group: Member, limit: float) -> None:
-        """Make the connections of the group's generation, together with all other workers, within `limit` seconds."""
+    def connect(self, group: Any, limit: float) -> None:
+        """Make the connections of a `Group`'s generation, together with all other workers, within `limit` seconds."""
 
-    @abstractmethod
     def abort(self, generation: int, failure: Failure) -> None:
         """End all workers' waits for this one in a generation, and tell them the reason. Any thread may call this."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Close the transport for good. Does nothing if the connections outlive the group."""
 
-    def explain(
-        self, error: RuntimeError, group: Member, call: str, who: str
-    ) -> tuple[CommunicationError, bool] | None:
-        """The error to raise for a failed wait for `who`, and whether it is final; None if no wait has failed."""
+    def explain(self, error: RuntimeError, call: str, peer: int | None) -> CommunicationError | None:
+        """The error to raise for a failed wait for `peer`, None for all; None if no wait has failed."""
         return None
-
-    @abstractmethod
-    def whereabouts(self, group: Member, call: str) -> str:
-        """The call that each worker is in, one line per worker; called by all workers."""
 
     # -- operations
 
-    @abstractmethod
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Gather one small tensor of equal shape from every worker, by rank, in CPU memory or on `device`.
 
         Callers must not change the results in place.
         """
+        return [tensor.clone() for _ in range(self.world_size)]
 
-    @abstractmethod
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
         """Combine a contiguous tensor over all workers, in place; op is a `torch.distributed.ReduceOp`."""
 
-    @abstractmethod
     def broadcast(self, tensor: Tensor) -> None:
         """Copy the contiguous tensor of worker 0 to all workers, in place."""
 
-    @abstractmethod
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """Begin to receive one message and to send one; return the work of each for `wait`, None without a message.
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Wait | None, Wait | None]:
+        """Begin to receive one message and to send one; return the wait for each, None if there is nothing to wait for.
 
         The messages of two workers are matched by `tag`, or by the order of posting, which is the same at both ends. A
         message between CPUs may be shorter than the receiving tensor, whose end then does not change.
         """
+        return None, None
 
-    @abstractmethod
-    def wait(self, work: Any, peer: int) -> None:
-        """Wait for a posted message: until it has arrived, or until the sent tensor may be changed."""
-
-    def all_to_all(
-        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
-    ) -> list[Tensor]:
+    def all_to_all(self, buffers: Sequence[Tensor], into: Sequence[Tensor] | None) -> list[Tensor]:
         """See `Group.exchange`. All messages are posted at once, the k-th from (rank - k) and to (rank + k) mod W."""
-        buffers = list(map(materialize, buffers))
         if into is not None:
             received = [*into]
             received[self.rank] = buffers[self.rank]
-            return self._swap(group, self.device, received, buffers, call)
-        received = buffers.copy()
+            self._swap(self.device, buffers, received)
+            return received
         # The first 8 bytes are the length. A short buffer takes one message, as `post` allows messages shorter than
         # the tensor that receives them.
-        heads = [torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu") for _ in buffers]
-        self._swap(group, heads[0].device, heads, [buffer[:HEAD_BYTES] for buffer in buffers], call)
+        received, cpu = [*buffers], torch.device("cpu")
+        heads = [torch.empty(HEAD_BYTES, dtype=torch.uint8, device=cpu) for _ in buffers]
+        self._swap(cpu, [buffer[:HEAD_BYTES] for buffer in buffers], heads)
         for source, head in enumerate(heads):
             if source != self.rank:
                 length = int(head[:8].view(torch.int64))
-                group.counters.bytes_received -= max(HEAD_BYTES - length, 0)
                 received[source] = head[:length]
                 if length > HEAD_BYTES:
                     received[source] = torch.cat([head, head.new_empty(length - HEAD_BYTES)])
-        rest, tails = ([buffer[HEAD_BYTES:] for buffer in all_bytes] for all_bytes in (buffers, received))
-        self._swap(group, heads[0].device, tails, rest, call)
+        self._swap(cpu, *([buffer[HEAD_BYTES:] for buffer in both] for both in (buffers, received)))
         return received
 
-    def _swap(
-        self, group: Member, device: torch.device, received: list[Tensor], sent: Sequence[Tensor], call: str
-    ) -> list[Tensor]:
-        """Send `sent[q]` to each other worker q, and receive `received[p]` from each p; returns `received`.
-
-        Messages go through memory of `device`.
-        """
-        waits = []
+    def _swap(self, device: torch.device, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+        """Send `sent[q]` to each other worker q, and receive `received[p]` from each p, through memory of `device`."""
+        posted = []
         for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
             outgoing, target = sent[reader].to(device).contiguous(), received[source]
             incoming = target if target.device.type == device.type else torch.empty_like(target, device=device)
             inbound = Message(source, incoming) if incoming.nbytes else None
             outbound = Message(reader, outgoing) if outgoing.nbytes else None
-            waits.append((group.post(inbound, outbound, 0, call), source, incoming, reader, outgoing))
-        for (receive, send), source, incoming, reader, _ in waits:
-            for work, peer in ((receive, source), (send, reader)):
-                if work is not None:
-                    group.wait(work, peer, call)
+            self.awaited = source
+            waits = self.post(inbound, outbound, 0) if inbound or outbound else (None, None)
+            posted.append((waits, source, incoming, reader, outgoing))
+        for waits, source, incoming, reader, _ in posted:
+            for wait, self.awaited in zip(waits, (source, reader), strict=True):
+                if wait is not None:
+                    wait()
             if incoming is not received[source]:
                 received[source].copy_(incoming)
-        return received
+        self.awaited = None
 
-    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
-        """Let the workers of this process read some tensors, and add to others, until all call this again.
+    # -- workers of the same process
 
-        Nobody changes the tensors to `read`. If `in_order`, the workers go on in the order of their ranks.
-        """
-        return [Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))]
-
-    def swap(self, brought: Any) -> list[Any]:
-        """What each worker of this process has brought, by rank."""
+    def swap(self, brought: Any, *, in_order: bool) -> list[Any]:
+        """What each worker of this process has brought, by rank. If `in_order`, they go on in the order of ranks."""
         return [brought]
 
-    def letters(self, sizes: Mapping[Any, int]) -> Letters:
-        """Room for messages of these sizes in bytes, by key."""
-        return Letters(sizes)
+    def shared(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
+        """Tensors to `swap`: some that the workers of this process read, which nobody changes, and some they add to."""
+        return Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))
 
-    def contents(self, tensors: Sequence[Tensor]) -> Any:
-        """A value that equals the one of before if the tensors have not changed; None if that is not known."""
-        return None
+    def rows_of_process(self, spec: Any) -> Any:
+        """The rows of an exchange (`OwnRows`, of an `ExchangeSpec`) on a worker that shares its process with others."""
+        raise NotImplementedError

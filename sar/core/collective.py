@@ -31,7 +31,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm import session
 from sar.comm.exchange import Exchange
 from sar.comm.gradients import refuse_average
 from sar.comm.group import Group, Guard, is_transforming, refuse_transforms
@@ -205,9 +204,9 @@ class TileCall(Collective):
         if layout is None:
             layout = Layout.of(relation.plan, settings, operation.widest, both_ways=self.both_ways)
             operation.layouts[self.both_ways] = layout
-        keep, pool = settings.keep and self.rereads and self.needed != 0, session.current().pool
+        keep = settings.disable_sr and self.rereads and self.needed != 0
         exchange = Exchange(
-            *(structure.group, relation.plan, settings, layout, pool, self.signature, structure.device),
+            *(structure.group, relation.plan, settings, layout, self.signature, structure.device),
             None if keep and backward else fields,
             keep=keep,
             local=local,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sar.comm.transport import Letters
+from sar.outofcore.process_rows import Letters
 from sar.outofcore.spill import PAGE, SpillFile, Transfer, memory_at
 
 

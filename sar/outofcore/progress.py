@@ -4,8 +4,8 @@ import re
 import sys
 import time
 
-from sar.comm.group import running_module
 from sar.comm.statistics import BACKWARD
+from sar.host.ranges import running_module
 
 LINE_SECONDS, BAR_SECONDS = 5.0, 0.1
 """Seconds between two lines, and two states of the bar."""

@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sar.comm.collectives import all_gather_json
 from sar.comm.group import Group
 from sar.comm.statistics import counters
-from sar.comm.transport import Failure, Letters, Member, Message, Shared, SharedTensor, Spilled, Transport
+from sar.comm.tiles import ExchangeSpec, OwnRows
+from sar.comm.transport import Failure, Message, Shared, SharedTensor, Spilled, Transport, Wait
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.letters import LettersInFile
+from sar.outofcore.process_rows import Letters, rows_of_process
 from sar.outofcore.residency import Residency
 from sar.outofcore.turns import Turns
 from sar.tensors.views import bytes_of, described, materialize
@@ -44,7 +46,7 @@ class InProcessTransport(Transport):
         self._place = place  # index among its process's V workers
         self._residency = others[place] if others else None  # moves its tensors to a disk; None if they stay in memory
         self._others = others  # those of all workers of the process
-        self._group: Member | None = None
+        self._group: Group | None = None
         self._away = 0.0  # seconds in which others had the turn
         self._thread = threading.get_ident()
 
@@ -63,7 +65,7 @@ class InProcessTransport(Transport):
 
     # -- connections
 
-    def connect(self, group: Member, limit: float) -> None:
+    def connect(self, group: Group, limit: float) -> None:
         """Recover together with the other processes. Before the first error there is nothing to connect."""
         self._group = group
         if group.generation == 0:
@@ -71,17 +73,13 @@ class InProcessTransport(Transport):
         try:
             self._turns.rejoin(self._place)
         except PeerError as gone:
-            group.abort(gone, final=True)
+            gone.final = True
             raise
         self._meet("a recovery", None, lambda _: self._outer.recover(0), in_order=True)
 
     def abort(self, generation: int, failure: Failure) -> None:
         self._turns.fail(PeerError(failure.here), self._place)
         self._outer.stop(failure)
-
-    def whereabouts(self, group: Member, call: str) -> str:
-        calls = all_gather_json(self.all_gather, call)
-        return "\n".join(f"  worker {rank}: {current}" for rank, current in enumerate(calls))
 
     # -- meetings
 
@@ -124,21 +122,18 @@ class InProcessTransport(Transport):
         """Description of the distributed call that this worker is in."""
         return "" if self._group is None else self._group.waiting or ""
 
-    def swap(self, brought: Any) -> list[Any]:
-        all_brought: list[Any] = self._meet("a swap", brought, lambda brought: brought)
+    def swap(self, brought: Any, *, in_order: bool) -> list[Any]:
+        all_brought: list[Any] = self._meet("a swap", brought, lambda brought: brought, in_order=in_order)
         return all_brought
 
-    def letters(self, sizes: Mapping[Any, int]) -> Letters:
-        return Letters(sizes) if self._residency is None else LettersInFile(self._residency.file, sizes)
-
-    def contents(self, tensors: Sequence[Tensor]) -> Any:
-        return None if self._residency is None else self._residency.contents(tensors)
-
-    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
+    def shared(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
         open_to_others = SharedTensor if self._residency is None else self._residency.open_to_others
-        own = Shared(self._publish(read), [open_to_others(total) for total in added_to])
-        shared: list[Shared] = self._meet("a sharing", own, lambda brought: brought, in_order=in_order)
-        return shared
+        return Shared(self._publish(read), [open_to_others(total) for total in added_to])
+
+    def rows_of_process(self, spec: ExchangeSpec) -> OwnRows:
+        if self._residency is None:
+            return rows_of_process(spec, Letters, lambda tensors: None)
+        return rows_of_process(spec, partial(LettersInFile, self._residency.file), self._residency.contents)
 
     def _publish(self, tensors: Sequence[Tensor]) -> list[SharedTensor]:
         """Snapshots of tensors for other workers of the process to read."""
@@ -191,20 +186,20 @@ class InProcessTransport(Transport):
         if self.rank:
             flat.copy_(data)
 
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Wait | None, Wait | None]:
         """See `Transport.post`. Messages go between processes, whose workers of one place have their turns together."""
+        size, call = self._turns.size, self._call
+        receive = inbound and Message(inbound.peer // size, inbound.data)
+        send = outbound and Message(outbound.peer // size, outbound.data)
         with _uncounted(messages=False):
-            size = self._turns.size
-            receive = inbound and Message(inbound.peer // size, inbound.data)
-            send = outbound and Message(outbound.peer // size, outbound.data)
-            return self._outer.post(receive, send, tag, self._call)
+            arrival, departure = self._outer.post(receive, send, tag, call)
+        if receive is not None and arrival is not None:
+            arrival = partial(self._outer.wait_for, arrival, call, peer=receive.peer)
+        if send is not None and departure is not None:
+            departure = partial(self._outer.wait_for, departure, call, peer=send.peer)
+        return arrival, departure
 
-    def wait(self, work: Any, peer: int) -> None:
-        self._outer.wait(work, peer // self._turns.size, self._call)
-
-    def all_to_all(
-        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
-    ) -> list[Tensor]:
+    def all_to_all(self, buffers: Sequence[Tensor], into: Sequence[Tensor] | None) -> list[Tensor]:
         """See `Transport.all_to_all`. The workers meet once, and each pair of processes exchanges one message."""
         size = self._turns.size
 
@@ -228,17 +223,13 @@ class InProcessTransport(Transport):
             return tables
 
         own = self._publish([bytes_of(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
-        tables = group.wait_for(lambda: self._meet("an exchange", own, finish), call)
-        arrived: list[Tensor] = [sent[self._place] for table in tables for sent in table]
-        counters.bytes_sent += sum(len(shared.rows) for shared in own)
-        counters.bytes_received += sum(map(len, arrived))
-        counters.messages_sent += sum(len(shared.rows) > 0 for shared in own)
-        received = list(arrived if into is None else into)
-        received[self.rank] = buffers[self.rank]
+        tables = self._meet("an exchange", own, finish)
+        received = [sent[self._place] for table in tables for sent in table]
         if into is not None:
-            for source, message in enumerate(arrived):
-                if source != self.rank:
-                    received[source].view(-1).view(torch.uint8).copy_(message)
+            for target, message in zip(into, received, strict=True):
+                target.view(-1).view(torch.uint8)[: len(message)].copy_(message)
+            received = [*into]
+        received[self.rank] = buffers[self.rank]
         return received
 
 

@@ -32,7 +32,6 @@ import torch
 from sar.comm import session, setup
 from sar.comm.group import Group
 from sar.comm.replicas import Replicas
-from sar.comm.rows import BufferPool
 from sar.config import Config
 from sar.data.partition_json import first_named
 from sar.errors import CommunicationTimeout, ConfigError, PeerError
@@ -114,8 +113,8 @@ def initialize_comms(
             passed to `torch.distributed` (untested), and sar itself then talks over gloo.
         _comm_device: device of the tensors that travel. The default is the CPU; with nccl it is a CUDA device for each
             process, by the launcher's local rank. That device becomes the current one, so "cuda" means it afterwards.
-        master_port_number: TCP port of worker 0. The port that `nfs_ip_init` has announced, or a launcher's
-            MASTER_PORT, takes precedence over the default.
+        master_port_number: TCP port of worker 0. The port that `nfs_ip_init` has announced takes precedence, and a
+            launcher's MASTER_PORT over the default.
 
     Raises:
         ConfigError: if arguments are missing or contradict each other or the existing process group.
@@ -184,29 +183,29 @@ def run_in_turns(
     `size` is V, the same in all processes. `folder` is for tensors out of memory; None keeps all tensors in memory.
     `memory` is the budget of this machine's processes together, see [Note: budget]; None: what is available.
     """
-    process = session.current()
-    if process.group.device.type != "cpu":
+    process = session.current_group()
+    if process.device.type != "cpu":
         raise ConfigError(
             "Workers that share a process (SAR_RESIDENT) compute and communicate on the CPU; use the backend gloo."
         )
-    turns = Turns(size, process.group.rank * size, (*STATE, Swapped(session.current, session.set_current)))
+    turns = Turns(size, process.rank * size, (*STATE, Swapped(session.current_group, session.set_current)))
     residencies: list[Residency] = []
     of_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     room, limit = available_memory() / of_host, float("inf")
     if memory is not None:
         limit = (OWN * memory - anonymous_memory(os.environ.get("SAR_LAUNCHER", "none"))) / of_host
         room = min(room, limit - anonymous_memory())
-    with process.group.guard():
+    with process.guard():
         if room <= 0:
             raise over_budget(limit, -room)
         share = torch.tensor(max(AT_HAND * room, 1), dtype=torch.float64, device="cpu")
-        at_hand = float(torch.stack(process.group.all_gather(share, "memory that is available")).min())
+        at_hand = float(torch.stack(process.all_gather(share, "memory that is available")).min())
 
     def run(place: int) -> Any:
         residency = residencies[place] if residencies else None
-        group = Group(InProcessTransport(process.group, turns, place, residencies))
+        group = Group(InProcessTransport(process, turns, place, residencies))
         group.replicas = Replicas()
-        session.set_current(process._replace(group=group, pool=BufferPool(group.device)))
+        session.set_current(group)
         torch.set_autocast_cache_enabled(False)  # all threads share the cache, so hits would depend on the turns
         try:
             with nullcontext() if residency is None else residency.in_thread():
@@ -218,14 +217,14 @@ def run_in_turns(
             group.replicas.close()
 
     threads, disk = WorkerThreads(turns, run), Disk(at_hand, limit)
-    process.group.stand_for(size)
+    process.stand_for(size)
     try:
-        with process.group.guard():
+        with process.guard():
             residencies.extend(Residency(SpillFile(folder, disk), at_hand) for _ in range(size) if folder is not None)
         with refusals():
-            threads.run(lambda: process.group.waiting is not None)
+            threads.run(lambda: process.waiting is not None)
     finally:
-        process.group.stand_for(1)
+        process.stand_for(1)
         session.set_current(process)
         turns.progress.clear()
         threads.some_left |= not disk.close()

@@ -247,7 +247,7 @@ class SamplingThread(threading.Thread):
                     batch = epoch.made.get()  # the thread's own waits are bounded
                     epoch.allowed.release()
                     if isinstance(batch, BaseException):
-                        group.abort(batch, final=epoch.final)
+                        group.abort(batch)
                         raise batch
                 yield batch
         finally:
@@ -270,7 +270,6 @@ class _Epoch:
     allowed: threading.Semaphore  # batches that the thread may still make
     made: "queue.SimpleQueue[Batch | BaseException]" = field(default_factory=queue.SimpleQueue)
     left: bool = False  # whether the loop has been left
-    final: bool = False  # whether an error is final, as a death is
 
     def make(self, group: Group) -> None:
         """Sample the batches, in the thread; an error takes the place of a batch."""
@@ -285,7 +284,6 @@ class _Epoch:
                         return
                     self.made.put(draw_batch(group, self.source, seeds, key))
         except BaseException as error:
-            self.final = group.final
             self.made.put(error)
 
     def leave(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.rows import FieldFormat
+from sar.comm.rows import FieldFormat, MessageLayout
 from sar.sampling.draws import copy_rows
 from sar.tensors.ids import to_offsets
 
@@ -85,7 +85,7 @@ def send_requests(
     into = None
     if lengths is not None:  # then messages need not tell their own lengths first
         own_formats, header = [ID_FORMAT, *formats], 1 + len(formats)
-        sizes = [message_bytes(own_formats, [header, *of_worker]) for of_worker in lengths]
+        sizes = [MessageLayout.of(own_formats, [header, *of_worker]).nbytes for of_worker in lengths]
         sizes[group.rank] = 0
         into = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
     responses = group.exchange(f"{call}: responses", messages, into)
@@ -97,9 +97,10 @@ def pack(columns: Sequence[Tensor | Rows]) -> Tensor:
     """The columns in one message (uint8), which begins with its own length in bytes and with theirs in rows."""
     formats = [ID_FORMAT, *(FieldFormat.of(x.table if isinstance(x, Rows) else x) for x in columns)]
     lengths = [1 + len(columns), *(len(x.rows if isinstance(x, Rows) else x) for x in columns)]
-    message = torch.empty(message_bytes(formats, lengths), dtype=torch.uint8, device="cpu")
+    layout = MessageLayout.of(formats, lengths)
+    message = torch.empty(layout.nbytes, dtype=torch.uint8, device="cpu")
     header = torch.tensor([len(message), *lengths[1:]], device="cpu")
-    for view, column in zip(columns_of(message, formats, lengths), [header, *columns], strict=True):
+    for view, column in zip(layout.views(message), [header, *columns], strict=True):
         if isinstance(column, Rows):
             copy_rows(column.table, column.rows, view, None)
         else:
@@ -109,20 +110,6 @@ def pack(columns: Sequence[Tensor | Rows]) -> Tensor:
 
 def unpack(message: Tensor, formats: Sequence[FieldFormat]) -> list[Tensor]:
     """The columns of a message, as views of it."""
-    header = ID_FORMAT.view(message, 0, 1 + len(formats))
-    lengths = [len(header), *header[1:].tolist()]
-    return columns_of(message, [ID_FORMAT, *formats], lengths)[1:]
-
-
-def message_bytes(formats: Sequence[FieldFormat], lengths: Sequence[int]) -> int:
-    """The size of a message of columns with these numbers of rows."""
-    return sum(field.aligned_bytes(rows) for field, rows in zip(formats, lengths, strict=True))
-
-
-def columns_of(message: Tensor, formats: Sequence[FieldFormat], lengths: Sequence[int]) -> list[Tensor]:
-    """Views of the columns that lie in a message one after another."""
-    views, begin = [], 0
-    for field, rows in zip(formats, lengths, strict=True):
-        views.append(field.view(message, begin, rows))
-        begin += field.aligned_bytes(rows)
-    return views
+    formats = [ID_FORMAT, *formats]
+    lengths = message[: len(formats) * torch.int64.itemsize].view(torch.int64).tolist()
+    return MessageLayout.of(formats, [len(formats), *lengths[1:]]).views(message)[1:]

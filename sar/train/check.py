@@ -24,15 +24,15 @@ from torch.utils._pytree import tree_leaves
 from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.comm import session
 from sar.comm.collectives import all_max, all_sum, sync_params
+from sar.comm.group import Group
 from sar.comm.replicas import refuse_sharded
-from sar.comm.rows import BufferPool
+from sar.comm.transport import Transport
 from sar.common_tuples import NTYPE, PartitionData, ShardEdgesAndFeatures, StrPath
 from sar.data.load import on_device
 from sar.data.partition_json import read_partition_json
 from sar.data.regroup import deal_parts, regroup, runs_of
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.workers import run_in_turns
-from sar.train.counted_graph import CountingGroup
 
 Parts = dict[int, PartitionData]
 LossOf = Callable[[nn.Module, PartitionData], Tensor]
@@ -113,7 +113,7 @@ class _Check:
             module.register_forward_pre_hook(partial(note, name, "input"), with_kwargs=True)
             module.register_forward_hook(partial(note, name, "output"))
         cpu, default = torch.device("cpu"), torch.get_default_dtype()
-        group = session.standing_in(CountingGroup(0, 1), BufferPool(cpu)) if rank is None else nullcontext()
+        group = session.standing_in(Group(Transport(0, 1))) if rank is None else nullcontext()
         with group, torch.random.fork_rng(), torch.enable_grad(), _DropoutOff():
             torch.manual_seed(seed)
             torch.set_default_dtype(self.dtype)
@@ -204,7 +204,7 @@ def _read_sample(directory: StrPath, nodes: int, workers: int) -> tuple[Parts, l
 
     parts = {}
     for part, owned in enumerate(spec.partition_ranges):
-        with session.standing_in(CountingGroup(part, spec.num_parts), BufferPool(torch.device("cpu"))):
+        with session.standing_in(Group(Transport(part, spec.num_parts))):
             data = load_dgl_partition_data(spec.path, part, "cpu")
         shards = [ShardEdgesAndFeatures((find(src)[0], find(dst)[1]), x) for (src, dst), x in data.all_shard_edges]
         new, kinds = find(torch.arange(*owned))[1], data.node_features[NTYPE]

@@ -7,7 +7,6 @@ no values. Messages are counted, and go nowhere: of the group only one worker ex
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from torch import Tensor
 from sar.adapters.dgl.graphs import DGL
 from sar.comm.group import Group
 from sar.comm.tiles import HaloPlan
-from sar.comm.transport import Member, Message, Transport
 from sar.common_tuples import EID, CanonicalEtype, StrPath
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure
@@ -221,31 +219,3 @@ class CountedBlock(EdgeBlock):
 
 def _ids(count: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(count, dtype=dtype, device=META)
-
-
-class CountingGroup(Group):
-    """A group in which everybody agrees with this worker and sends the same.
-
-    Only its transport is another one, so that everything is counted in the same place as by a real worker.
-    """
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__(CountingTransport(rank, world_size, torch.device("cpu")))
-
-
-class CountingTransport(Transport):
-    """Carries nothing; every operation is done at once."""
-
-    def _done(self, *_: Any, **__: Any) -> None:
-        pass
-
-    connect = all_reduce = broadcast = wait = abort = close = explain = _done
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor.clone() for _ in range(self.world_size)]
-
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        return inbound, outbound
-
-    def whereabouts(self, group: Member, call: str) -> str:
-        return f"  worker {self.rank}: {call}"

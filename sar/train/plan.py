@@ -32,12 +32,14 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
 from sar.comm.collectives import gather_grads
-from sar.comm.group import Group, running_module
+from sar.comm.group import Group
 from sar.comm.rows import BufferPool
 from sar.comm.statistics import BACKWARD, listeners, statistics
+from sar.comm.transport import Transport
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, SarError
-from sar.train.counted_graph import META, CountingGroup, GraphCounts, GraphInfo, counted_graph
+from sar.host.ranges import running_module
+from sar.train.counted_graph import META, GraphCounts, GraphInfo, counted_graph
 
 MakeModel = Callable[[GraphInfo], nn.Module]
 
@@ -100,8 +102,9 @@ def plan_training(counts: GraphCounts, make_model: MakeModel, code: int) -> list
 
 def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: int) -> WorkerPlan:
     """Train for two epochs without values and count the second: see [Note: which epoch]."""
-    memory, group = MetaMemory(), CountingGroup(worker, counts.num_workers)
-    with session.standing_in(group, CountedPool(memory)):
+    memory = MetaMemory()
+    group = Group(Transport(worker, counts.num_workers), pool=CountedPool(memory))
+    with session.standing_in(group):
         graph, structure = counted_graph(counts, worker, group)
         structure_before = structure.nbytes
         training = epochs(counts, worker, make_model, graph, memory)

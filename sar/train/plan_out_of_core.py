@@ -7,6 +7,7 @@ the same process].
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,14 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.allocator import SMALL
 from sar.comm.group import Group
-from sar.comm.transport import Done, Letters, Shared, SharedTensor
+from sar.comm.tiles import ExchangeSpec, OwnRows
+from sar.comm.transport import Shared, SharedTensor, Transport
+from sar.outofcore.process_rows import Done, Letters, rows_of_process
 from sar.outofcore.residency import COMPARED
 from sar.outofcore.spill import CACHED
 from sar.outofcore.workers import AT_HAND
 from sar.tensors.spillable import tensor_file
-from sar.train.counted_graph import CountingTransport, GraphCounts, counted_graph
+from sar.train.counted_graph import GraphCounts, counted_graph
 from sar.train.plan import FIRST_EPOCH, CountedPool, MakeModel, MetaMemory, epochs
 
 PLANNED = 8
@@ -93,10 +96,10 @@ class _Partition(MetaMemory):
     def plan(cls, counts: GraphCounts, worker: int, make_model: MakeModel, at_hand: float) -> "_Partition":
         """Train a partition without values for two epochs and count the second."""
         memory = cls()
-        group = Group(_Turns(worker, counts, memory))
+        group = Group(_Turns(worker, counts, memory), pool=CountedPool(memory))
         group.has_summed = True  # as of a loss that is divided
         file: Any = SimpleNamespace(device="cpu", at_hand=at_hand, empty=torch.empty, moved=Tensor.detach, use=id)
-        with session.standing_in(group, CountedPool(memory)), tensor_file.set_to(file):
+        with session.standing_in(group), tensor_file.set_to(file):
             graph, structure = counted_graph(counts, worker, group)
             training = epochs(counts, worker, make_model, graph, memory)
             model = next(training)
@@ -158,11 +161,11 @@ class _Partition(MetaMemory):
         self._in_file.pop(key, None)
 
 
-class _Turns(CountingTransport):
+class _Turns(Transport):
     """The transport of one of a process's partitions; all others do the same as this one."""
 
     def __init__(self, rank: int, counts: GraphCounts, memory: _Partition) -> None:
-        super().__init__(rank, counts.num_workers, torch.device("cpu"))
+        super().__init__(rank, counts.num_workers)
         self.local_peers = range(counts.num_workers)
         self._memory = memory
 
@@ -173,20 +176,18 @@ class _Turns(CountingTransport):
     def all_reduce(self, *_: Any) -> None:
         self._memory.leave()
 
-    def swap(self, brought: Any) -> list[Any]:
+    def swap(self, brought: Any, *, in_order: bool) -> list[Any]:
         self._memory.leave()
         return [brought] * self.world_size
 
-    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
+    def shared(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
         self._memory.zeros -= {tensor.untyped_storage()._cdata for tensor in (*read, *added_to)}
-        self._memory.leave()
-        opened = ([_CountedRows(tensor, self._memory) for tensor in tensors] for tensors in (read, added_to))
-        return [Shared(*opened)] * self.world_size
+        return Shared(*([_CountedRows(tensor, self._memory) for tensor in tensors] for tensors in (read, added_to)))
 
-    def letters(self, sizes: Mapping[Any, int]) -> Letters:
-        return _CountedLetters(sizes, self._memory)
+    def rows_of_process(self, spec: ExchangeSpec) -> OwnRows:
+        return rows_of_process(spec, partial(_CountedLetters, memory=self._memory), self._contents_of)
 
-    def contents(self, tensors: Sequence[Tensor]) -> Any:
+    def _contents_of(self, tensors: Sequence[Tensor]) -> Any:
         keys = [tensor.untyped_storage()._cdata for tensor in tensors]
         return keys if self._memory.constant.issuperset(keys) else None
 

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
-from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ from torch.nn import Module
 from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_leaves
 
-from sar.comm.collectives import all_gather_json
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.comm.statistics import BACKWARD, Statistics, listeners, statistics
@@ -165,7 +163,7 @@ def profile() -> Iterator[Profile]:
         with group.guard():
             group.agree(call)
             own = [recorder.spilled(), *map(astuple, recorder.spent())]
-            everybodys = all_gather_json(partial(group.all_gather, call=call), own)
+            everybodys = group.gather_json(own, call)
     except BaseException as error:
         group.abort(error)
         raise

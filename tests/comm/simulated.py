@@ -3,15 +3,16 @@
 import random
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm.process_transport import ProcessTransport
-from sar.comm.transport import Member, Message
+from sar.comm.transport import Message, Wait
 
 
 @dataclass(eq=False)
@@ -60,6 +61,7 @@ class Network:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.connected = threading.Barrier(self.workers)
 
     def post(self, batch: Batch) -> None:
         """Take in what the ends' worker has posted."""
@@ -100,7 +102,7 @@ class Network:
         with self.moved:
             while not end.done:
                 if end.peer in self.closed or end.worker in self.closed:
-                    raise RuntimeError("closed")
+                    raise RuntimeError("[/gloo/transport] closed")  # in the words of gloo
                 if self.ready:
                     self._deliver()
                     continue
@@ -126,23 +128,21 @@ class Network:
 
 
 class SimulatedTransport(ProcessTransport):
-    """One worker's end of a network, whose workers share a store."""
+    """One worker's end of a network in each generation; the workers share a store."""
 
     def __init__(
-        self, network: Network, store: dist.Store, rank: int, jitter: Callable[[], None] = lambda: None
+        self, networks: Sequence[Network], store: dist.Store, rank: int, jitter: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__(store, rank, network.workers)
-        self.network = network
+        super().__init__(store, rank, networks[0].workers)
+        self.networks = networks
+        self.network = networks[0]
         self.jitter = jitter
-        self._open = True  # tests exchange without an agreement, which would connect
 
-    def connect(self, group: Member, limit: float) -> None:
-        """The network is there."""
+    def _connect(self) -> None:
+        self.network = self.networks[self._generation]
+        self.network.connected.wait(30)  # as gloo, which connects each worker with all others
 
-    def _connect(self, generation: int) -> None:
-        """The network is there."""
-
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[End | None, End | None]:
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Wait | None, Wait | None]:
         self.jitter()
         batch = Batch(tag)
         if inbound is not None:
@@ -150,27 +150,18 @@ class SimulatedTransport(ProcessTransport):
         if outbound is not None:
             batch.outbound = End(self.rank, *outbound, batch)
         self.network.post(batch)
-        return batch.inbound, batch.outbound
-
-    def wait(self, work: End, peer: int) -> None:
-        self.network.wait(work)
+        ends = batch.inbound, batch.outbound
+        received, sent = (None if end is None else partial(self.network.wait, end) for end in ends)
+        return received, sent
 
     def _close(self) -> None:
         self.network.close(self.rank)
-
-    def lost(self, error: RuntimeError) -> str | None:
-        return "closed" if str(error) == "closed" else None
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         gathered = [tensor.clone() for _ in range(self.world_size)]
         for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
-            for end in self.post(Message(source, gathered[source]), Message(reader, tensor), k):
-                self.wait(end, source)
+            for wait in self.post(Message(source, gathered[source]), Message(reader, tensor), k):
+                assert wait is not None
+                wait()
         return gathered
-
-    def all_reduce(self, tensor: Tensor, op: Any) -> None:
-        raise NotImplementedError
-
-    def broadcast(self, tensor: Tensor) -> None:
-        raise NotImplementedError

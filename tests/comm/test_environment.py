@@ -3,7 +3,6 @@
 `test_several_hosts.py` tries interfaces for real."""
 
 import os
-import socket
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 from sar.comm import environment
 from sar.errors import ConfigError
 
-ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "eth1": "10.1.0.1"}  # and ib0, which has none
+INTERFACES = {"127.0.0.1": "lo", "10.0.0.1": "eth0", "10.1.0.1": "eth1"}  # and ib0, which has no address
 FROM = {"10.1.0.2": "10.1.0.1", "node2": "10.0.0.1", "node1": "127.0.1.1", "192.0.2.1": "10.0.0.1"}  # to send there
 
 
@@ -19,15 +18,9 @@ FROM = {"10.1.0.2": "10.1.0.1", "node2": "10.0.0.1", "node1": "127.0.1.1", "192.
 def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment on a host, node1, whose own name stands for a loopback address."""
 
-    def address_of(name: str) -> str:
-        if name not in ADDRESSES:
-            raise OSError
-        return ADDRESSES[name]
-
     environ: dict[str, str] = {}
     monkeypatch.setattr(os, "environ", environ)
-    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(["ib0", *ADDRESSES])))
-    monkeypatch.setattr(environment, "_address_of", address_of)
+    monkeypatch.setattr(environment, "_interfaces", lambda: INTERFACES)
     monkeypatch.setattr(environment, "_local_end", FROM.get)
     return environ
 

@@ -49,34 +49,25 @@ def in_child(work):
 
 def forked(partition):
     """What each call raises in a child, on all workers but one; and whether the parents compute as before."""
-    graph, model = sar.construct_full_graph(partition), torch.nn.Linear(2, 1)
+    graph = sar.construct_full_graph(partition)
     out, before = aggregated(graph), aggregated(graph)
-    batches = sar.DataLoader(graph, graph.node_ids(), sar.DistNeighborSampler([2]))
     items = DataLoader(Summed(), num_workers=1, multiprocessing_context="fork", timeout=LIMIT)
     found = []
     if sar.rank() != 1:
-        for work in (
-            lambda: sar.all_sum(1),
-            lambda: aggregated(graph),
-            lambda: out.sum().backward(),
-            lambda: sar.sync_params(model),
-            lambda: list(batches),
-            sar.recover,
-        ):
+        for work in (lambda: aggregated(graph), lambda: out.sum().backward(), sar.recover):
             found.append(in_child(work))
         found.append(catch(list, items))
     out.sum().backward()
     assert torch.equal(aggregated(graph), before)
-    assert len(list(batches)) == len(batches)
     return found, sar.all_sum(1)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_calls_raise_at_once_and_the_parents_go_on(pool, world_size):
     found = pool.run(forked, per_rank=SCENARIOS["random"](world_size).partitions)
     for rank, (failures, total) in enumerate(found):
         assert total == world_size
-        assert len(failures) == (0 if rank == 1 else 7)
+        assert len(failures) == (0 if rank == 1 else 4)
         for failure in failures:
             assert isinstance(failure, Failure)
             assert failure.kind == "CommunicationError"

@@ -14,7 +14,7 @@ from torch import Tensor
 from sar.comm import process_transport
 from sar.comm.exchange import Exchange
 from sar.comm.group import Group
-from sar.comm.rows import BufferPool, RowFormat
+from sar.comm.rows import RowFormat
 from sar.comm.tiles import GradientReturn, HaloPlan, Layout, Settings
 from sar.errors import CommunicationError
 from tests.comm.simulated import Network, SimulatedTransport
@@ -87,15 +87,15 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
     x = [torch.arange(NODES, dtype=torch.float64).unsqueeze(1) + 1000 * p for p in range(workers)]
 
     def work(rank: int) -> Tensor:
-        group = Group(SimulatedTransport(network, store, rank))
-        settings = Settings(depth or 0, 2**20, tile_rows, False, depth is None, None, None)
+        group = Group(SimulatedTransport([network], store, rank))
+        settings = Settings(depth or 0, 2**20, tile_rows, False, None, None, depth is None)
         layout = Layout.of(plans[rank], settings, RowFormat.of([x[rank]]))
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
-            group.calls += 1
+            group.call_id += 1
             returns = GradientReturn([total], add) if give else None
             exchange = Exchange(
-                *(group, plans[rank], settings, layout, BufferPool(CPU), "a call", CPU),
+                *(group, plans[rank], settings, layout, "a call", CPU),
                 [x[rank]] if fetch else None,
                 returns=returns,
             )
@@ -132,13 +132,13 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
             raise ValueError("on purpose")
 
     def work(rank: int) -> None:
-        group = Group(SimulatedTransport(network, store, rank, fail if rank == 1 else lambda: None))
-        settings = Settings(1, 2**20, 2, False, False, None, None)
+        group = Group(SimulatedTransport([network], store, rank, fail if rank == 1 else lambda: None))
+        settings = Settings(1, 2**20, 2, False, None, None)
         x = torch.zeros(NODES, 1)
         with group.guard():
             layout = Layout.of(plans[rank], settings, RowFormat.of([x]))
             for _ in range(40):
-                exchange = Exchange(group, plans[rank], settings, layout, BufferPool(CPU), "a call", CPU, [x])
+                exchange = Exchange(group, plans[rank], settings, layout, "a call", CPU, [x])
                 for _ in exchange.tiles():
                     pass
 
@@ -156,15 +156,15 @@ def test_buffers_serve_the_next_exchange(buffer_bytes) -> None:
     network = Network(2, seed=1, in_order=False)
 
     def work(rank: int) -> list[set[int]]:
-        group, pool = Group(SimulatedTransport(network, store, rank)), BufferPool(CPU)
-        settings, x = Settings(1, buffer_bytes, 4, False, False, None, None), torch.zeros(NODES, 1)
+        group = Group(SimulatedTransport([network], store, rank))
+        settings, x = Settings(1, buffer_bytes, 4, False, None, None), torch.zeros(NODES, 1)
         layout, kept = Layout.of(plans[rank], settings, RowFormat.of([x])), []
         for _ in range(2):
-            group.calls += 1
-            for _ in Exchange(group, plans[rank], settings, layout, pool, "a call", CPU, [x]).tiles():
+            group.call_id += 1
+            for _ in Exchange(group, plans[rank], settings, layout, "a call", CPU, [x]).tiles():
                 pass
-            assert pool.bytes_kept <= buffer_bytes / 8
-            kept.append({buffer.data_ptr() for buffer in pool._free})
+            assert group.pool.bytes_kept <= buffer_bytes / 8
+            kept.append({buffer.data_ptr() for buffer in group.pool._free})
         network.leave()
         return kept
 

@@ -129,25 +129,6 @@ def test_a_worker_that_does_not_recover(pool):
     assert "worker 1 to join" in went_on[-1].message
 
 
-def backwards_in_another_order(mine):
-    """Two calls that look alike; worker 1 goes back through the first of them first."""
-    partition, data = mine
-    graph = build(partition, 1)
-    losses = []
-    for _ in range(2):
-        x = data.leaf("x")
-        losses.append(weighted(graph, x, data.edges["w"]).sum())
-    order = losses if sar.rank() == 1 else losses[::-1]
-    return catch(lambda: [loss.backward() for loss in order])
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_backward_meets_only_that_of_the_same_forward(pool):
-    parts = SCENARIOS["random"](2)
-    for failure in pool.run(backwards_in_another_order, per_rank=deal(parts, random_data(parts))):
-        assert require(failure).kind == "DisagreementError"
-
-
 @pytest.mark.parametrize("world_size", [1])
 def test_one_worker_has_nothing_to_recover(pool):
     assert pool.run(sar.recover, per_rank=[5]) == [5]

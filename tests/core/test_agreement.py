@@ -62,6 +62,13 @@ def one_backward_too_many(graph, data):
     step(graph, data, x, w)
 
 
+def backwards_in_another_order(graph, data):
+    """Of two calls that look alike."""
+    losses = [weighted(graph, data.leaf("x"), data.leaf("w")).sum() for _ in range(2)]
+    for loss in losses if odd() else losses[::-1]:
+        loss.backward()
+
+
 def no_grad_on_one_rank(graph, data):
     x, w = data.leaf("x"), data.leaf("w")
     with torch.set_grad_enabled(not odd()):
@@ -80,6 +87,7 @@ def no_grad_on_one_rank(graph, data):
         skipped_layer,
         skipped_backward,
         one_backward_too_many,
+        backwards_in_another_order,
         no_grad_on_one_rank,
     ],
     ids=lambda program: program.__name__,

@@ -113,7 +113,7 @@ def inference_before_training(graph, data, layer):
     """What an evaluation leaves behind, buffers for messages above all, is fit for training."""
     x, w = leaves(data)
     if dist.is_initialized():
-        session.current().pool.shrink(0)
+        session.current_group().pool.shrink(0)
     with torch.inference_mode():
         quiet = LAYERS[layer](graph, x, w)
     out = LAYERS[layer](graph, x, w)

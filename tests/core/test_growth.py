@@ -12,9 +12,11 @@ from dgl import function as fn
 
 import sar
 from sar.comm import session
+from sar.comm.group import Group
 from sar.comm.rows import BufferPool
+from sar.comm.transport import Transport
 from sar.common_tuples import NID, PartitionData
-from sar.train.counted_graph import META, CountingGroup, GraphCounts, GraphInfo, RelationCounts, counted_graph
+from sar.train.counted_graph import META, GraphCounts, GraphInfo, RelationCounts, counted_graph
 from tests.graphs import EdgeList, partition_in_memory
 from tests.virtual.virtual_pool import VirtualPool
 
@@ -74,8 +76,8 @@ def on_processes(workers: int) -> dict[str, list[int]]:
     relation = RelationCounts(EDGES, [[3] * workers] * workers, halo, {})
     info = GraphInfo(["_N"], [EDGES], {"_N": 5 * workers}, {"_N": 3}, 2)
     counts = GraphCounts(info, [{"_N": 5}] * workers, [5] * workers, [relation], {"_N": 8}, [8])
-    group = CountingGroup(1, workers)
-    with session.standing_in(group, BufferPool(META)):
+    group = Group(Transport(1, workers), pool=BufferPool(META))
+    with session.standing_in(group):
         graph, _ = counted_graph(counts, 1, group)
         return measured(operations(graph, torch.empty(5, 3, device=META)))
 

@@ -18,7 +18,6 @@ from sar.comm import process_transport, replicas, session
 from sar.comm.group import Group
 from sar.comm.process_transport import ProcessTransport
 from sar.comm.replicas import Replicas
-from sar.comm.rows import BufferPool
 from sar.nn.statistics import global_max, global_mean
 from tests import pretend_gpu
 from tests.comm.pretend_nccl import PretendNccl
@@ -75,9 +74,9 @@ _groups = itertools.count()
 class Transport(ProcessTransport):
     """Which connects in a thread of its own."""
 
-    def _connect(self, generation: int) -> None:
+    def _connect(self) -> None:
         with PretendGpu():
-            super()._connect(generation)
+            super()._connect()
 
 
 @contextlib.contextmanager
@@ -89,7 +88,7 @@ def over(backend: str, device: str) -> Iterator[None]:
     where = torch.device(device if backend == "nccl" else "cpu")
     group = Group(Transport(dist.PrefixStore(f"group {next(_groups)}", store), *place, where))
     group.replicas = Replicas()
-    with session.standing_in(group, BufferPool(where)):
+    with session.standing_in(group):
         yield
     group.replicas.close()
     group.close()

@@ -128,6 +128,7 @@ def exchange_at_depth(mine, depth, both_ways, grads):
     sar.Config.pipeline_depth = depth
     sar.Config.comm_buffer_bytes = budget = (4 if both_ways else 2) * (depth + 1) * row
     group, pool = session.current_group(), CountingPool(torch.device("cpu"))
+    usual, group.pool = group.pool, pool
     fields = [data.nodes["x"]]
     plan, width = graph.call_context().relation.plan, RowFormat.of(fields)
     settings = Settings.current()
@@ -136,12 +137,11 @@ def exchange_at_depth(mine, depth, both_ways, grads):
         group.agree("an exchange")
         returns = GradientReturn(fields, lambda rows, values, total: None) if grads else None
         start = comm.statistics()
-        exchange = Exchange(
-            group, plan, settings, layout, pool, "an exchange", torch.device("cpu"), fields, returns=returns
-        )
+        exchange = Exchange(group, plan, settings, layout, "an exchange", torch.device("cpu"), fields, returns=returns)
         at_once = (comm.statistics() - start).messages_sent
         for tile in exchange.tiles():
             assert (tile.grads is not None) == (grads and tile is not OWN_ROWS)
+    group.pool = usual
     assert pool.used == 0
     return at_once, pool.most, budget
 

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from sar.cli.demo import community_graph
+from sar.comm.group import Group
+from sar.comm.transport import Transport
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, PartsByMemory, assign
 from sar.partition.graph_source import GraphSource
 from sar.partition.ingest.masks import with_split
 from sar.partition.pipeline import run_partition
 from sar.partition.write.write_job import OutputOptions
-from sar.train.counted_graph import CountingGroup, count_graph, counted_graph
+from sar.train.counted_graph import count_graph, counted_graph
 from tests.partition.tasks import odd_graphs
 
 
@@ -50,7 +52,7 @@ def test_the_number_of_parts_by_a_reserve(tmp_path: Path, graph: GraphSource) ->
 def test_graph_and_features_are_those_that_a_worker_holds(graph: GraphSource, tmp_path: Path) -> None:
     found = run_partition(graph, AssigningOptions(1, "random"), OutputOptions(tmp_path / "parts"))
     counts = count_graph(found.json_file)
-    _, structure = counted_graph(counts, 0, CountingGroup(0, 1))
+    _, structure = counted_graph(counts, 0, Group(Transport(0, 1)))
     said = divide(graph, PartsByMemory(1, 10**9, 0), tmp_path).why
     size = float(said.split(" MB, and")[0].split()[-1]) * 1e6
     assert size == pytest.approx(counts.data_bytes(0) + structure.nbytes, rel=0.1)

@@ -22,7 +22,6 @@ import sar
 from sar.comm import session
 from sar.comm.group import Group
 from sar.comm.process_transport import ProcessTransport
-from sar.comm.rows import BufferPool
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.graphs import partition_in_memory, random_graph
@@ -152,7 +151,7 @@ def save_by_two(mine, folder):
         return None
     store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
     group = Group(ProcessTransport(store, sar.rank(), 2))
-    with session.standing_in(group, BufferPool(group.device)):
+    with session.standing_in(group):
         mine = sar.load_dgl_partition_data(mine, sar.rank(), "cpu") if isinstance(mine, str) else mine
         seed_all(10 + sar.rank())
         training = Training(mine).run(3)

@@ -19,9 +19,9 @@ from torch_geometric.data import Data
 
 from sar.cli import main
 from sar.comm import session
-from sar.comm.rows import BufferPool
+from sar.comm.group import Group
+from sar.comm.transport import Transport
 from sar.errors import ConfigError, GraphError, PartitionError
-from sar.train.counted_graph import CountingGroup
 from sar.train.inference import infer
 
 NODES = np.array([41, 3, 250, 3, 77])
@@ -30,7 +30,7 @@ NODES = np.array([41, 3, 250, 3, 77])
 @pytest.fixture(autouse=True)
 def one_process() -> Iterator[None]:
     """A job of this process alone, and DGL's layers as they were before a graph was made."""
-    with session.standing_in(CountingGroup(0, 1), BufferPool(torch.device("cpu"))):
+    with session.standing_in(Group(Transport(0, 1))):
         sar.unpatch_dgl()
         yield
         sar.unpatch_dgl()

@@ -9,7 +9,6 @@ from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from sar.adapters.dgl.advice import missing_method
@@ -18,8 +17,8 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
-from sar.comm.process_transport import ProcessTransport
 from sar.comm.tiles import HaloPlan
+from sar.comm.transport import Transport
 from sar.common_tuples import NID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.build import build_structure
 from sar.core.graph.edges import source_ids
@@ -178,7 +177,7 @@ def _local_nodes(ids: dict[str, Tensor]) -> NodeSet:
 @cache
 def _alone() -> Group:
     """A group of this worker, which nobody has to be told of."""
-    return Group(ProcessTransport(dist.HashStore(), 0, 1))
+    return Group(Transport(0, 1))
 
 
 @_on_the_cpu

@@ -274,7 +274,7 @@ class BuiltinCall(TileCall):
         operation, source = self.operation, self.operation.source
         plan = operation.plans[self.needed]
         self.rereads, self.both_ways = plan.fetches, plan.fetches and plan.returns
-        fetches_again = plan.fetches and not self.context.settings.keep
+        fetches_again = plan.fetches and not self.context.settings.disable_sr
         self.backward_communicates = self.distributed and (plan.returns or fetches_again)
         tiles = self.tiles(None if source is None else [operands[source]], local=LocalFields())
         stopped = self.run_waiting_work(operands) if self.distributed and waiting_work.value is not None else None

@@ -165,7 +165,7 @@ class PythonCall(TileCall):
         self.differentiable = any(message.requires_grad for message in made.values())
         self.new_reducer = partial(REDUCERS[reducer], context.relation)
         read = RowFormat.of([*recording.columns, *recording.messages.values()])
-        self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
+        self.edges_at_once = context.settings.comm_buffer_bytes // max(read.row_bytes, 1)
         self.captured = Captured(function, recording.captured)
         self.state = recording.state
         self.spot_check = SpotCheck(context.relation, self.name, function, recording.state)

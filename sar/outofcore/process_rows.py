@@ -19,58 +19,72 @@ these again. Letters are messages as between processes, so results equal those o
 
 import mmap
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from sar.comm.group import Group
-from sar.comm.rows import BufferPool, RowFormat
+from sar.comm.rows import RowFormat
 from sar.comm.statistics import counters
-from sar.comm.tiles import GradientReturn, HaloPlan, HaloSlice, Layout, LocalFields, OwnRows, Settings, Tile
-from sar.comm.transport import Letters
+from sar.comm.tiles import ExchangeSpec, HaloSlice, LocalFields, OwnRows, Tile
 from sar.tensors.spillable import at_hand
 
 BLOCK: Final = mmap.PAGESIZE
 """Bytes of which buffers of letters are multiples, as transfers without the page cache require."""
 
 
-def rows_of_process(
-    group: Group,
-    plan: HaloPlan,
-    settings: Settings,
-    layout: Layout,
-    pool: BufferPool,
-    signature: str,
-    fields: Sequence[Tensor] | None,
-    local: LocalFields | None,
-    returns: GradientReturn | None,
-    out: RowFormat | None,
-    back: RowFormat | None,
-    *,
-    keep: bool,
-) -> OwnRows:
-    """Rows of the workers of a process, in place or in letters; the same on all of them. See `Exchange`.
+class Done:
+    """Work that is done."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class Letters:
+    """Messages that a worker leaves for others of its process, by any key; here in memory, else in a file.
 
     Args:
-        out, back: formats in which rows and their gradients travel; None if none do.
+        sizes: bytes of each message.
     """
-    bytes_out, bytes_back = (0 if form is None else form.row_bytes for form in (out, back))
+
+    def __init__(self, sizes: Mapping[Any, int]) -> None:
+        self._sizes = sizes
+        self._messages: dict[Any, Tensor] = {}
+
+    def write(self, key: Any, message: Tensor) -> Any:
+        """Start to write a message, the first bytes of a buffer. It must not change before the work is waited for."""
+        self._messages[key] = message[: self._sizes[key]].clone()
+        return Done()
+
+    def read(self, key: Any, message: Tensor) -> Any:
+        """Start to read a message into a buffer; it is there when the returned work has been waited for."""
+        message[: self._sizes[key]] = self._messages[key]
+        return Done()
+
+
+MakeLetters = Callable[[Mapping[Any, int]], Letters]
+"""Makes room for messages of these sizes in bytes, by key."""
+ContentsOf = Callable[[Sequence[Tensor]], Any]
+"""A value that equals the one of before if the tensors have not changed; None if that is not known."""
+
+
+def rows_of_process(spec: ExchangeSpec, make_letters: MakeLetters, contents_of: ContentsOf) -> OwnRows:
+    """Rows of the workers of a process, in place or in letters; the same on all of them."""
+    plan, me = spec.plan, spec.group.rank
+    bytes_out, bytes_back = (0 if form is None else form.row_bytes for form in (spec.out, spec.back))
     # Count the bytes that would travel between processes: of rows that this worker reads, and that others read.
-    counts, me = plan.halo_counts, group.rank
+    counts = plan.halo_counts
     received, sent = sum(of_owner[me] for of_owner in counts) - counts[me][me], sum(counts[me]) - counts[me][me]
     counters.bytes_sent += bytes_out * sent + bytes_back * received
     counters.bytes_received += bytes_out * received + bytes_back * sent
-    rows = () if fields is None else fields
-    wires = settings.wire_features, settings.wire_gradients
-    rounds = keep and wires != (None, None)
-    for form, tensors in ((out, rows), (back, () if returns is None else returns.totals)):
-        rounds = rounds or (form is not None and form.fields != RowFormat.of(tensors).fields)
+    rounds = spec.keep and (spec.settings.wire_dtype_features, spec.settings.wire_dtype_gradients) != (None, None)
+    for form, tensors in ((spec.out, spec.fields), (spec.back, spec.returns and spec.returns.totals)):
+        rounds = rounds or (form is not None and form.fields != RowFormat.of(tensors or ()).fields)
     fits = plan.rows_of_process * (bytes_out + bytes_back) <= at_hand("cpu")
-    if local is not None and fits and not rounds:
-        return RowsInPlace(group, plan, rows, returns, local, signature, fetches=fields is not None)
-    return RowsInLetters(group, plan, rows, returns, layout, pool, out, back, signature, keep=keep)
+    if spec.local is not None and fits and not rounds:
+        return RowsInPlace(spec, spec.local)
+    return RowsInLetters(spec, make_letters, contents_of)
 
 
 class RowsInPlace(OwnRows):
@@ -83,25 +97,14 @@ class RowsInPlace(OwnRows):
 
     Args:
         local: further rows and totals that only workers of this process read and add to.
-        fetches: whether rows are fetched, not only gradients returned.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        plan: HaloPlan,
-        fields: Sequence[Tensor],
-        returns: GradientReturn | None,
-        local: LocalFields,
-        signature: str,
-        *,
-        fetches: bool,
-    ) -> None:
-        super().__init__(group, plan, fields, returns)
-        self._signature, self._fetches = signature, fetches
-        rows = [*fields, *(local.fields if fetches else ())]
-        totals = [total.detach() for total in (*self._totals[group.rank], *local.totals)]
-        self._shared = group.share(rows, totals, signature, in_order=returns is not None)
+    def __init__(self, spec: ExchangeSpec, local: LocalFields) -> None:
+        super().__init__(spec)
+        self._signature, self._fetches = spec.signature, spec.fields is not None
+        rows = [] if spec.fields is None else [*spec.fields, *local.fields]
+        totals = [total.detach() for total in (*self._totals[spec.group.rank], *local.totals)]
+        self._shared = spec.group.share(rows, totals, spec.signature, in_order=spec.returns is not None)
         self._columns = {owner: [tensor.rows for tensor in shared.read] for owner, shared in self._shared.items()}
         self._totals = {owner: [tensor.rows for tensor in shared.added_to] for owner, shared in self._shared.items()}
 
@@ -127,32 +130,14 @@ class RowsInPlace(OwnRows):
 
 
 class RowsInLetters(OwnRows):
-    """Rows that each worker of the process writes for each reader: see [Note: rows of the same process].
+    """Rows that each worker of the process writes for each reader: see [Note: rows of the same process]."""
 
-    Args:
-        layout: sizes of the tiles.
-        pool: buffers of messages.
-        out, back: formats of rows and of returned gradients; None if none travel.
-        keep: leave the memory of fetched rows to the caller.
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        plan: HaloPlan,
-        fields: Sequence[Tensor],
-        returns: GradientReturn | None,
-        layout: Layout,
-        pool: BufferPool,
-        out: RowFormat | None,
-        back: RowFormat | None,
-        signature: str,
-        *,
-        keep: bool,
-    ) -> None:
-        super().__init__(group, plan, fields, returns)
-        self._layout, self._pool, self._out, self._back, self._keep = layout, pool, out, back, keep
-        self._fields, self._signature = fields, signature
+    def __init__(self, spec: ExchangeSpec, make_letters: MakeLetters, contents_of: ContentsOf) -> None:
+        super().__init__(spec)
+        self._make_letters, self._contents_of = make_letters, contents_of
+        group, plan, layout, out, back = spec.group, spec.plan, spec.layout, spec.out, spec.back
+        self._layout, self._pool, self._out, self._back, self._keep = layout, group.pool, out, back, spec.keep
+        self._fields, self._signature = spec.fields or (), spec.signature
         self._peers = [rank for rank in group.local_peers if rank != group.rank]
         self._letters: Mapping[int, Letters] = {}  # rows, by owner
         self._returned: Letters | None = None  # gradients of rows that this worker has read or received
@@ -161,14 +146,14 @@ class RowsInLetters(OwnRows):
         rows = min(max(layout.local_rows, layout.tile_rows), max(map(max, plan.halo_counts)))
         self._room = max((form.layout(rows).nbytes for form in (out, back) if form is not None), default=0)
         if out is not None:
-            self._letters = group.swap(self._write_rows(out), signature)
+            self._letters = group.swap(self._write_rows(out), spec.signature)
         if back is not None:
             number, place = len(group.local_peers), group.rank % len(group.local_peers)
             pairs = [(owner, group.rank) for owner in self._peers]
             for reader in range(place, group.world_size, number):
                 if reader != group.rank:
                     pairs += [(owner, reader) for owner in group.local_peers]
-            self._returned = group.letters(self._sizes(pairs, back))
+            self._returned = make_letters(self._sizes(pairs, back))
 
     # -- rows
 
@@ -201,10 +186,10 @@ class RowsInLetters(OwnRows):
         me, others = self._group.rank, range(self._group.world_size)
         pairs = [(me, reader) for reader in others if reader != me]
         key = tuple(out.fields), self._layout.local_rows, self._layout.tile_rows
-        version = self._group.contents(self._fields)
+        version = self._contents_of(self._fields)
         if version is not None and (written := self._plan.letters.get(key)) is not None and written[0] == version:
             return written[1]
-        letters = self._group.letters(self._sizes(pairs, out))
+        letters = self._make_letters(self._sizes(pairs, out))
         for pair in pairs:
             for halo in self._slices(*pair):
                 message, places = self._buffer(halo, out)
