@@ -24,6 +24,7 @@ from sar.comm import (
     nfs_ip_init,
     rank,
     recover,
+    should_stop,
     sync_params,
     world_size,
 )
@@ -145,6 +146,7 @@ __all__ = [
     "save_checkpoint",
     "save_model",
     "seed",
+    "should_stop",
     "split_edges",
     "split_seeds",
     "suffix_key_lookup",

@@ -51,7 +51,7 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     for name in ("train", "val", "test"):
         listed = f"file with the IDs of the nodes of {name}_mask, such as train.csv, an .npy file or FILE#COLUMN"
         add(f"--{name}-nodes", action="append", default=[], metavar="[NTYPE=]FILE", help=listed)
-    add("--allow-nan", action="store_true", help="take NaN in features")
+    add("--allow-nan", action="store_true", help="take NaN and infinity in features")
     add(
         "--allow-outside",
         action="store_true",

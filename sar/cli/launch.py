@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from sar.cli.graph_input import size
 from sar.comm.allocator import left_alone, preloads
 from sar.data.partition_json import PartitionJson, read_partition_json
 from sar.errors import ConfigError, PartitionError
+from sar.host.signals import ENDING
 from sar.outofcore.workers import wanted
 
 # Without mimalloc: workers that share a process need glibc's allocator.
@@ -44,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spill = "with --memory or --resident: a folder on a disk for the others; default: that of the partitions"
     add("--spill", type=Path, metavar="DIR", help=spill)
     add("--max-restarts", type=int, default=0, metavar="N", help="of all workers, if one fails (%(default)s)")
+    grace = "that the workers have to end after SIGTERM or SIGUSR1 (%(default)s); see sar.should_stop"
+    add("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
     add("script", type=Path, help="the training script, in Python; options of sar launch stand before it")
     add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 
@@ -68,11 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun leaves its own behind
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}", f"--log-dir={folder}"]
         options.append(f"--max-restarts={arguments.max_restarts}")
+        parser = torchrun.get_args_parser()
+        parser.allow_abbrev = False  # else it looks for its options among the script's arguments
+        script = [str(arguments.script), *arguments.script_arguments]
+        asked = parser.parse_args([*options, *script])
+        asked.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"  # torch before 2.8 handles SIGTERM itself, with status 143
+        before = {number: signal.signal(number, partial(_hand_on, arguments.grace)) for number in ENDING}
         try:
-            parser = torchrun.get_args_parser()
-            parser.allow_abbrev = False  # else it looks for its options among the script's arguments
-            script = [str(arguments.script), *arguments.script_arguments]
-            torchrun.run(parser.parse_args([*options, *script]))
+            torchrun.run(asked)
         except ChildFailedError as error:  # torchrun has logged it
             _, failure = error.get_first_failure()
             if failure.exitcode == -signal.SIGKILL:
@@ -80,7 +88,29 @@ def run(arguments: argparse.Namespace) -> int:
             return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         except SignalException as error:  # Ctrl-C, for one; the workers are gone
             return 128 + error.sigval
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return 0
+
+
+def _hand_on(grace: float, number: int, _: object) -> None:
+    """Hand a signal on to the workers and wait for them; unless all end with status 0, end torchrun."""
+    workers = [int(pid) for tasks in Path("/proc/self/task").glob("*/children") for pid in tasks.read_text().split()]
+    for pid in workers:
+        os.kill(pid, number)
+    deadline = time.monotonic() + grace
+    how = os.WEXITED | os.WNOWAIT  # leaves the exit status to torchrun
+    while None in (ends := [os.waitid(os.P_PID, pid, how | os.WNOHANG) for pid in workers]):
+        if time.monotonic() > deadline:
+            name = signal.Signals(number).name
+            print(f"sar launch: killing workers that have not ended {grace:g} s after {name} (--grace)", file=sys.stderr)
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+            deadline = float("inf")
+        time.sleep(0.05)
+    if not ends or any(end.si_status for end in ends):
+        raise SignalException(f"sar launch got signal {number}", signal.Signals(number))
 
 
 def _number_of_workers(arguments: argparse.Namespace) -> int:

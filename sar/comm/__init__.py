@@ -17,6 +17,7 @@ from sar.comm.session import (
     master_port,
     rank,
     recover,
+    should_stop,
     world_size,
 )
 from sar.comm.setup import nfs_ip_init
@@ -40,6 +41,7 @@ __all__ = [
     "nfs_ip_init",
     "rank",
     "recover",
+    "should_stop",
     "statistics",
     "sync_params",
     "world_size",

@@ -186,6 +186,37 @@ def test_the_exit_status_of_a_worker_passes_through_and_the_others_end(script: P
     assert "Traceback" not in errors
 
 
+NOTING = """
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda *_: sys.exit(0) if sys.argv[1] == "ends" else None)
+os.write(1, b"ready\\n")
+time.sleep(100)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("how, grace, killed", [("ends", 60, False), ("stays", 0.5, True)])
+def test_a_signal_is_handed_on(script: Path, number: signal.Signals, how: str, grace: float, killed: bool) -> None:
+    script.write_text(NOTING)
+    process = launch("--workers", 2, "--max-restarts", 1, "--grace", grace, script, how)
+    assert [process.line(), process.line()] == ["ready\n", "ready\n"]
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert output == ""  # it is not started again
+    assert process.returncode == (128 + number if killed else 0), errors
+    assert ("killing workers that have not ended 0.5 s after SIG" in errors) is killed
+
+
+def test_workers_that_do_not_ask_end_by_the_signal(script: Path) -> None:
+    process = launch("--workers", 2, "--max-restarts", 1, script, "wait")
+    assert reports(process.line() + process.line())[1]["rank"] == 1
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 def test_an_interrupt_ends_all(script: Path) -> None:
     process = launch("--workers", 2, script, "wait")
     assert reports(process.line() + process.line())[1]["rank"] == 1
