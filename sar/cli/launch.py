@@ -151,7 +151,7 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
         if "LD_PRELOAD" not in settings:
             if arguments.allocator is not None:
                 raise ConfigError("--allocator mimalloc: it is not installed; pip install cmeel-mimalloc.")
-            print("sar launch: epochs are shorter with mimalloc: pip install cmeel-mimalloc", file=sys.stderr)
+            _hint("mimalloc", "sar launch: epochs are shorter with mimalloc: pip install cmeel-mimalloc")
     if out_of_core:
         partitions, folder = _partitions(arguments), arguments.spill
         if folder is None and partitions is None:
@@ -169,3 +169,14 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
         # The workers would say if these are wrong.
         wanted({**os.environ, **settings}, [str(arguments.script), *arguments.script_arguments])
     return settings
+
+
+def _hint(name: str, text: str) -> None:
+    """Print a hint unless this user has seen it before."""
+    with suppress(OSError, RuntimeError):  # the cache cannot be written, or there is no home
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        if (folder / f"sar-hint-{name}").exists():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"sar-hint-{name}").touch()
+    print(text, file=sys.stderr)
