@@ -220,6 +220,17 @@ def test_importing_sar_and_inspecting_imports_neither_dgl_nor_the_compiler():
     assert set(ast.literal_eval(done.stdout)) <= {"dgl.graphbolt"}
 
 
+def test_help_and_wrong_options_import_no_library():
+    code = "import sys; from sar.cli import main\ntry: main(sys.argv[1:])\nfinally: print(sorted(sys.modules))"
+    for arguments in (["--help"], ["partition", "--nope"], ["plan", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+        )
+        assert ("usage: sar" in done.stdout + done.stderr) and done.returncode in (0, 2)
+        loaded = {name.partition(".")[0] for name in ast.literal_eval(done.stdout.splitlines()[-1])}
+        assert not loaded & {"torch", "numpy", "numba", "pyarrow", "tqdm"}, arguments
+
+
 GRAPHS = ["DistributedBlock", "GraphShardManager", "HeteroGraphShardManager", "construct_full_graph", "construct_mfgs"]
 COMMUNICATION = [
     *("all_reduce", "all_to_all", "exchange_single_tensor", "exchange_tensors"),

@@ -15,42 +15,16 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from sar.cli.graph_input import size
-from sar.comm.allocator import left_alone, preloads
+from sar.comm.allocator import preloads
 from sar.data.partition_json import PartitionJson, read_partition_json
 from sar.errors import ConfigError, PartitionError
+from sar.host.huge_pages import left_alone
 from sar.host.signals import ENDING
 from sar.outofcore.workers import wanted
 
 # Without mimalloc: workers that share a process need glibc's allocator.
 _CHOSEN = {"LD_PRELOAD", "SAR_ALLOCATOR", "SAR_RESIDENT", "SAR_MEMORY"}
 _OPTIONS = {"--workers", "--threads", "--memory", "--resident", "--spill"}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `sar launch`."""
-    add = parser.add_argument
-    workers = "default: one for each GPU, else one for each partition up to the cores, else one"
-    add("--workers", type=int, metavar="W", help=workers)
-    add("--threads", type=int, metavar="T", help="of each worker; default: OMP_NUM_THREADS, else cores / workers")
-    named = "of the partitions to count, or its directory; default: the first among the script's own arguments"
-    add("--partition-json", type=Path, metavar="FILE", help=named)
-    add(
-        "--allocator",
-        choices=("mimalloc", "auto", "least", "kept", "system"),
-        help="mimalloc keeps freed memory for the next epoch, and is the default in memory if it is installed "
-        "(pip install cmeel-mimalloc); the others are values of Config.allocator, of which auto is the default",
-    )
-    memory = "for all workers, such as 5GiB: each trains one partition after the other, and has one in memory at a time"
-    add("--memory", type=size, metavar="SIZE", help=memory)
-    add("--resident", type=int, metavar="1", help="the same in what memory there is, of the machine or its container")
-    spill = "with --memory or --resident: a folder on a disk for the others; default: that of the partitions"
-    add("--spill", type=Path, metavar="DIR", help=spill)
-    add("--max-restarts", type=int, default=0, metavar="N", help="of all workers, if one fails (%(default)s)")
-    grace = "that the workers have to end after SIGTERM or SIGUSR1 (%(default)s); see sar.should_stop"
-    add("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
-    add("script", type=Path, help="the training script, in Python; options of sar launch stand before it")
-    add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,7 +78,8 @@ def _hand_on(grace: float, number: int, _: object) -> None:
     while None in (ends := [os.waitid(os.P_PID, pid, how | os.WNOHANG) for pid in workers]):
         if time.monotonic() > deadline:
             name = signal.Signals(number).name
-            print(f"sar launch: killing workers that have not ended {grace:g} s after {name} (--grace)", file=sys.stderr)
+            told = f"sar launch: killing workers that have not ended {grace:g} s after {name} (--grace)"
+            print(told, file=sys.stderr)
             for pid in workers:
                 os.kill(pid, signal.SIGKILL)
             deadline = float("inf")

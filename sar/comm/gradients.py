@@ -13,6 +13,7 @@ writes gradients by hand. If a backward adds to a sum S that was not cleared, wo
 zero. So the next sum is S plus the new gradients of all workers, as on one machine.
 """
 
+import gc
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -95,6 +96,9 @@ def _watch(ddp: Module, name: str, module: Module | None) -> None:
 
 
 register_module_module_registration_hook(_watch)
+for made in gc.get_objects() if dist.is_initialized() else ():  # before a name of sar was first used
+    for name, inner in made._modules.items() if issubclass(type(made), Module) else ():
+        _watch(made, name, inner)
 
 
 def _watch_backward(ddp: Any, args: Any, output: Any) -> None:

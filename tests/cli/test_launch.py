@@ -13,6 +13,7 @@ import pytest
 
 from sar.cli import launch as command
 from sar.cli import main
+from sar.cli.arguments import COMMANDS
 from sar.comm.allocator import preloads
 from sar.errors import ConfigError
 from tests.leftovers import marked_processes
@@ -151,7 +152,7 @@ def test_mimalloc_that_is_not_installed(
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    COMMANDS["launch"][0](parser)
     return parser.parse_args(words)
 
 
@@ -183,7 +184,8 @@ def test_what_the_user_sets_wins(script: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("workers", "how", "status"), [(2, "exit", 7), (2, "killed", 128 + signal.SIGKILL), (1, "killed", 128 + signal.SIGKILL)]
+    ("workers", "how", "status"),
+    [(2, "exit", 7), (2, "killed", 128 + signal.SIGKILL), (1, "killed", 128 + signal.SIGKILL)],
 )
 def test_the_exit_status_of_a_worker_passes_through_and_the_others_end(
     script: Path, workers: int, how: str, status: int

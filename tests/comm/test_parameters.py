@@ -300,12 +300,15 @@ def logged_nan(kinds):
     return [line for line in handler.lines if "NaN" in line]
 
 
-@pytest.mark.parametrize("kinds, source", [
-    ({}, None),
-    ({1: torch.nan}, "workers [1] brought it, first in 1.bias"),
-    ({0: torch.inf, 1: -torch.inf}, "workers [0, 1] brought it, first in 1.bias"),
-    ({0: 3e38, 1: 3e38}, "the gradients of each worker are finite"),
-])
+@pytest.mark.parametrize(
+    "kinds, source",
+    [
+        ({}, None),
+        ({1: torch.nan}, "workers [1] brought it, first in 1.bias"),
+        ({0: torch.inf, 1: -torch.inf}, "workers [0, 1] brought it, first in 1.bias"),
+        ({0: 3e38, 1: 3e38}, "the gradients of each worker are finite"),
+    ],
+)
 @pytest.mark.parametrize("world_size", [2])
 def test_whoever_brings_nan_is_told_once(pool, world_size, kinds, source):
     first, other = pool.run(logged_nan, kinds)

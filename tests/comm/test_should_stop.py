@@ -5,11 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 import sar
 from sar.comm.session import current_group
 from sar.host import signals
+from tests import python_process
 from tests.workers import WorkerPool
 
 SIGNALLED = 3
@@ -63,3 +63,35 @@ def test_a_forked_process_still_ends() -> None:
         assert pool.run(status_of_a_forked_process) == [-signal.SIGTERM]
     finally:
         pool.close()
+
+
+OF_ONE_PROCESS = """
+import os, signal, time
+import sar
+from sar.host.signals import signal_noted
+
+sar.initialize_comms()
+assert not sar.should_stop()
+while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # the main thread sets it
+    time.sleep(0.01)
+for step in range(10):
+    if step == 3 and sar.rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not signal_noted():
+            time.sleep(0.01)
+    sar.all_sum(1)
+    if sar.should_stop():
+        break
+print(f"worker {sar.rank()} stops after step {step}")
+"""
+
+
+def test_workers_of_one_process_stop_at_the_same_call(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OF_ONE_PROCESS)
+    environment = os.environ | {"SAR_RESIDENT": "1", "SAR_PARTS": "2", "SAR_SPILL_DIR": str(tmp_path)}
+    done = python_process.run(script, env=environment, timeout=60)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (
+        0,
+        ["worker 0 stops after step 3", "worker 1 stops after step 3"],
+    ), done.stderr
