@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from sar.data.original_order import to_original_order
     from sar.errors import SarError
     from sar.logging_setup import logger, logging_setup
-    from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, global_ids, pair_graph
+    from sar.nn import DistributedBN1D, convert_batchnorm, fetch_rows, global_ids, pair_graph
+    from sar.nn.edge_softmax import edge_softmax
     from sar.partition.in_memory import partition_graph
     from sar.partition.ingest.chunked import write_chunked
     from sar.partition.ingest.cleanup import clean_up

@@ -75,7 +75,7 @@ def _hand_on(grace: float, number: int, _: object) -> None:
         os.kill(pid, number)
     deadline = time.monotonic() + grace
     how = os.WEXITED | os.WNOWAIT  # leaves the exit status to torchrun
-    while None in (ends := [os.waitid(os.P_PID, pid, how | os.WNOHANG) for pid in workers]):
+    while not all(ends := [os.waitid(os.P_PID, pid, how | os.WNOHANG) for pid in workers]):
         if time.monotonic() > deadline:
             name = signal.Signals(number).name
             told = f"sar launch: killing workers that have not ended {grace:g} s after {name} (--grace)"
@@ -84,7 +84,7 @@ def _hand_on(grace: float, number: int, _: object) -> None:
                 os.kill(pid, signal.SIGKILL)
             deadline = float("inf")
         time.sleep(0.05)
-    if not ends or any(end.si_status for end in ends):
+    if not ends or any(end is not None and end.si_status for end in ends):
         raise SignalException(f"sar launch got signal {number}", signal.Signals(number))
 
 

@@ -36,7 +36,7 @@ def examples() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_names_are_those_of_the_modules_that_are_not_imported() -> None:
-    assert METHODS == tuple(assigning.METHODS)
+    assert tuple(assigning.METHODS) == METHODS
     assert FORMATS == sources.FORMATS
     defaults = parser_of("partition").parse_args(["x", "--parts", "2"])
     assert (defaults.method, assigning.IN_EDGES) == (assigning.MULTILEVEL, "in_edges")
