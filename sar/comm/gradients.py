@@ -189,7 +189,7 @@ def warn_of_nan(group: Group, call: str, model: Module, bucket: Sequence[Paramet
 
     `bucket` has the parameters, still with the gradients of this worker.
     """
-    if torch.linalg.vector_norm(total, torch.inf).isfinite():
+    if not total.numel() or torch.linalg.vector_norm(total, torch.inf).isfinite():
         return
     broken = (i for i, p in enumerate(bucket) if p.grad is not None and not p.grad.isfinite().all())
     first = [number for [number] in group.gather_numbers([next(broken, len(bucket))], call)]
