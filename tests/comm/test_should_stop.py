@@ -51,9 +51,12 @@ def test_one_worker_stops_at_once() -> None:
 
 def status_of_a_forked_process() -> int:
     sar.should_stop()
+    reads, writes = os.pipe()
     child = os.fork()
     while child == 0:
-        time.sleep(0.01)  # not `signal.pause`, which may begin after the signal
+        os.write(writes, b".")  # Python drops signals that arrive during the fork
+        time.sleep(0.01)
+    os.read(reads, 1)
     os.kill(child, signal.SIGTERM)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
