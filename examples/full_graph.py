@@ -68,6 +68,8 @@ def main() -> None:
         done = stop.step(accuracy, model)  # sar: the same on all workers
         if arguments.checkpoint:
             sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1)
+        if sar.should_stop():  # sar: the job is to end, and goes on from the checkpoint when it is started again
+            return
         if done:
             break
 

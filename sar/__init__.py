@@ -4,93 +4,118 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sar.adapters.dgl.shim import install_shim, require_dgl
-from sar.comm.allocator import ask_for_huge_pages
+from sar.host.huge_pages import ask_for_huge_pages
+from sar.removed import advice
 
 install_shim()  # before anything imports dgl
 ask_for_huge_pages()  # before anything makes a tensor
 
-from sar import comm, common_tuples, core, train
-from sar import (
-    nn as nn,
-)  # not in __all__, nor is `print`: `from sar import *` leaves the names of torch and Python alone
-from sar.adapters.dgl.dist_graph import convert_dist_graph
-from sar.adapters.dgl.load import load_dgl_partition_data
-from sar.adapters.dgl.patched_layers import patch_dgl, patched_edge_softmax, unpatch_dgl
-from sar.comm import (
-    comm_device,
-    ddp_sum_hook,
-    gather_grads,
-    initialize_comms,
-    nfs_ip_init,
-    rank,
-    recover,
-    sync_params,
-    world_size,
-)
-from sar.comm.collectives import all_max, all_sum
-from sar.common_tuples import PartitionData, ShardEdgesAndFeatures, suffix_key_lookup
-from sar.config import Config
-from sar.core import DistributedBlock, GraphShardManager, HeteroGraphShardManager, construct_full_graph, construct_mfgs
-from sar.core.passing.messages import message_has_parameters
-from sar.errors import SarError
-from sar.logging_setup import logger, logging_setup
-from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, global_ids, pair_graph
-from sar.removed import advice
-from sar.sampling import (
-    DataLoader,
-    DistNeighborSampler,
-    EdgePredictionSampler,
-    reverse_edges,
-    split_edges,
-    split_seeds,
-)
-from sar.train.early_stopping import EarlyStopping
-from sar.train.script import print as print
-from sar.train.script import seed
-from sar.train.task import Task
-
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sar import pyg as pyg  # not in __all__, as not everybody has PyTorch Geometric
+    # Not in `__all__`: `from sar import *` leaves the names of Python and torch alone.
+    from sar import comm, common_tuples, core, train
+    from sar import nn as nn
+    from sar import pyg as pyg
+    from sar.adapters.dgl.dist_graph import convert_dist_graph
+    from sar.adapters.dgl.load import load_dgl_partition_data
+    from sar.adapters.dgl.patched_layers import patch_dgl, patched_edge_softmax, unpatch_dgl
+    from sar.comm import (
+        comm_device,
+        ddp_sum_hook,
+        gather_grads,
+        initialize_comms,
+        nfs_ip_init,
+        rank,
+        recover,
+        should_stop,
+        sync_params,
+        world_size,
+    )
+    from sar.comm.collectives import all_max, all_sum
+    from sar.common_tuples import PartitionData, ShardEdgesAndFeatures, suffix_key_lookup
+    from sar.config import Config
+    from sar.core import (
+        DistributedBlock,
+        GraphShardManager,
+        HeteroGraphShardManager,
+        construct_full_graph,
+        construct_mfgs,
+    )
+    from sar.core.passing.messages import message_has_parameters
     from sar.data.original_order import to_original_order
+    from sar.errors import SarError
+    from sar.logging_setup import logger, logging_setup
+    from sar.nn import DistributedBN1D, convert_batchnorm, fetch_rows, global_ids, pair_graph
+    from sar.nn.edge_softmax import edge_softmax
     from sar.partition.in_memory import partition_graph
     from sar.partition.ingest.chunked import write_chunked
     from sar.partition.ingest.cleanup import clean_up
     from sar.partition.ingest.open import open_graph
     from sar.partition.write.write import write_partitions
+    from sar.sampling import (
+        DataLoader,
+        DistNeighborSampler,
+        EdgePredictionSampler,
+        reverse_edges,
+        split_edges,
+        split_seeds,
+    )
     from sar.train.check import check_model
     from sar.train.checkpoint import load_checkpoint, save_checkpoint, save_model
+    from sar.train.early_stopping import EarlyStopping
     from sar.train.profile import profile
+    from sar.train.script import print as print
+    from sar.train.script import seed
+    from sar.train.task import Task
 
     RelGraphConv: Any
-else:
-    _WHEN_USED = {
-        "check_model": "train.check",
-        "clean_up": "partition.ingest.cleanup",
-        "load_checkpoint": "train.checkpoint",
-        "open_graph": "partition.ingest.open",
-        "partition_graph": "partition.in_memory",
-        "profile": "train.profile",
-        "save_checkpoint": "train.checkpoint",
-        "save_model": "train.checkpoint",
-        "to_original_order": "data.original_order",
-        "write_chunked": "partition.ingest.chunked",
-        "write_partitions": "partition.write.write",
-    }
+
+_MODULES = "comm", "common_tuples", "core", "nn", "pyg", "train"
+_NAMES = {
+    "adapters.dgl.dist_graph": "convert_dist_graph",
+    "adapters.dgl.load": "load_dgl_partition_data",
+    "adapters.dgl.patched_layers": "patch_dgl patched_edge_softmax unpatch_dgl",
+    "comm": "comm_device ddp_sum_hook gather_grads initialize_comms nfs_ip_init rank recover should_stop sync_params "
+    "world_size",
+    "comm.collectives": "all_max all_sum",
+    "common_tuples": "PartitionData ShardEdgesAndFeatures suffix_key_lookup",
+    "config": "Config",
+    "core": "DistributedBlock GraphShardManager HeteroGraphShardManager construct_full_graph construct_mfgs",
+    "core.passing.messages": "message_has_parameters",
+    "data.original_order": "to_original_order",
+    "errors": "SarError",
+    "logging_setup": "logger logging_setup",
+    "nn": "DistributedBN1D convert_batchnorm edge_softmax fetch_rows global_ids pair_graph",
+    "partition.in_memory": "partition_graph",
+    "partition.ingest.chunked": "write_chunked",
+    "partition.ingest.cleanup": "clean_up",
+    "partition.ingest.open": "open_graph",
+    "partition.write.write": "write_partitions",
+    "sampling": "DataLoader DistNeighborSampler EdgePredictionSampler reverse_edges split_edges split_seeds",
+    "train.check": "check_model",
+    "train.checkpoint": "load_checkpoint save_checkpoint save_model",
+    "train.early_stopping": "EarlyStopping",
+    "train.profile": "profile",
+    "train.script": "print seed",
+    "train.task": "Task",
+}
+"""Public names by the module that has them. It is imported when a name is used, as commands need few of them."""
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Names that load what training has no use for (the compiler of partitioning, DGL), when they are used."""
-        if name == "pyg":
-            return import_module("sar.pyg")
         if name == "RelGraphConv":
             return require_dgl().nn.RelGraphConv
-        if name in _WHEN_USED:
-            return getattr(import_module(f"sar.{_WHEN_USED[name]}"), name)
+        if name in _MODULES:
+            return import_module(f"sar.{name}")
+        if name in _MODULE_OF:
+            return getattr(import_module(f"sar.{_MODULE_OF[name]}"), name)
         raise AttributeError(advice(f"sar.{name}") or f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        """The public names, also those that are not loaded yet."""
         return sorted({*__all__, "nn", "print", "pyg"})
 
 
@@ -145,6 +170,7 @@ __all__ = [
     "save_checkpoint",
     "save_model",
     "seed",
+    "should_stop",
     "split_edges",
     "split_seeds",
     "suffix_key_lookup",

@@ -1,13 +1,16 @@
 """Global settings of the engine. A distributed call reads them when it starts, and its backward uses the same ones."""
 
+from __future__ import annotations
+
 import difflib
 import os
 from collections.abc import Callable
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final
 
 from sar.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _is_number(value: Any, kind: Any = int) -> bool:
@@ -16,7 +19,7 @@ def _is_number(value: Any, kind: Any = int) -> bool:
 
 _SWITCH = (lambda value: isinstance(value, bool), "True or False")
 _COUNT = (lambda value: _is_number(value) and value >= 0, "an integer of at least 0")
-_WIRE = (lambda value: value in (None, torch.bfloat16), "None or torch.bfloat16")
+_WIRE = (lambda value: value is None or str(value) == "torch.bfloat16", "None or torch.bfloat16")
 _ACCEPTED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "disable_sr": _SWITCH,
     "pipeline_depth": _COUNT,

@@ -51,7 +51,7 @@ GRACE = 3.0
 """Seconds by which the parent waits longer than the worker's own watchdog, which leaves a traceback behind."""
 
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["sar", "dgl", "pytest", "hypothesis", "tests.workers"])
+forked.set_forkserver_preload(["tests.loaded", "dgl", "pytest", "hypothesis", "tests.workers"])
 
 
 @dataclass(frozen=True)

@@ -10,25 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any
 
 from sar import __version__
+from sar.cli.arguments import COMMANDS
 from sar.errors import SarError
 from sar.removed import advice
-
-COMMANDS = {
-    "chunk": "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it.",
-    "demo": "Train GraphSAGE and GAT with several workers and with one process, and compare.",
-    "infer": "Write the outputs of a trained model for all nodes, or for some, one partition in memory at a time.",
-    "inspect": "Show what is in a partition directory, and check that its files fit together.",
-    "launch": "Start the workers of one host, as torchrun does, with threads and network set up.",
-    "partition": "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read.",
-    "plan": "Predict bytes sent and peak memory of every worker for a model on a partition directory.",
-}
-"""Each command is a module of this name, _ for -, with `add_arguments(parser)` and `run(arguments)`, the exit status.
-
-Only the one that is run is imported: others load Numba, torchrun and more, which takes longer than a short command.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,17 +36,15 @@ def _run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="sar", description="Train graph neural networks on whole graphs.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, what in COMMANDS.items():
+    for name, (add_arguments, what) in COMMANDS.items():
         # What stands behind the script of `sar launch` is the script's, also if it begins as an option does.
-        command = commands.add_parser(name, help=what, description=what, allow_abbrev=name != "launch")
-        if name in argv[:1]:
-            _module(name).add_arguments(command)
+        add_arguments(commands.add_parser(name, help=what, description=what, allow_abbrev=name != "launch"))
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         commands.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     before = signal.signal(signal.SIGTERM, _end) if threading.current_thread() is threading.main_thread() else None
     try:
-        status: int = _module(arguments.command).run(arguments)
+        status: int = import_module(f"sar.cli.{arguments.command}").run(arguments)
     except KeyboardInterrupt:
         print(f"sar {arguments.command}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -111,7 +95,3 @@ _OF_THE_FILE_SYSTEM = (
 def _end(number: int, _: object) -> None:
     """End as the signal asks, but let `finally` and `with` clean up first."""
     raise SystemExit(128 + number)
-
-
-def _module(command: str) -> Any:
-    return import_module(f"sar.cli.{command.replace('-', '_')}")

@@ -1,21 +1,11 @@
 """`sar chunk`: write a graph in DGL's chunked format, which the tools of DGL's pipeline and `sar partition` read."""
 
 import argparse
-from pathlib import Path
 
-from sar.cli.graph_input import add_input, default_name, input_of
+from sar.cli.graph_input import default_name, input_of
 from sar.partition.ingest.chunked import write_chunks
 from sar.partition.ingest.sources import METADATA
 from sar.partition.new_directory import new_directory
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `sar chunk`."""
-    add_input(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
-    parser.add_argument("--name", help="of the graph; default: its own, or that of the first file")
-    parser.add_argument("--chunks", type=int, default=1, metavar="N", help="files for each list of edges (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of --split (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -45,22 +45,6 @@ class Run(NamedTuple):
     logits: Any  # of these nodes, (N_i, C)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `sar demo`."""
-    add = parser.add_argument
-    add("--dataset", metavar="NAME", help="known to dgl.data; default: a generated graph")
-    add("--data", metavar="DIR", help="folder of downloads")
-    add("--parts", type=int, default=2, metavar="W", help="partitions and workers (%(default)s)")
-    add("--epochs", type=int, default=40, metavar="N", help="(%(default)s)")
-    add("--lr", type=float, default=0.01, help="learning rate of Adam (%(default)s)")
-    add("--seed", type=int, default=0, help="of the graph, the split and the parameters (%(default)s)")
-    add("--nodes", type=int, default=20_000, metavar="N", help="of the generated graph (%(default)s)")
-    add("--degree", type=int, default=20, metavar="D", help="mean, of the generated graph (%(default)s)")
-    add("--device", default="cpu", help="of the workers: cpu, or cuda, which they share or have each (%(default)s)")
-    add("--out", type=Path, default=Path("demo"), help="folder for demo.png and demo.md (%(default)s)")
-    add("--time-limit", type=float, default=600, metavar="S", help="for one training run (%(default)s)")
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print a table and save it as `demo.md`, with a picture `demo.png`; both replace those of an earlier run."""
     if importlib.util.find_spec("matplotlib") is None:

@@ -13,50 +13,15 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from sar.errors import ConfigError
-from sar.host.memory import parse_bytes
 from sar.logging_setup import told_on_stderr
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import GraphSource, Progress, logged_stages
-from sar.partition.ingest.sources import FORMATS, METADATA
+from sar.partition.ingest.sources import METADATA
 from sar.partition.pipeline import read_input
 from sar.partition.write.write_job import OutputOptions
 
 _TYPED = re.compile(r"([^:=]+:[^:=]+:[^:=]+)=(.+)")
 T = TypeVar("T", AssigningOptions, OutputOptions)
-
-
-def add_input(parser: argparse.ArgumentParser) -> None:
-    """Declare the input, its options, and the memory to use."""
-    what = "files in order, a directory or a pattern; or edges of several types: NTYPE:RELATION:NTYPE=FILE ..."
-    parser.add_argument("input", nargs="+", metavar="INPUT", help=what)
-    memory = "memory to use beside Python and its libraries, such as 2GiB"
-    parser.add_argument("--memory-limit", dest="memory", type=size, metavar="SIZE", help=memory)
-    group = parser.add_argument_group("input")
-    add = group.add_argument
-    add("--format", choices=FORMATS, help="default: by the names of the files")
-    add("--num-nodes", action="append", default=[], metavar="[NTYPE=]N", help="of edge lists; default: by their IDs")
-    ids = "number nodes whose IDs are strings, or integers with gaps; --node-feature id=FILE#COLUMN gives the order"
-    add("--ids", choices=["map"], help=ids)
-    field = "one more field; of a table FILE#COLUMN, such as label=nodes.csv#label"
-    for kind, form in (("node", "[NTYPE/]NAME=FILE"), ("edge", "[NTYPE:RELATION:NTYPE/]NAME=FILE")):
-        add(f"--{kind}-feature", action="append", default=[], metavar=form, help=field)
-    delimiter = "between fields of text: a character, or TAB; default: found out from the first row of each file"
-    add("--delimiter", type=lambda text: "\t" if text in ("TAB", "\\t") else text, metavar="CHARACTER", help=delimiter)
-    header = "whether text begins with names of columns, in all tables; default: found out in each"
-    add("--header", action=argparse.BooleanOptionalAction, help=header)
-    add("--columns", nargs=2, metavar=("SRC", "DST"), help="of text and Parquet, by name or number")
-    split = "make masks of these shares of the labelled nodes, such as 0.6,0.2,0.2, drawn with --seed"
-    add("--split", type=_shares, metavar="TRAIN,VAL,TEST", help=split)
-    for name in ("train", "val", "test"):
-        listed = f"file with the IDs of the nodes of {name}_mask, such as train.csv, an .npy file or FILE#COLUMN"
-        add(f"--{name}-nodes", action="append", default=[], metavar="[NTYPE=]FILE", help=listed)
-    add("--allow-nan", action="store_true", help="take NaN in features")
-    undirected = "add reverse edges; of parallel edges only the first one stays, with its features (says how many go)"
-    add("--undirected", action="store_true", help=undirected)
-    add("--remove-duplicates", action="store_true", help="of parallel edges only the first one stays")
-    add("--remove-self-loops", action="store_true", help="remove all self-loops")
-    loops = "give each node exactly one self-loop: those that are there go first, with or without --remove-self-loops"
-    add("--add-self-loops", action="store_true", help=loops)
 
 
 def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -> T:
@@ -116,14 +81,6 @@ def progress_bar() -> Iterator[Progress]:
         yield show
 
 
-def size(text: str) -> int:
-    """An argument that is a size, in bytes."""
-    try:
-        return parse_bytes(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def _path(inputs: Sequence[str]) -> str | list[str] | dict[str, str]:
     """One input, several files, or files by edge type."""
     typed = [_TYPED.fullmatch(one) for one in inputs]
@@ -166,10 +123,3 @@ def _named(option: str, pairs: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"{option} {pair}: there is {named[name]} for {name} already; name each once.")
         named[name] = value
     return named
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(share) for share in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of shares; expected one, such as 0.6,0.2,0.2") from error

@@ -2,18 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `sar inspect`."""
-    add = parser.add_argument
-    add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
-    add("--verify", action="store_true", help="also compare every byte with the parts' checksums")
-    add("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,9 @@ import os
 import signal
 import sys
 import tempfile
+import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,41 +15,16 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from sar.cli.graph_input import size
-from sar.comm.allocator import left_alone, preloads
+from sar.comm.allocator import preloads
 from sar.data.partition_json import PartitionJson, first_named, read_partition_json
 from sar.errors import ConfigError
+from sar.host.huge_pages import left_alone
+from sar.host.signals import ENDING
 from sar.outofcore.workers import wanted
 
 # Without mimalloc: workers that share a process need glibc's allocator.
 _CHOSEN = {"LD_PRELOAD", "SAR_ALLOCATOR", "SAR_RESIDENT", "SAR_MEMORY"}
-_ONLY_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-_ONLY_WORKER |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 _OPTIONS = {"--workers", "--threads", "--memory", "--resident", "--spill"}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `sar launch`."""
-    add = parser.add_argument
-    workers = "default: one for each GPU, else one for each partition up to the cores, else one"
-    add("--workers", type=int, metavar="W", help=workers)
-    add("--threads", type=int, metavar="T", help="of each worker; default: OMP_NUM_THREADS, else cores / workers")
-    named = "of the partitions to count, or its directory; default: the first among the script's own arguments"
-    add("--partition-json", type=Path, metavar="FILE", help=named)
-    add(
-        "--allocator",
-        choices=("mimalloc", "auto", "least", "kept", "system"),
-        help="mimalloc keeps freed memory for the next epoch, and is the default in memory if it is installed "
-        "(pip install cmeel-mimalloc); the others are values of Config.allocator, of which auto is the default",
-    )
-    memory = "for all workers, such as 5GiB: each trains one partition after the other, and has one in memory at a time"
-    add("--memory", type=size, metavar="SIZE", help=memory)
-    add("--resident", type=int, metavar="1", help="the same in what memory there is, of the machine or its container")
-    spill = "with --memory or --resident: a folder on a disk for the others; default: that of the partitions"
-    add("--spill", type=Path, metavar="DIR", help=spill)
-    add("--max-restarts", type=int, default=0, metavar="N", help="of all workers, if one fails (%(default)s)")
-    add("script", type=Path, help="the training script, in Python; options of sar launch stand before it")
-    add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,21 +42,18 @@ def run(arguments: argparse.Namespace) -> int:
     late = _OPTIONS & {word.partition("=")[0] for word in arguments.script_arguments}
     said += f"; given to the script: {', '.join(sorted(late))}" if late else ""
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
-    script = [str(arguments.script), *arguments.script_arguments]
-    if "SAR_RESIDENT" in settings and workers == 1 and arguments.max_restarts == 0:
-        # This process becomes the worker. torchrun would take 190 MB of the memory beside it, and its pages of code,
-        # which go first if memory is short, are read again when it ends.
-        os.environ.update(_ONLY_WORKER)
-        os.execv(sys.executable, [sys.executable, "-u", *script])
     if sys.platform == "linux":
         os.environ["SAR_LAUNCHER"] = str(os.getpid())
     with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun leaves its own behind
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}", f"--log-dir={folder}"]
         options.append(f"--max-restarts={arguments.max_restarts}")
+        parser = torchrun.get_args_parser()
+        parser.allow_abbrev = False  # else it looks for its options among the script's arguments
+        asked = parser.parse_args([*options, str(arguments.script), *arguments.script_arguments])
+        asked.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"  # torch before 2.8 handles SIGTERM itself, with status 143
+        before = {number: signal.signal(number, partial(_hand_on, arguments.grace)) for number in ENDING}
         try:
-            parser = torchrun.get_args_parser()
-            parser.allow_abbrev = False  # else it looks for its options among the script's arguments
-            torchrun.run(parser.parse_args([*options, *script]))
+            torchrun.run(asked)
         except ChildFailedError as error:  # torchrun has logged it
             _, failure = error.get_first_failure()
             if failure.exitcode == -signal.SIGKILL:
@@ -86,7 +61,30 @@ def run(arguments: argparse.Namespace) -> int:
             return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         except SignalException as error:  # Ctrl-C, for one; the workers are gone
             return 128 + error.sigval
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return 0
+
+
+def _hand_on(grace: float, number: int, _: object) -> None:
+    """Hand a signal on to the workers and wait for them; unless all end with status 0, end torchrun."""
+    workers = [int(pid) for tasks in Path("/proc/self/task").glob("*/children") for pid in tasks.read_text().split()]
+    for pid in workers:
+        os.kill(pid, number)
+    deadline = time.monotonic() + grace
+    how = os.WEXITED | os.WNOWAIT  # leaves the exit status to torchrun
+    while not all(ends := [os.waitid(os.P_PID, pid, how | os.WNOHANG) for pid in workers]):
+        if time.monotonic() > deadline:
+            name = signal.Signals(number).name
+            told = f"sar launch: killing workers that have not ended {grace:g} s after {name} (--grace)"
+            print(told, file=sys.stderr)
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+            deadline = float("inf")
+        time.sleep(0.05)
+    if not ends or any(end is not None and end.si_status for end in ends):
+        raise SignalException(f"sar launch got signal {number}", signal.Signals(number))
 
 
 def _number_of_workers(arguments: argparse.Namespace) -> int:
@@ -122,7 +120,7 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
         if "LD_PRELOAD" not in settings:
             if arguments.allocator is not None:
                 raise ConfigError("--allocator mimalloc: it is not installed; pip install cmeel-mimalloc.")
-            print("sar launch: epochs are shorter with mimalloc: pip install cmeel-mimalloc", file=sys.stderr)
+            _hint("mimalloc", "sar launch: epochs are shorter with mimalloc: pip install cmeel-mimalloc")
     if out_of_core:
         partitions, folder = _partitions(arguments), arguments.spill
         if folder is None and partitions is None:
@@ -140,3 +138,14 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
         # The workers would say if these are wrong.
         wanted({**os.environ, **settings}, [str(arguments.script), *arguments.script_arguments])
     return settings
+
+
+def _hint(name: str, text: str) -> None:
+    """Print a hint unless this user has seen it before."""
+    with suppress(OSError, RuntimeError):  # the cache cannot be written, or there is no home
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        if (folder / f"sar-hint-{name}").exists():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"sar-hint-{name}").touch()
+    print(text, file=sys.stderr)

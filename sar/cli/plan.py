@@ -5,14 +5,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 from sar.adapters.dgl.models import KINDS, LayerStack
 from sar.adapters.dgl.patched_layers import patch_dgl
 from sar.adapters.dgl.shim import has_dgl
-from sar.cli.graph_input import size
 from sar.cli.model_file import load_model
 from sar.data.partition_json import read_partition_json
 from sar.errors import ConfigError
@@ -23,29 +21,6 @@ from sar.partition.inspect.text_tables import as_text, mega, of_limit
 from sar.train.counted_graph import count_graph
 from sar.train.plan import WorkerPlan, plan_training
 from sar.train.plan_out_of_core import OutOfCorePlan, plan_out_of_core
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `sar plan`."""
-    add = parser.add_argument
-    add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
-    add(
-        "--model",
-        default="sage",
-        metavar="MODEL",
-        help="sage, gcn or gat, or FILE.py:FUNCTION, which returns a module when called with the graph's types and "
-        "widths (sar.train.counted_graph.GraphInfo) (%(default)s)",
-    )
-    add("--layers", type=int, default=3, metavar="L", help="of sage, gcn and gat (%(default)s)")
-    add("--hidden", type=int, default=256, metavar="D", help="their width, of gat of all heads together (%(default)s)")
-    add("--heads", type=int, default=4, metavar="H", help="of gat (%(default)s)")
-    add("--features", type=int, metavar="F", help="input width; default: that of the feature 'feat'")
-    add("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
-    memory = "plan for one process, which trains one partition after the other in so much memory, such as 5GiB"
-    add("--memory", type=size, metavar="SIZE", help=memory)
-    spill = "with --memory: the folder on a disk for the other partitions; default: that of the partitions"
-    add("--spill", type=Path, metavar="DIR", help=spill)
-    add("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,8 @@
 """Communication between workers: set-up, agreement on calls, the exchange of tiles, and collectives."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sar.comm.collectives import (
     all_reduce,
     all_to_all,
@@ -17,11 +20,21 @@ from sar.comm.session import (
     master_port,
     rank,
     recover,
+    should_stop,
     world_size,
 )
 from sar.comm.setup import nfs_ip_init
 from sar.comm.statistics import Statistics, statistics
-from sar.outofcore.workers import initialize_comms
+
+if TYPE_CHECKING:
+    from sar.outofcore.workers import initialize_comms
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "initialize_comms":  # imports files of this folder
+            return import_module("sar.outofcore.workers").initialize_comms
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Statistics",
@@ -40,6 +53,7 @@ __all__ = [
     "nfs_ip_init",
     "rank",
     "recover",
+    "should_stop",
     "statistics",
     "sync_params",
     "world_size",

@@ -19,10 +19,10 @@ import ctypes
 import ctypes.util
 import importlib.metadata
 import os
-from collections.abc import Mapping
 
 from sar.config import Config
 from sar.errors import ConfigError
+from sar.host.huge_pages import left_alone
 from sar.logging_setup import logger
 
 LARGE = 2**18
@@ -38,12 +38,6 @@ _PARAMETERS = {
     "spilled": {_M_MMAP_MAX: _MANY, _M_MMAP_THRESHOLD: SMALL, _M_TRIM_THRESHOLD: SMALL, _M_TOP_PAD: 0, _M_ARENA_MAX: 1},
     "kept": {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1},
 }
-
-
-def ask_for_huge_pages() -> None:
-    """Let torch ask for huge pages for large tensors, unless the user has chosen: see [Note: allocator]."""
-    if left_alone(os.environ) is None:
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def set_allocator(*, spilled: bool = False, batches: bool = False) -> None:
@@ -84,15 +78,3 @@ def preloads() -> dict[str, str]:
     found = paths[0] if paths else ctypes.util.find_library("mimalloc")
     usable = found is not None and not {" ", ":"} & set(found)  # which divide LD_PRELOAD into several paths
     return {"LD_PRELOAD": str(found)} if usable else {}
-
-
-def left_alone(environ: Mapping[str, str]) -> str | None:
-    """The reason not to change the allocator; None if there is none."""
-    for name in environ:
-        if name == "GLIBC_TUNABLES" or name.startswith("MALLOC_"):
-            return f"{name} is set"
-    program = ctypes.CDLL(None)
-    if not hasattr(program, "gnu_get_libc_version"):
-        return "the C library is not glibc"
-    ours, glibcs = (ctypes.cast(lib.malloc, ctypes.c_void_p).value for lib in (program, ctypes.CDLL("libc.so.6")))
-    return None if ours == glibcs else "another allocator is loaded"

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sar.comm.gradients import begin_sum, end_sum, warn_of_mistakes, watch
+from sar.comm.gradients import begin_sum, end_sum, warn_of_mistakes, warn_of_nan, watch
 from sar.comm.group import Group
 from sar.comm.replicas import refuse_sharded
 from sar.comm.session import current_group
@@ -252,6 +252,7 @@ def gather_grads(model: Module) -> None:
             flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
             travelling = flat.to(group.device, accumulation_dtype(flat.dtype))
             group.all_reduce(travelling, dist.ReduceOp.SUM, call)
+            warn_of_nan(group, call, model, bucket, travelling)
             flat = to_device(travelling, flat.device)
             for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 total = total.view_as(p).to(p.dtype)

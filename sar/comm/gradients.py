@@ -13,6 +13,7 @@ writes gradients by hand. If a backward adds to a sum S that was not cleared, wo
 zero. So the next sum is S plus the new gradients of all workers, as on one machine.
 """
 
+import gc
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -46,6 +47,7 @@ _added: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
 """Parameters -> the version of their gradient after the latest backward that added to it, until it is summed."""
 _told_of_loss: Final[WeakSet[Module]] = WeakSet()
 _told_of_clipping: Final[WeakSet[Module]] = WeakSet()
+_told_of_nan: Final[WeakSet[Module]] = WeakSet()
 _combined: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()
 """Parameters -> their version in the latest backward in which DDP combined the gradients of all workers."""
 _backwards: Final = {"share": -1, "average": -2}
@@ -94,6 +96,9 @@ def _watch(ddp: Module, name: str, module: Module | None) -> None:
 
 
 register_module_module_registration_hook(_watch)
+for made in gc.get_objects() if dist.is_initialized() else ():  # before a name of sar was first used
+    for name, inner in made._modules.items() if issubclass(type(made), Module) else ():
+        _watch(made, name, inner)
 
 
 def _watch_backward(ddp: Any, args: Any, output: Any) -> None:
@@ -177,6 +182,23 @@ def warn_of_mistakes(group: Group, model: Module, parameters: Sequence[Parameter
             "gather_grads: the gradients were changed after the backward. If they were clipped or unscaled, each "
             "worker did so to its share: call gather_grads first, then clip_grad_norm_ or scaler.unscale_."
         )
+
+
+def warn_of_nan(group: Group, call: str, model: Module, bucket: Sequence[Parameter], total: Tensor) -> None:
+    """Log once for a model, on worker 0, which workers brought NaN or infinity into the sum of gradients `total`.
+
+    `bucket` has the parameters, still with the gradients of this worker.
+    """
+    if not total.numel() or torch.linalg.vector_norm(total, torch.inf).isfinite():
+        return
+    broken = (i for i, p in enumerate(bucket) if p.grad is not None and not p.grad.isfinite().all())
+    first = [number for [number] in group.gather_numbers([next(broken, len(bucket))], call)]
+    log = logger.warning if group.rank == 0 and model not in _told_of_nan else logger.debug
+    _told_of_nan.add(model)
+    workers = [rank for rank, number in enumerate(first) if number < len(bucket)]
+    name = next((name for name, p in model.named_parameters() if workers and p is bucket[min(first)]), "")
+    source = f"workers {workers} brought it, first in {name}" if workers else "the gradients of each worker are finite"
+    log("%s: there is NaN or infinity in the sum of gradients; %s. A GradScaler skips such a step.", call, source)
 
 
 def _before_adding(of: Any, rank: int, _: Tensor) -> None:

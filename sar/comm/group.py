@@ -53,6 +53,7 @@ from sar.comm.transport import HEAD_BYTES, LEFT_EARLY, Failure, Message, Shared,
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
 from sar.host.ranges import named, running_module, traced
+from sar.host.signals import signal_noted
 from sar.logging_setup import logger
 from sar.tensors.views import materialize
 
@@ -88,6 +89,7 @@ class Group:
         # Called by `sync_params` and `gather_grads` with the model and the call's name; raise if they refuse the model.
         self.model_checks: set[Callable[[Any, str], None]] = set()
         self.own_sizes: set[int] = set()  # of this worker's nodes and edges, whose rows `sync_params` does not replace
+        self.stopping = False  # whether a worker has told of a signal in an agreement: see `should_stop`
         self.has_summed = False  # whether the user has made a sum over workers, by which a loss may be divided
         self.counters = counters if counted else Statistics()
         self._transport = transport
@@ -221,13 +223,14 @@ class Group:
             raise clash
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
-        before, own = self.counters.seconds_waited, torch.tensor([digest, flags, model], device="cpu")
+        before, own = self.counters.seconds_waited, torch.tensor([digest, flags, model, signal_noted()], device="cpu")
         gathered = torch.stack(self.wait_for(self._transport.all_gather, call, own))
         self.counters.seconds_late += self.counters.seconds_waited - before
         self.counters.bytes_sent += own.nbytes * (self.world_size - 1)
         self.counters.bytes_received += own.nbytes * (self.world_size - 1)
         self.call_id += 1
-        digests, flags_by_rank, models = gathered.T.tolist()
+        digests, flags_by_rank, models, signals = gathered.T.tolist()
+        self.stopping |= any(signals)
         if set(digests) != {digest}:
             with self.guard():
                 name, kind = running_module()

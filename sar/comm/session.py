@@ -17,6 +17,7 @@ from sar.comm.process_transport import ProcessTransport
 from sar.comm.store import HEARD_SECONDS
 from sar.comm.transport import Transport
 from sar.errors import NotInitializedError
+from sar.host.signals import note_signals, signal_noted
 
 
 class Job(NamedTuple):
@@ -156,3 +157,15 @@ def recover(step: int = 0) -> int:
         CommunicationTimeout: if a worker does not call this within five minutes, or `Config.timeout` if less.
     """
     return current_group().recover(step)
+
+
+def should_stop() -> bool:
+    """Whether a worker has got SIGTERM or SIGUSR1, by which schedulers announce the end of a job.
+
+    The result is the same on all workers at the same call. The signal travels with the next distributed call, such as
+    `gather_grads`, so asking sends nothing. From the first call on, these two signals no longer end the process, and
+    handlers that were set before are not called.
+    """
+    group = current_group()
+    note_signals()
+    return group.stopping or (group.world_size == 1 and signal_noted())

@@ -3,12 +3,27 @@
 A facade over the engine and the adapter for DGL. No other file of sar imports it, except `sar` itself.
 """
 
-from sar.adapters.dgl.graphs import construct_full_graph, construct_mfgs
-from sar.core import sampling
-from sar.core.graph.graph import DistributedBlock, GraphShardManager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-HeteroGraphShardManager = GraphShardManager
-"""SAR's name: one class serves homogeneous and heterogeneous graphs."""
+if TYPE_CHECKING:
+    from sar.adapters.dgl.graphs import construct_full_graph, construct_mfgs
+    from sar.core import sampling
+    from sar.core.graph.graph import DistributedBlock, GraphShardManager
+
+    HeteroGraphShardManager = GraphShardManager
+else:
+
+    def __getattr__(name: str) -> Any:
+        """The public names, imported when they are used: files of this folder are imported by those of the names."""
+        if name == "sampling":
+            return import_module("sar.core.sampling")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = "sar.adapters.dgl.graphs" if name.startswith("construct_") else "sar.core.graph.graph"
+        # SAR's name for the class of graphs of several types: here one class serves all.
+        return getattr(import_module(found), name.removeprefix("Hetero"))
+
 
 __all__ = [
     "DistributedBlock",

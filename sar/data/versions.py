@@ -159,9 +159,11 @@ def newest_version(folder: StrPath, step: int | None = None) -> Version | None:
                     f"Worker {group.rank} lacks a version in {folder}; let all workers see one folder."
                 )
             fault = version.fault(group.rank, group.world_size)
-            if not any(group.agree(f"version {number} is read", fault is not None)):
+            faults = group.agree(f"version {number} is read", fault is not None)
+            if not any(faults):
                 return version
-            logger.warning("%s is damaged, and an earlier version taken: %s", version.path, fault or "on other workers")
+            if group.rank == faults.index(True):
+                logger.warning("%s is damaged, and an earlier version taken: %s", version.path, fault)
         if there:
             raise CheckpointError(
                 f"{folder} has no whole checkpoint{'' if step is None else f' of step {step}'}; expected a folder "
@@ -233,7 +235,8 @@ def _versions(folder: Path) -> list[Version]:
                 raise ValueError("its sum is another")
             versions.append(Version(path, **json.loads(manifest["text"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("%s is passed over, as its %s is not whole: %s", path, MANIFEST, error)
+            log = logger.warning if session.rank() == 0 else logger.debug
+            log("%s is passed over, as its %s is not whole: %s", path, MANIFEST, error)
     return sorted(versions, key=lambda version: version.number, reverse=True)
 
 

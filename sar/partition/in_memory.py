@@ -78,7 +78,7 @@ def partition_graph(
         reshuffle: only True, as in DGL before 1.0: nodes and edges get IDs that are contiguous in each part.
         split_idx: node IDs by `train`, `valid` (or `val`) and `test`, (K,) each or by node type, as the Open Graph
             Benchmark's `get_idx_split()` returns them: they become `train_mask`, `val_mask` and `test_mask`.
-        allow_nan: take NaN in fields.
+        allow_nan: take NaN and infinity in fields.
 
     Returns:
         With `return_mapping` the original IDs of nodes and of edges, in the order of the new ones: (N,) and (E,) int64,
@@ -86,7 +86,7 @@ def partition_graph(
 
     Raises:
         ConfigError: an argument is none of these, does not fit the graph, or the directory is taken.
-        PartitionError: a field has NaN, or the disk is full.
+        PartitionError: a field has NaN or infinity, or the disk is full.
     """
     trainers = num_trainers_per_machine
     graph_formats = [graph_formats] if isinstance(graph_formats, str) else graph_formats

@@ -198,7 +198,8 @@ def load_checkpoint(
                 raise CheckpointError(
                     f"{version.path} has several embeddings; load it with the optimizers that were saved."
                 )
-            logger.warning(
+            log = logger.warning if group.rank == 0 else logger.debug
+            log(
                 "%s has %d optimizers, %d schedulers and %d loaders, which are not loaded; pass them to go on with "
                 "training",
                 *(version.path, len(shared["optimizers"]), len(shared["schedulers"]), len(part["loaders"])),

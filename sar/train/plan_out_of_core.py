@@ -29,6 +29,8 @@ from sar.train.plan import FIRST_EPOCH, CountedPool, MakeModel, MetaMemory, epoc
 
 PLANNED = 8
 """Partitions that are planned at most; others are taken to be like them."""
+LAUNCHER = 190 * 10**6
+"""Bytes that `sar launch` itself takes."""
 WAITING = 10**6
 """Bytes that a waiting partition keeps in memory."""
 _aten = torch.ops.aten
@@ -57,7 +59,7 @@ def plan_out_of_core(counts: GraphCounts, make_model: MakeModel, code: int, memo
     pages of files.
     """
     number = counts.num_workers
-    fixed = code + FIRST_EPOCH + number * WAITING
+    fixed = code + LAUNCHER + FIRST_EPOCH + number * WAITING
     room = max(memory - fixed, 1)
     by_size = sorted(range(number), key=lambda worker: -sum(counts.nodes[worker].values()))
     planned = by_size[:: -(-number // PLANNED)]  # the largest is one of them

@@ -101,6 +101,11 @@ class Profile:
             each.append((str(rank), compute, wait, _number(row.moved.seconds_late, 3), *moved))
         how_many = f"{len(totals)} worker{'s' if len(totals) > 1 else ''}"
         title = f"profile of {max(row.seconds for row in totals):.2f} s on {how_many}"
+        if len(totals) > 1:
+            slowest = max(range(len(totals)), key=lambda rank: totals[rank].compute)
+            late = [row.moved.seconds_late for rank, row in enumerate(totals) if rank != slowest]
+            title += f"\nworker {slowest} computed longest, {totals[slowest].compute:.2f} s; "
+            title += f"the others waited {sum(late) / len(late):.2f} s for late workers"
         pieces = [title, as_text(layers), as_text(each, left=1), _NOTE]
         if self.spilled:
             turns: list[tuple[str, ...]] = [("worker", "MB left memory", "MB written", "MB read")]

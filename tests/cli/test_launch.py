@@ -12,6 +12,7 @@ import pytest
 
 from sar.cli import launch as command
 from sar.cli import main
+from sar.cli.arguments import COMMANDS
 from sar.comm.allocator import preloads
 from sar.errors import ConfigError
 from tests.leftovers import marked_processes
@@ -29,7 +30,7 @@ os.write(1, (json.dumps(said) + "\\n").encode())  # one write, as the workers sh
 how = sys.argv[1]
 if how == "exit" and rank == 1:
     sys.exit(7)
-if how == "killed" and rank == 1:
+if how == "killed" and rank == size - 1:
     os.kill(os.getpid(), 9)
 if how != "succeed":
     time.sleep(100)
@@ -138,15 +139,19 @@ def test_mimalloc_that_is_not_installed(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "preloads", dict)
-    assert "LD_PRELOAD" not in command._settings(parsed(str(script)), 1)
-    assert "pip install cmeel-mimalloc" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_CACHE_HOME", str(script.parent / "cache"))
+    hints = []
+    for _ in range(2):
+        assert "LD_PRELOAD" not in command._settings(parsed(str(script)), 1)
+        hints.append("pip install cmeel-mimalloc" in capsys.readouterr().err)
+    assert hints == [True, False]
     with pytest.raises(ConfigError, match="pip install cmeel-mimalloc"):
         command._settings(parsed("--allocator", "mimalloc", str(script)), 1)
 
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    COMMANDS["launch"][0](parser)
     return parser.parse_args(words)
 
 
@@ -177,12 +182,49 @@ def test_what_the_user_sets_wins(script: Path, monkeypatch: pytest.MonkeyPatch) 
     assert errors == "sar launch: 1 worker; OMP_NUM_THREADS=4\n"
 
 
-@pytest.mark.parametrize(("how", "status"), [("exit", 7), ("killed", 128 + signal.SIGKILL)])
-def test_the_exit_status_of_a_worker_passes_through_and_the_others_end(script: Path, how: str, status: int) -> None:
-    process = launch("--workers", 2, script, how)
+@pytest.mark.parametrize(
+    ("workers", "how", "status"),
+    [(2, "exit", 7), (2, "killed", 128 + signal.SIGKILL), (1, "killed", 128 + signal.SIGKILL)],
+)
+def test_the_exit_status_of_a_worker_passes_through_and_the_others_end(
+    script: Path, workers: int, how: str, status: int
+) -> None:
+    process = launch("--workers", workers, script, how)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors
     assert "Traceback" not in errors
+    assert ("a worker was killed (signal 9)" in errors) == (how == "killed")
+
+
+NOTING = """
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda *_: sys.exit(0) if sys.argv[1] == "ends" else None)
+os.write(1, b"ready\\n")
+time.sleep(100)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("how, grace, killed", [("ends", 60, False), ("stays", 0.5, True)])
+def test_a_signal_is_handed_on(script: Path, number: signal.Signals, how: str, grace: float, killed: bool) -> None:
+    script.write_text(NOTING)
+    process = launch("--workers", 2, "--max-restarts", 1, "--grace", grace, script, how)
+    assert [process.line(), process.line()] == ["ready\n", "ready\n"]
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert output == ""  # it is not started again
+    assert process.returncode == (128 + number if killed else 0), errors
+    assert ("killing workers that have not ended 0.5 s after SIG" in errors) is killed
+
+
+def test_workers_that_do_not_ask_end_by_the_signal(script: Path) -> None:
+    process = launch("--workers", 2, "--max-restarts", 1, script, "wait")
+    assert reports(process.line() + process.line())[1]["rank"] == 1
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_an_interrupt_ends_all(script: Path) -> None:

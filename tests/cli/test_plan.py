@@ -11,8 +11,8 @@ import pytest
 
 import sar
 from sar.cli import main
+from sar.cli.arguments import size
 from sar.cli.demo import community_graph
-from sar.cli.graph_input import size
 from sar.partition.in_memory import divide, training_graph
 from tests.partition.written import small_types
 

@@ -284,6 +284,37 @@ def logged(mistake, synced):
     return handler.lines
 
 
+def logged_nan(kinds):
+    """What is logged of two sums of gradients, in which the last workers' numbers in a parameter are `kinds`."""
+    model, handler = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), Lines()
+    logger.addHandler(handler)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.ones(2, 2)).sum().backward()
+        if kinds and sar.rank() in kinds:
+            model[1].bias.grad[0] = kinds[sar.rank()]
+        sar.gather_grads(model)
+    logger.removeHandler(handler)
+    return [line for line in handler.lines if "NaN" in line]
+
+
+@pytest.mark.parametrize(
+    "kinds, source",
+    [
+        ({}, None),
+        ({1: torch.nan}, "workers [1] brought it, first in 1.bias"),
+        ({0: torch.inf, 1: -torch.inf}, "workers [0, 1] brought it, first in 1.bias"),
+        ({0: 3e38, 1: 3e38}, "the gradients of each worker are finite"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_whoever_brings_nan_is_told_once(pool, world_size, kinds, source):
+    first, other = pool.run(logged_nan, kinds)
+    assert other == []
+    assert len(first) == (source is not None), first
+    assert all(source in line for line in first)
+
+
 @pytest.mark.parametrize("synced", [True, False])
 @pytest.mark.parametrize("mistake", ["loss", "clip", "none"])
 @pytest.mark.parametrize("world_size", [2, corner(1)])

@@ -1,4 +1,4 @@
-"""`torchrun --max-restarts 1`: a worker is killed, training goes on from the last checkpoint, and ends bit for bit."""
+"""A worker is killed, or the job gets SIGTERM: training goes on from the last checkpoint, and ends bit for bit."""
 
 import os
 import re
@@ -24,6 +24,37 @@ sys.argv = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+
+STOPPED = """
+import os, runpy, signal, sys, time
+import sar, sar.train.checkpoint as checkpoint
+from sar.host.signals import signal_noted
+
+save = checkpoint.save_checkpoint
+def save_and_signal(folder, *, step, **state):
+    save(folder, step=step, **state)
+    if step == 3 and sar.rank() == 1:
+        os.kill(os.getppid(), signal.SIGTERM)
+        while not signal_noted():
+            time.sleep(0.01)
+checkpoint.save_checkpoint = save_and_signal
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_job_that_gets_sigterm_saves_and_goes_on(tmp_path: Path) -> None:
+    options = [*partition(generated(), tmp_path), "--epochs", str(EPOCHS)]
+    stopping = tmp_path / "stopping.py"
+    stopping.write_text(STOPPED)
+    launch, script = ("-m", "sar.cli", "launch", "--workers", "2"), "examples/full_graph.py"
+    undisturbed = run(*launch, script, *options, "--checkpoint", str(tmp_path / "undisturbed"))
+    checkpoint = "--checkpoint", str(tmp_path / "stopped")
+    said = [run(*launch, *program, *options, *checkpoint) for program in ([str(stopping), script], [script])]
+    first, second = (re.findall(r"^(?:epoch|test) .*$", text, re.MULTILINE) for text in said)
+    assert len(first) == 4  # a checkpoint later, with status 0
+    assert first + second == undisturbed.splitlines()
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sar.cli.demo import add_arguments, community_graph, train
+from sar.cli.arguments import COMMANDS
+from sar.cli.demo import community_graph, train
 from sar.host.cuda import why_no_cuda
 from sar.partition.in_memory import divide, training_graph
 from tests import pretend_gpu
@@ -45,7 +46,7 @@ def test_demo_on_the_pretend_device(place: Place, tmp_path: Path) -> None:
     graph = training_graph(community_graph(300, 3000, num_features=8, num_classes=3))
     parts = divide(graph, tmp_path / "parts", "graph", place.world_size)
     parser, found = argparse.ArgumentParser(), {}
-    add_arguments(parser)
+    COMMANDS["demo"][0](parser)
     for device in ("cpu", place.device):
         arguments = parser.parse_args(["--epochs", "3", "--device", device])
         found[device] = place.pool.run(trained, arguments, parts.json_file, tmp_path / "trained.pt")[0]

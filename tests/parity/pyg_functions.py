@@ -155,6 +155,7 @@ TRANSFORMS_EXACT: dict[str, Case] = {
     "GCNNorm": sums(T.GCNNorm, "edge_weight"),
     "LinearTransformation": node(lambda: T.LinearTransformation(torch.eye(3).double() * 2), "pos"),
     "LocalCartesian": edge(T.LocalCartesian),
+    "NormalizeFeatures": node(lambda: T.NormalizeFeatures(["x", "pos"]), "x", "pos"),
     "OneHotDegree": node(lambda: T.OneHotDegree(50)),
     "PointPairFeatures": edge(T.PointPairFeatures),
     "Polar max_value": lambda g: {

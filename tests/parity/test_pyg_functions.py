@@ -66,6 +66,8 @@ def models(graph, rows):
     assert torch.equal(Doubled()(data).x, 2 * x)
     with pytest.raises(GraphError, match=r"sar\.split_seeds"):
         pyg_functions.T.RandomNodeSplit()(data)
+    with pytest.raises(GraphError, match="RandomLinkSplit before the graph is partitioned"):
+        utils.train_test_split_edges(data)
     scaled = pyg.CorrectAndSmooth(2, 0.5, 2, 0.5, autoscale=False, scale=0.7)
     return {"node corrected": scaled.correct(x.softmax(1), mask[mask].long(), mask, edges)}
 

@@ -2,12 +2,14 @@
 
 import errno
 import itertools
+import logging
 import os
 import random
 import shutil
 import signal
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
 
 import hypothesis
@@ -303,6 +305,36 @@ def names_in(folder):
     return names
 
 
+@contextmanager
+def told():
+    """The warnings of this worker."""
+    lines, handler = [], logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    sar.logger.addHandler(handler)
+    yield lines
+    sar.logger.removeHandler(handler)
+
+
+def damaged(folder, name):
+    simple = Simple()
+    simple.save(folder, 1)
+    simple.save(folder, 2)
+    sar.all_sum(1)
+    if sar.rank() == 0:
+        (folder / "step-000002" / name).write_bytes(b"")
+    sar.all_sum(1)
+    with told() as lines:
+        assert simple.load(folder) == 1
+    return lines
+
+
+@pytest.mark.parametrize("name, rank", [("manifest.json", 0), ("shared.pt", 0), ("worker-0.pt", 1)])
+@pytest.mark.parametrize("world_size", [2])
+def test_damage_is_told_by_one_worker(pool, tmp_path, name, rank):
+    told = pool.run(damaged, tmp_path / "x", name)
+    assert [len(lines) for lines in told] == [int(worker == rank) for worker in range(2)], told
+
+
 def keep_and_choose(folder):
     simple, stop = Simple(), sar.EarlyStopping()
     first = sar.load_checkpoint(folder / "none", model=simple.model, missing_ok=True)
@@ -312,7 +344,9 @@ def keep_and_choose(folder):
     sar.comm.all_reduce(torch.zeros(1))  # or the next save would be seen
     loaded = simple.load(folder, loaders=stop), simple.load(folder, step=3, loaders=stop)
     said, random_state = (folder / "latest").read_text(), torch.get_rng_state()
-    alone = sar.load_checkpoint(folder, model=simple.model)["step"], bool((simple.model.weight == 2).all())
+    with told() as lines:
+        alone = sar.load_checkpoint(folder, model=simple.model)["step"], bool((simple.model.weight == 2).all())
+    assert len(lines) == (sar.rank() == 0), lines
     assert torch.equal(torch.get_rng_state(), random_state)  # a model that is loaded alone is to be evaluated
     simple.save(folder, 4, keep=1)
     return first, kept, loaded, said, alone, names_in(folder)

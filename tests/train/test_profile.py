@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import time
 
 import dgl.function as fn
@@ -138,13 +139,17 @@ def paused(mine):
         model.layers[2].scratch = KEPT
         epoch(graph, x, model, optimizer)
         time.sleep(PAUSE)
-    return p.workers
+    return p.workers, p.table()
 
 
 @pytest.mark.processes("compares with the clocks of a process")
 @pytest.mark.parametrize("world_size", [2])
 def test_time_and_memory_are_of_the_layer_that_takes_them(pool, given):
-    workers = pool.run(paused, per_rank=given)[0]
+    workers, table = pool.run(paused, per_rank=given)[0]
+    slowest, computed, late = re.findall(r"^worker (\d) computed longest, (.*) s; .* waited (.*) s for", table, re.M)[0]
+    assert slowest == "1"
+    assert float(computed) == pytest.approx(total(workers[1]).compute, abs=0.01)
+    assert float(late) == pytest.approx(total(workers[0]).moved.seconds_late, abs=0.01)
     rows = {(of[0].layer, of[0].direction): of for of in by_layer(workers)}
     slow = {("layers.0", "forward"), ("layers.1", "backward")}
     assert slow < rows.keys()

@@ -5,6 +5,7 @@ few torch versions only. Nothing else in DGL needs it, so an inert stand-in take
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -14,8 +15,6 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import torch
 
 from sar.errors import DglError
 
@@ -72,7 +71,7 @@ def install_shim() -> None:
     package = Path(spec.origin).parent / "graphbolt"
     if not package.is_dir():
         return
-    torch_version = torch.__version__.split("+")[0]
+    torch_version = importlib.metadata.version("torch").split("+")[0]
     built_for = sorted(
         file.stem.split(_LIBRARY_PREFIX)[1] for file in package.iterdir() if _LIBRARY_PREFIX in file.name
     )

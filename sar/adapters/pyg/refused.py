@@ -19,6 +19,7 @@ from torch_geometric.nn.attention import PerformerAttention
 from sar.adapters.pyg import norms
 from sar.adapters.pyg.guarded import GuardedTensor, Original, Replacements
 from sar.comm import session
+from sar.comm.collectives import all_max
 from sar.errors import GraphError
 
 _BEFORE = "Do it before the graph is partitioned"
@@ -26,10 +27,13 @@ _MASK = "would take numbers for rows of each worker. Give it a mask of this work
 
 EXACT_TRANSFORMS = {
     *("AddRemainingSelfLoops", "AddSelfLoops", "Compose", "ComposeFilters", "Constant", "GCNNorm", "IndexToMask"),
-    *("LinearTransformation", "LocalCartesian", "MaskToIndex", "OneHotDegree", "PointPairFeatures", "RandomJitter"),
-    *("RemoveSelfLoops", "RemoveTrainingClasses", "ToDevice"),
+    *("LinearTransformation", "LocalCartesian", "MaskToIndex", "NormalizeFeatures", "OneHotDegree"),
+    *("PointPairFeatures", "RandomJitter", "RemoveSelfLoops", "RemoveTrainingClasses", "ToDevice"),
 }
-"""Transforms of PyTorch Geometric that are right on the nodes and in-edges of one worker. All others raise."""
+"""Transforms of PyTorch Geometric that are right on the nodes and in-edges of one worker. All others raise.
+
+`NormalizeFeatures` is, once it knows the least value of all workers.
+"""
 
 SCALING_TRANSFORMS = {"Cartesian", "Distance", "Polar", "Spherical", "TargetIndegree"}
 """Transforms that divide by the greatest value of all edges, unless they are given it or do not divide."""
@@ -51,6 +55,8 @@ FUNCTIONS: dict[str, str] = {
     "sort_edge_index": f"would sort this worker's edges. {_BEFORE}",
     "subgraph": _MASK,
     "to_undirected": f"would add edges into nodes of other workers. {_BEFORE}",
+    "train_test_split_edges": "would split this worker's edges, and draw among its nodes. Split by "
+    "transforms.RandomLinkSplit before the graph is partitioned; docs/howto/link-prediction.md has the training",
 }
 """Functions of `torch_geometric.utils` that raise, and why."""
 
@@ -126,6 +132,18 @@ def _transform(original: Original, transform: Any, data: Any) -> Any:
     return original(transform, data)
 
 
+def _normalize_features(original: Original, transform: Any, data: Any) -> Any:
+    """`NormalizeFeatures.forward`, which subtracts the least value of all nodes."""
+    if not _is_distributed(data):
+        return original(transform, data)
+    for store in data.stores:
+        for key, value in store.items(*transform.attrs):
+            own = torch.cat([value.flatten(), value.new_tensor([torch.inf])])  # there may be no node
+            value = value + all_max(-own.min())
+            store[key] = value / value.sum(-1, keepdim=True).clamp(min=1)
+    return data
+
+
 def _norm(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """The forward of a norm layer, which has to be converted if it takes statistics without a batch vector."""
     if session.has_peers() and norms.takes_statistics(layer) and not _is_distributed((args, kwargs)):
@@ -158,6 +176,7 @@ _CALLS = ("forward", "__call__", "__init__")  # which errors name by their class
 
 REPLACED: Replacements = [
     (transforms.BaseTransform, "__call__", _transform),
+    (transforms.NormalizeFeatures, "forward", _normalize_features),
     *((kind, "forward", _norm) for kind in norms.OVER_ALL),
     *(
         (kind, name, _refusing(kind.__name__ + f".{name}" * (name not in _CALLS), reason))
@@ -170,4 +189,4 @@ REPLACED: Replacements = [
         if getattr(module, "__dict__", {}).get(name) is getattr(utils, name)
     ),
 ]
-"""These raise."""
+"""All but `NormalizeFeatures` raise."""

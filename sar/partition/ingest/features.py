@@ -52,21 +52,22 @@ class ColumnView:
 
 
 def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Column:
-    """The column, checked for NaN if it could have some and may not, as labels and masks never may.
+    """The column, checked for NaN and infinity if it may not have them, as labels and masks never may.
 
-    Every slice that is read is checked; `PartitionError`, which describes the column as `where`, if a number is NaN.
+    Every slice that is read is checked; `PartitionError`, which describes the column as `where`, if it has one.
     """
     if column.dtype.kind != "f" or (allow_nan and name not in _NEVER_NAN):
         return column
 
     def checked(values: Array, first: int) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
-            suspicious = values.size and np.isnan(values.sum())  # also for inf - inf; the sum costs least
-        if suspicious and (found := np.isnan(values).reshape(len(values), -1).any(1)).any():
+            suspicious = values.size and not np.isfinite(values.sum())  # the sum costs least
+        if suspicious and (found := ~np.isfinite(values).reshape(len(values), -1).all(1)).any():
+            row = int(np.argmax(found))
+            what = "NaN" if np.isnan(values[row]).any() else "infinity"
             raise PartitionError(
-                f"{where}, row {first + int(np.argmax(found))} (from 0), has NaN; expected numbers. Fill the missing "
-                "values in"
-                + (" (labels with -1)." if name in _NEVER_NAN else ", or allow NaN (--allow-nan, allow_nan=True).")
+                f"{where}, row {first + row} (from 0), has {what}; expected numbers. Fill the missing values in"
+                + (" (labels with -1)." if name in _NEVER_NAN else f", or allow {what} (--allow-nan, allow_nan=True).")
             )
         return values
 

@@ -73,7 +73,7 @@ def open_graph(
         header: whether text files begin with names of columns; None: found out. Files of which columns are named do.
         columns: of sources and destinations in text and Parquet files, by name or number from 0; None: told by names
             such as `src` and `dst`, or the only two, if they have no names.
-        allow_nan: take NaN in features; never in labels and masks. Features are checked while they are read.
+        allow_nan: take NaN and infinity in features; never in labels and masks. Features are checked as they are read.
         ids: `map` for edge lists whose IDs are strings, or integers with gaps: the nodes that they name are numbered,
             and their IDs kept as the node field `id`: (N,) int64, or strings in UTF-8, (N, L) uint8 with zeros at the
             end. A node feature `id` (or `ntype/id`) names the IDs of a table: then node i is that of row i, there may

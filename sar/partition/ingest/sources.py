@@ -74,7 +74,7 @@ class Reading:
 
     scratch: Path
     text: TextFormat = field(default_factory=TextFormat)
-    allow_nan: bool = False  # in features; never in labels and masks
+    allow_nan: bool = False  # and infinity, in features; never in labels and masks
 
 
 @dataclass(frozen=True)

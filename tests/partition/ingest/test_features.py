@@ -93,7 +93,7 @@ def test_lists_beside_scalars_in_parquet(edges, tmp_path):
 def test_nan_is_named_when_it_is_read(edges, tmp_path):
     feat = FEAT.copy()
     feat[7, 1] = np.nan
-    feat[0], feat[1] = np.inf, -np.inf  # which are no NaN
+    feat[3] = np.finfo(feat.dtype).max  # whose sum is infinite
     np.save(tmp_path / "0.npy", feat[:5])
     np.save(tmp_path / "1.npy", feat[5:])
     files = [tmp_path / "0.npy", tmp_path / "1.npy"]
@@ -102,6 +102,15 @@ def test_nan_is_named_when_it_is_read(edges, tmp_path):
     for rows in (slice(6, 10), slice(0, 8)):
         with pytest.raises(PartitionError, match=r"1.npy, row 2 \(from 0\), has NaN"):
             column[rows]
+    feat[8, 0] = np.inf
+    np.save(tmp_path / "1.npy", feat[5:])
+    column = opened(edges, node_features={"feat": files}).node_data["_N"]["feat"]
+    with pytest.raises(PartitionError, match=r"1.npy, row 3 \(from 0\), has infinity"):
+        column[slice(8, 10)]
+    (tmp_path / "text.csv").write_text("".join(f"{x}\n" for x in ["1e400", *range(1, len(FEAT))]))
+    column = opened(edges, node_features={"feat": tmp_path / "text.csv"}).node_data["_N"]["feat"]
+    with pytest.raises(PartitionError, match=r"row 0 \(from 0\), has infinity.*--allow-nan"):
+        column[slice(0, 1)]
     allowed = opened(edges, node_features={"feat": files}, allow_nan=True).node_data["_N"]["feat"]
     assert np.array_equal(allowed[5:8], feat[5:8], equal_nan=True)
     np.save(tmp_path / "label.npy", feat[:, 1])
