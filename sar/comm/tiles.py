@@ -255,6 +255,9 @@ class ExchangeSpec:
     local: LocalFields | None = None
     returns: GradientReturn | None = None  # accumulates the returned gradients; None to return none
     own_first: bool = False  # yield `OWN_ROWS` first, as happens anyway if rows are fetched
+    # In a forward, takes letters with the rows, by owner, if these are in files; in a backward, has those of the
+    # forward. None if the backward does not fetch the rows again.
+    letters: dict[int, Any] | None = None
     out: RowFormat | None = field(init=False)  # format of the rows in messages; None if none are fetched
     back: RowFormat | None = field(init=False)  # format of the gradients in messages; None if none return
 

@@ -179,6 +179,7 @@ class TileCall(Collective):
         self.operation = operation
         self.both_ways = True  # whether an exchange may fetch rows and return gradients; the forward may set it
         self.rereads = True  # whether the backward, if there is one, reads rows of the sources; the forward may set it
+        self.letters: dict[int, Any] = {}  # of the forward for the backward: see `ExchangeSpec.letters`
 
     def tiles(
         self,
@@ -204,7 +205,10 @@ class TileCall(Collective):
         if layout is None:
             layout = Layout.of(relation.plan, settings, operation.widest, both_ways=self.both_ways)
             operation.layouts[self.both_ways] = layout
-        keep = settings.disable_sr and self.rereads and self.needed != 0
+        rereads = self.rereads and self.needed != 0
+        keep, letters = settings.disable_sr and rereads, self.letters
+        if backward:  # the letters go at the end of the exchange, also if the graph is retained
+            self.letters = {}
         exchange = Exchange(
             *(structure.group, relation.plan, settings, layout, self.signature, structure.device),
             None if keep and backward else fields,
@@ -212,6 +216,7 @@ class TileCall(Collective):
             local=local,
             returns=returns,
             own_first=own_first,
+            letters=letters if rereads and not keep else None,
         )
         return self._with_blocks(exchange.tiles(), keep)
 

@@ -17,6 +17,8 @@ from sar.outofcore.spill import PAGE, SpillFile, Transfer, memory_at
 class LettersInFile(Letters):
     """Messages in a slot of a spill file."""
 
+    on_disk = True
+
     def __init__(self, file: SpillFile, sizes: Mapping[Any, int]) -> None:
         self._file = file
         self._places: dict[Any, tuple[int, int]] = {}  # offset and size in bytes of each message

@@ -14,13 +14,14 @@ caller can read them by index (`LocalFields`).
 `RowsInLetters`: otherwise, each worker writes for each reader the rows that this one needs, in order, before the first
 meeting, and reads what it needs itself, tile by tile. Gradients return likewise, and each worker adds up its own after
 the second meeting. A fifth of the rows, read in place, lies on two thirds of a file's pages, and each reader would read
-these again. Letters are messages as between processes, so results equal those of as many processes.
+these again. Letters are messages as between processes, so results equal those of as many processes. If a backward
+fetches the rows again, letters in files stay until then, which saves writing them, and a meeting.
 """
 
 import mmap
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class Letters:
     Args:
         sizes: bytes of each message.
     """
+
+    on_disk: ClassVar[bool] = False
 
     def __init__(self, sizes: Mapping[Any, int]) -> None:
         self._sizes = sizes
@@ -146,7 +149,9 @@ class RowsInLetters(OwnRows):
         rows = min(max(layout.local_rows, layout.tile_rows), max(map(max, plan.halo_counts)))
         self._room = max((form.layout(rows).nbytes for form in (out, back) if form is not None), default=0)
         if out is not None:
-            self._letters = group.swap(self._write_rows(out), spec.signature)
+            self._letters = spec.letters or group.swap(self._write_rows(out), spec.signature)
+            if spec.letters is not None and self._letters[group.rank].on_disk:
+                spec.letters.update(self._letters)
         if back is not None:
             number, place = len(group.local_peers), group.rank % len(group.local_peers)
             pairs = [(owner, group.rank) for owner in self._peers]

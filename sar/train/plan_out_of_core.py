@@ -208,6 +208,8 @@ class _CountedRows(SharedTensor):
 class _CountedLetters(Letters):
     """Messages of slices of halo lists; those of all partitions have rows of the same size."""
 
+    on_disk = True
+
     def __init__(self, sizes: Mapping[Any, int], memory: _Partition) -> None:
         self._row_bytes = sum(sizes.values()) / max(sum(halo.end - halo.begin for halo in sizes), 1)
         self._memory = memory
