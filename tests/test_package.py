@@ -88,7 +88,7 @@ def test_links_of_the_readme_work_outside_the_repository(metadata: Message, site
     page = str(metadata.get_payload())
     targets = re.findall(r"\]\(([^)]+)\)", page)
     assert [target for target in targets if not re.match(r"https://|#", target)] == []
-    assert f"{site}pictures/memory.svg" in targets
+    assert f"{site}scale.png" in targets
     linked = [target[len(site) :].partition("#")[0] for target in targets if target.startswith(site)]
     pages = [REPOSITORY / "docs" / name.replace(".html", ".md") for name in linked if name.endswith(".html")]
     of_the_root = {"contributing.md", "security.md", "changes.md"}
