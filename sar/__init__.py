@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from sar.adapters.dgl.shim import install_shim, require_dgl
 from sar.host.huge_pages import ask_for_huge_pages
+from sar.logging_setup import logger as logger
+from sar.logging_setup import logging_setup as logging_setup  # now, as the module has this name, too
 from sar.removed import advice
 
 install_shim()  # before anything imports dgl
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from sar.core.passing.messages import message_has_parameters
     from sar.data.original_order import to_original_order
     from sar.errors import SarError
-    from sar.logging_setup import logger, logging_setup
     from sar.nn import DistributedBN1D, convert_batchnorm, fetch_rows, global_ids, pair_graph
     from sar.nn.edge_softmax import edge_softmax
     from sar.partition.in_memory import partition_graph
@@ -85,7 +86,6 @@ _NAMES = {
     "core.passing.messages": "message_has_parameters",
     "data.original_order": "to_original_order",
     "errors": "SarError",
-    "logging_setup": "logger logging_setup",
     "nn": "DistributedBN1D convert_batchnorm edge_softmax fetch_rows global_ids pair_graph",
     "partition.in_memory": "partition_graph",
     "partition.ingest.chunked": "write_chunked",

@@ -20,7 +20,7 @@ MOST = {
     ("GATConv", 2): (151, 196),
 }
 """Calls of a forward and of a backward, by layer and number of workers; a new buffer of an exchange takes some more."""
-MOST_FILES = 20
+MOST_FILES = 21
 """Files that a forward of GraphConv passes with 2 workers."""
 STOPS = [
     "GraphShardManager.update_all",

@@ -1,6 +1,8 @@
 """Half precisions in the compiled kernels: every number there is, how results round, and processors without float16."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,6 @@ from hypothesis import strategies as st
 from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate_sum, api, edge_apply
 from sar.kernels import torch as torch_kernels
 from tests.kernels import oracle
-from tests.python_process import run
 
 HALVES = (torch.bfloat16, torch.float16)
 U, V, E = Target.U, Target.V, Target.E
@@ -111,5 +112,7 @@ for dtype in (torch.bfloat16, torch.float16):
 
 def test_a_processor_that_does_not_convert_float16_takes_plain_torch():
     """Where code calls the function in place of the instruction, LLVM ends the process."""
-    done = run("-c", WITHOUT, env=os.environ | {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}, timeout=60)
+    environment = os.environ | {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}  # read by a new process only
+    command = [sys.executable, "-c", WITHOUT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["1.25", "sar.kernels.cpu.kernels", "1.25", "sar.kernels.torch"], done.stderr
