@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sar.core.passing.messages import message_has_parameters
     from sar.data.original_order import to_original_order
     from sar.errors import SarError
-    from sar.nn import DistributedBN1D, convert_batchnorm, fetch_rows, global_ids, pair_graph
+    from sar.nn import DistributedBN1D, fetch_rows, global_ids, pair_graph
     from sar.nn.edge_softmax import edge_softmax
     from sar.partition.in_memory import partition_graph
     from sar.partition.ingest.chunked import write_chunked
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from sar.train.check import check_model
     from sar.train.checkpoint import load_checkpoint, save_checkpoint, save_model
     from sar.train.early_stopping import EarlyStopping
+    from sar.train.norms import convert_batchnorm
     from sar.train.profile import profile
     from sar.train.script import print as print
     from sar.train.script import seed
@@ -86,7 +87,7 @@ _NAMES = {
     "core.passing.messages": "message_has_parameters",
     "data.original_order": "to_original_order",
     "errors": "SarError",
-    "nn": "DistributedBN1D convert_batchnorm edge_softmax fetch_rows global_ids pair_graph",
+    "nn": "DistributedBN1D edge_softmax fetch_rows global_ids pair_graph",
     "partition.in_memory": "partition_graph",
     "partition.ingest.chunked": "write_chunked",
     "partition.ingest.cleanup": "clean_up",
@@ -96,6 +97,7 @@ _NAMES = {
     "train.check": "check_model",
     "train.checkpoint": "load_checkpoint save_checkpoint save_model",
     "train.early_stopping": "EarlyStopping",
+    "train.norms": "convert_batchnorm",
     "train.profile": "profile",
     "train.script": "print seed",
     "train.task": "Task",

@@ -7,13 +7,12 @@ from sar.adapters.dgl.graphs import construct_full_graph
 from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.adapters.pyg.batch_vector import batch_vector
 from sar.adapters.pyg.graph import edge_index, make_data
-from sar.adapters.pyg.norms import convert_norms, global_add_pool, global_max_pool, global_mean_pool
+from sar.adapters.pyg.norms import global_add_pool, global_max_pool, global_mean_pool
 from sar.comm.session import rank
 from sar.common_tuples import StrPath
 
 __all__ = [
     "batch_vector",
-    "convert_norms",
     "edge_index",
     "global_add_pool",
     "global_max_pool",

@@ -164,7 +164,7 @@ def sync_params(model: Module) -> None:
     """Copy all parameters and buffers of worker 0 to every worker.
 
     Raises:
-        ConfigError: for a lazy module that has not seen its first input; for a norm layer that `sar.pyg.convert_norms`
+        ConfigError: for a lazy module that has not seen its first input; for a norm layer that `sar.convert_batchnorm`
             has not converted, if this worker has an edge index of PyTorch Geometric.
         DisagreementError: if the workers' models differ in the number, shapes or dtypes of these; for a buffer that
             seems to hold rows of this worker's own nodes or edges.
@@ -292,7 +292,7 @@ def _agree_on_model(
     if group.replicas is None or not group.replicas.share(model, call) or model in _told_of_norms:
         return alike
     # Warn of batch normalisation over each worker's own rows. DGL's layers are excluded, because they are patched, and
-    # so are those that the user meant when calling `sar.pyg.convert_norms`.
+    # so are those that the user meant when calling `sar.convert_batchnorm`.
     layers = [module for module in model.modules() if type(module).__module__.startswith("dgl.")]
     covered = {id(inner) for layer in layers for inner in layer.modules()}
     covered |= {id(module) for module in model.modules() if hasattr(module, "knows_its_rows")}

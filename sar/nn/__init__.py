@@ -4,7 +4,7 @@ from sar.nn.edge_softmax import edge_softmax
 from sar.nn.embedding import DistEmbedding
 from sar.nn.rows import PairGraph, fetch_rows, global_ids, pair_graph
 from sar.nn.sparse_optimizers import SparseAdagrad, SparseAdam
-from sar.nn.statistics import DistributedBN1D, convert_batchnorm, global_max, global_mean, global_sum
+from sar.nn.statistics import DistributedBN1D, global_max, global_mean, global_sum
 
 __all__ = [
     "DistEmbedding",
@@ -12,7 +12,6 @@ __all__ = [
     "PairGraph",
     "SparseAdagrad",
     "SparseAdam",
-    "convert_batchnorm",
     "edge_softmax",
     "fetch_rows",
     "global_ids",

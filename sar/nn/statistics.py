@@ -4,13 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from sar.comm import session
 from sar.comm.collectives import all_max
 from sar.comm.group import Group
 from sar.core.collective import Collective, ForwardOutput, uncompiled
-from sar.errors import ConfigError, GraphError
+from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
 from sar.tensors.views import to_device
 
@@ -33,7 +32,7 @@ class DistributedBN1D(nn.BatchNorm1d):
         track_running_stats: keep running statistics for evaluation. Default True.
     """
 
-    knows_its_rows = True  # as layers that `sar.pyg.convert_norms` has converted
+    knows_its_rows = True  # as layers that `sar.convert_batchnorm` has converted
 
     def __init__(
         self,
@@ -71,34 +70,6 @@ class DistributedBN1D(nn.BatchNorm1d):
             )
         together = session.is_initialized() if self.distributed is None else self.distributed
         return normalise(self, x, session.current_group() if together else None)
-
-
-def convert_batchnorm(model: nn.Module) -> nn.Module:
-    """Make every `torch.nn.BatchNorm1d` in a model a `DistributedBN1D`, in place.
-
-    Modules, parameters, statistics and hooks remain the same objects, so existing optimizers stay valid.
-
-    Args:
-        model: a model, or a `BatchNorm1d`.
-
-    Returns:
-        The model.
-
-    Raises:
-        ConfigError: for batch normalisation of other dimensions, or for a lazy one. Then nothing is changed.
-    """
-    for name, module in model.named_modules():
-        known = type(module) is nn.BatchNorm1d or isinstance(module, nn.SyncBatchNorm | DistributedBN1D)
-        if isinstance(module, _BatchNorm) and not known:
-            raise ConfigError(
-                f"convert_batchnorm found {name or 'a'} {type(module).__name__}; expected BatchNorm1d, as features of "
-                "nodes are (nodes, features). Run a lazy module once before, and replace others by hand."
-            )
-    for module in model.modules():
-        if type(module) is nn.BatchNorm1d:
-            module.__class__ = DistributedBN1D  # as torch does it with lazy modules
-            vars(module).update(n_feats=module.num_features, distributed=None)
-    return model
 
 
 @uncompiled

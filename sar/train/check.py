@@ -148,7 +148,7 @@ class _Check:
         elif event in _differing(alone, again, 1, self.tolerance):
             cause = "it depends on random numbers other than dropout, which is off in a check"
         elif what == "output" and "Norm" in module:
-            cause = "it normalises by the rows of one worker; call sar.convert_batchnorm or sar.pyg.convert_norms"
+            cause = "it normalises by the rows of one worker; call sar.convert_batchnorm(model)"
         else:
             place = "before" if what == "input" else "in"
             cause = f"code {place} it uses one worker's rows, as x.mean(0), or reorders them; see sar.nn.global_mean"

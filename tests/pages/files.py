@@ -56,10 +56,12 @@ def larger(folder: Path) -> None:
     for name in ("feat", "label"):
         np.save(folder / f"{name}.npy", whole.ndata[name])
     model(folder)
+    with (folder / "my_models.py").open("a") as models:
+        models.write("\n\ndef make_model(info):\n    return pyg_model()\n")
     blocks = (block for run in runs_of(page, page.read_text()) for block in run.blocks)
     diff = next(block.code for block in blocks if block.language == "diff")
     script = new_side(diff).replace("range(100)", "range(2)")
-    (folder / "train.py").write_text(f"from my_models import Model\n{script}")
+    (folder / "train.py").write_text(f"from my_models import pyg_model as Model\n{script}")
 
 
 def hetero(folder: Path) -> None:

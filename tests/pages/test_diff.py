@@ -1,4 +1,4 @@
-"""The diff of the README: its new side on two workers trains as its old side does on one process."""
+"""The diffs of README and of the page on DGL: the new side on two workers trains as the old side on one process."""
 
 import os
 import re
@@ -10,13 +10,15 @@ import pytest
 import torch
 from dgl.nn import EdgeConv, EdgeWeightNorm, GraphConv
 from dgl.nn.functional import edge_softmax
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, GraphNorm, SAGEConv
 
 import sar
 from tests.pages.blocks import new_side, old_side
 from tests.pages.files import small_graph
 from tests.workers import REPOSITORY
 
-DIFF = re.search(r"```diff\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
+PAGES = {"pyg": "README.md", "dgl": "docs/howto/from-dgl.md"}
 EPOCHS = "range(100)", "range(5)"
 
 
@@ -27,7 +29,7 @@ def my_graph():
     return graph
 
 
-class Model(torch.nn.Module):
+class DGLModel(torch.nn.Module):
     """Normalised edge weights, the user's batch normalisation and a layer's, and `edge_softmax` as imported here."""
 
     def __init__(self):
@@ -45,9 +47,24 @@ class Model(torch.nn.Module):
             return graph.ndata["out"]
 
 
-def train(code, folder, *loaded):
-    """What one side of the diff prints, and its parameters and buffers; the old side gets what it loads."""
-    known = {"Model": Model, "load_my_graph": lambda: loaded}
+class PyGModel(torch.nn.Module):
+    """Wider and narrower layers, attention, and norm layers of torch and of PyTorch Geometric."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = GCNConv(12, 16), torch.nn.BatchNorm1d(16)
+        self.second, self.graph_norm = GATConv(16, 4, heads=2), GraphNorm(8)
+        self.last = SAGEConv(8, 4)
+
+    def forward(self, x, edge_index):
+        h = self.norm(self.first(x, edge_index)).relu()
+        return self.last(self.graph_norm(self.second(h, edge_index)).relu(), edge_index)
+
+
+def train(code, library, folder, *loaded):
+    """The printed lines of one side of the diff, and its parameters and buffers; the old side gets the loaded data."""
+    loads = {"load_my_graph": lambda: loaded, "load_my_data": lambda: loaded[0]}
+    known = {"Model": DGLModel if library == "dgl" else PyGModel, **loads}
     said, where = StringIO(), os.getcwd()
     os.chdir(folder)
     torch.set_default_dtype(torch.float64)
@@ -61,12 +78,19 @@ def train(code, folder, *loaded):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_both_sides_train_alike(pool, tmp_path):
+@pytest.mark.parametrize("library", PAGES)
+def test_both_sides_train_alike(pool, tmp_path, world_size, library):
+    diff = re.search(r"```diff\n(.*?)```", (REPOSITORY / PAGES[library]).read_text(), re.DOTALL)[1]
     graph = my_graph()
-    sar.partition_graph(graph, "graph", 2, tmp_path / "partitions" / "graph")
-    rows = (graph.ndata[name] for name in ("feat", "label", "train_mask", "val_mask"))
-    expected, parameters = train(old_side(DIFF), tmp_path, graph, *rows)
-    for rank, (printed, theirs) in enumerate(pool.run(train, new_side(DIFF), str(tmp_path))):
+    rows = {name: graph.ndata[name] for name in ("feat", "label", "train_mask", "val_mask")}
+    loaded = graph, *rows.values()
+    if library == "pyg":
+        feat, label, train_mask, val_mask = rows.values()
+        ends = torch.stack(graph.edges())
+        loaded = (Data(feat, ends, y=label, train_mask=train_mask, val_mask=val_mask),)
+    sar.partition_graph(loaded[0], "graph", world_size, tmp_path / "partitions" / "graph")
+    expected, parameters = train(old_side(diff), library, tmp_path, *loaded)
+    for rank, (printed, theirs) in enumerate(pool.run(train, new_side(diff), library, str(tmp_path))):
         if rank == 0:
             torch.testing.assert_close(torch.tensor(printed), torch.tensor(expected), rtol=1e-9, atol=1e-9)
         for name, value in parameters.items():

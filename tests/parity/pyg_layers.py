@@ -336,7 +336,7 @@ def layer_results(graph: Any, data: Data, name: str, change: Callable[[Any], Any
     layer = LAYERS[name].make().to(data.nodes["x"]).train(not name.endswith("eval"))
     change(layer)
     if dist.is_initialized():
-        sar.pyg.convert_norms(layer)
+        sar.convert_batchnorm(layer)
     x = data.leaf("x")
     return gradients(LAYERS[name].run(layer, x, edges_of(graph), data), data, layer, x=x)
 

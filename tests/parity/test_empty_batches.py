@@ -29,7 +29,7 @@ def layers_of(format, batch):
     if format == "pyg":
         fields = Data({"x": batch.x, "y": batch.y}, {"e": batch.e, "w": batch.w})
         for name, case in LAYERS.items():
-            layer = sar.pyg.convert_norms(case.make().double(), distributed=False)  # other tests have had an edge index
+            layer = sar.convert_batchnorm(case.make().double(), distributed=False)  # other tests have had an edge index
             yield name, layer, lambda layer, x, case=case: case.run(layer, x, batch.edge_index, fields)
         for name, make in AGGREGATIONS.items():
             yield name, SimpleConv(make()).double(), lambda layer, x: layer(x, batch.edge_index)

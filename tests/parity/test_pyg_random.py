@@ -77,7 +77,7 @@ def random_call(graph, data, seed):
     name = r.choice(NAMES)
     layer = LAYERS[name].make().double().train(not name.endswith("eval"))
     if dist.is_initialized():
-        sar.pyg.convert_norms(layer)
+        sar.convert_batchnorm(layer)
     if name.startswith("ChebConv"):  # its Laplacian has no loops of others
         kept = edges[0] != edges[1]
         edges, weights, features = utils.remove_self_loops(edges)[0], weights[kept], features[kept]

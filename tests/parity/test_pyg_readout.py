@@ -67,7 +67,7 @@ def norm_results(graph, data, name, training, several):
         for value in layer.parameters():
             value.add_(torch.rand_like(value))
     if dist.is_initialized():
-        layer = sar.pyg.convert_norms(layer)
+        layer = sar.convert_batchnorm(layer)
     x, batch = data.leaf("x"), graph_of_each(data)
     arguments = ()
     if kind == "MessageNorm":
@@ -110,7 +110,7 @@ def deep(graph, data, compiled):
     torch.manual_seed(5)
     model, x, edges = Deep().double(), data.leaf("x"), edges_of(graph)
     if dist.is_initialized():
-        model = deepcopy(sar.pyg.convert_norms(model))
+        model = deepcopy(sar.convert_batchnorm(model))
         sar.sync_params(model)
     run = torch.compile(model, backend="eager") if compiled and dist.is_initialized() else model
     return gradients(run(x, edges), data, model, x=x)
@@ -138,21 +138,21 @@ def unconverted(graph, data):
     for layer in kinds:
         model = nn.ModuleDict({"conv": pyg.GCNConv(6, 6), "norm": layer}).double()
         for call in (sar.sync_params, sar.gather_grads):
-            with pytest.raises(ConfigError, match=rf"{call.__name__}: norm.* is a .*convert_norms"):
+            with pytest.raises(ConfigError, match=rf"{call.__name__}: norm.* is a .*convert_batchnorm"):
                 call(model)
             sar.recover()
         if isinstance(layer, (*OVER_NODES, Scaled)):  # also in a script that only evaluates
-            with pytest.raises(ConfigError, match=r"forward: the model is a .*convert_norms"):
+            with pytest.raises(ConfigError, match=r"forward: the model is a .*convert_batchnorm"):
                 layer.eval()(x)
             sar.recover()
             assert layer.train()(x, sar.pyg.batch_vector(torch.zeros(len(x)).long())).shape == x.shape
         if isinstance(layer, Scaled):
             with pytest.raises(ConfigError, match="found norm Scaled, whose forward is your own"):
-                sar.pyg.convert_norms(model)
-        sar.pyg.convert_norms(model["norm"], distributed=False)
+                sar.convert_batchnorm(model)
+        sar.convert_batchnorm(model["norm"], distributed=False)
         sar.sync_params(model)
         torch.testing.assert_close(layer(x), type(layer).forward(layer, x), rtol=0, atol=0)
-        sar.sync_params(sar.pyg.convert_norms(model))
+        sar.sync_params(sar.convert_batchnorm(model))
     inner = pyg.EdgeConv(nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6))).double()
     with pytest.raises(ConfigError, match=r"EdgeConv: nn\.1 is a BatchNorm1d"):
         inner(x, edges)
@@ -250,7 +250,7 @@ def aggregated(graph, data, name, several):
     torch.manual_seed(5)
     layer = AGGREGATIONS[name]().double()
     if dist.is_initialized():
-        layer = sar.pyg.convert_norms(layer)
+        layer = sar.convert_batchnorm(layer)
     x = data.leaf("x")
     batch = graph_of_each(data) if several else torch.zeros(len(x), dtype=torch.int64)
     index = sar.pyg.batch_vector(batch) if dist.is_initialized() else batch

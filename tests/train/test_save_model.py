@@ -48,7 +48,7 @@ def train(partition, path, kind, wrap):
     """A step, and what the model then says of this worker's nodes."""
     torch.manual_seed(0)
     graph = sar.construct_full_graph(partition)
-    model = sar.convert_batchnorm(InDGL()) if kind == "dgl" else sar.pyg.convert_norms(InPyG())
+    model = sar.convert_batchnorm(InDGL()) if kind == "dgl" else sar.convert_batchnorm(InPyG())
     sar.sync_params(model)
     edges = graph if kind == "dgl" else sar.pyg.edge_index(graph)
     used = wrapped(model) if wrap else model

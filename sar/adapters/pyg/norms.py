@@ -2,7 +2,7 @@
 
 [Note: whose rows]
 Norm layers receive features without graph information. So they cannot tell whether their rows are nodes of a graph on
-all workers, or of a mini-batch of this worker. `convert_norms` says so for all layers of a model. Until then,
+all workers, or of a mini-batch of this worker. `sar.convert_batchnorm` says so for all layers of a model. Until then,
 `sync_params` and `gather_grads` refuse the model if the worker has a distributed edge index, and a convolution refuses
 it if the norm layer is in one of its own networks. Otherwise the layer would silently normalise by one worker's rows.
 A layer that is frozen, by `eval()`, normalises by its running statistics, so it is accepted.
@@ -11,7 +11,6 @@ A layer that is frozen, by `eval()`, normalises by its running statistics, so it
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,45 +24,7 @@ from sar.comm.collectives import all_sum
 from sar.core.collective import uncompiled
 from sar.errors import ConfigError
 from sar.kernels import accumulation_dtype
-from sar.nn.statistics import convert_batchnorm, global_max, global_mean, global_sum
-
-
-def convert_norms(model: nn.Module, *, distributed: bool = True) -> nn.Module:
-    """Let the norm layers of a model normalise by the nodes of all workers.
-
-    Converted are `BatchNorm` (`torch.nn.BatchNorm1d` too, see `sar.convert_batchnorm`), `DiffGroupNorm`, `GraphNorm`,
-    `GraphSizeNorm`, `HeteroBatchNorm`, `InstanceNorm`, `LayerNorm` with mode "graph", `MeanSubtractionNorm` and
-    `PairNorm`. Parameters and the state dict stay. Each call of a converted layer is collective. If it is given a batch
-    vector, this says which of several graphs on all workers each node is of.
-
-    Args:
-        model: changed in place.
-        distributed: False leaves the layers as they are, and lets `sync_params` accept them: they normalise by the rows
-            that they are given on one worker, such as those of a mini-batch. Default True.
-
-    Returns:
-        The model, or its replacement if it is a `BatchNorm1d` itself.
-
-    Raises:
-        ConfigError: for a layer whose forward is your own; or as `sar.convert_batchnorm`.
-    """
-    model = convert_batchnorm(model) if distributed else model
-    for name, module in model.named_modules():
-        kind = next((kind for kind in OVER_ALL if isinstance(module, kind)), None)
-        if distributed and kind is not None and type(module).forward is kind.forward:
-            module.__dict__["forward"] = partial(OVER_ALL[kind], module)
-        elif distributed and kind is not None and _KNOWS not in vars(module):
-            raise ConfigError(
-                f"convert_norms found {name or 'a'} {type(module).__name__}, whose forward is your own; expected that "
-                f"of {kind.__name__}. Let it combine the workers by sar.nn.global_sum, and call convert_norms(layer, "
-                "distributed=False) before, which leaves it as it is."
-            )
-        if isinstance(module, _KINDS):
-            module.__dict__[_KNOWS] = True
-    return model
-
-
-_KNOWS = "knows_its_rows"  # attribute of norm layers that `convert_norms` has been called for
+from sar.nn.statistics import global_max, global_mean, global_sum
 
 
 def takes_statistics(module: nn.Module) -> bool:
@@ -86,13 +47,13 @@ def refuse_unconverted(model: nn.Module, call: str) -> None:
     if not any(isinstance(module, (MessagePassing, *OVER_ALL)) for module in model.modules()):
         return
     for name, module in model.named_modules():
-        converted = isinstance(module, nn.SyncBatchNorm) or hasattr(module, _KNOWS)
+        converted = isinstance(module, nn.SyncBatchNorm) or hasattr(module, "knows_its_rows")
         if not converted and takes_statistics(module):
             raise ConfigError(
                 f"{call}: {name or 'the model'} is a {type(module).__name__}, which normalises by the rows of one "
-                "worker. Call sar.pyg.convert_norms(model), after which it normalises by those of all workers; for "
-                "mini-batches, convert_norms(model, distributed=False) leaves it as it is. Frozen by eval() it uses "
-                "no rows if it has running statistics."
+                "worker. Call sar.convert_batchnorm(model), after which it normalises by those of all workers; "
+                "for mini-batches, sar.convert_batchnorm(model, distributed=False) leaves it as it is. Frozen by "
+                "eval() it uses no rows if it has running statistics."
             )
 
 
