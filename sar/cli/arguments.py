@@ -23,14 +23,19 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--dataset", metavar="NAME", help="known to dgl.data; default: a generated graph")
     add("--data", metavar="DIR", help="folder of downloads")
-    add("--parts", type=int, default=2, metavar="W", help="partitions and workers (%(default)s)")
-    add("--epochs", type=int, default=40, metavar="N", help="(%(default)s)")
+    add("--workers", type=int, default=2, metavar="W", help="processes that divide the graph (%(default)s)")
+    add("--parts", type=int, default=8, metavar="P", help="partitions (%(default)s)")
+    memory = "limit for a process with one partition in memory at a time, code included (%(default)s)"
+    add("--memory", type=size, default="512MiB", metavar="SIZE", help=memory)
+    add("--epochs", type=int, default=20, metavar="N", help="(%(default)s)")
     add("--lr", type=float, default=0.01, help="learning rate of Adam (%(default)s)")
     add("--seed", type=int, default=0, help="of the graph, the split and the parameters (%(default)s)")
-    add("--nodes", type=int, default=20_000, metavar="N", help="of the generated graph (%(default)s)")
+    add("--nodes", type=int, default=100_000, metavar="N", help="of the generated graph (%(default)s)")
     add("--degree", type=int, default=20, metavar="D", help="mean, of the generated graph (%(default)s)")
     add("--device", default="cpu", help="of the workers: cpu, or cuda, which they share or have each (%(default)s)")
-    add("--out", type=Path, default=Path("demo"), help="folder for demo.png and demo.md (%(default)s)")
+    add(
+        "--out", type=Path, default=Path("demo"), help="folder for the picture, the table and the outputs (%(default)s)"
+    )
     add("--time-limit", type=float, default=600, metavar="S", help="for one training run (%(default)s)")
 
 
@@ -205,7 +210,7 @@ def _shares(text: str) -> tuple[float, ...]:
 
 COMMANDS = {
     "chunk": (_chunk, "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it."),
-    "demo": (_demo, "Train GraphSAGE and GAT with several workers and with one process, and compare."),
+    "demo": (_demo, "Train in memory, by several workers and out of core, compare, and write all outputs."),
     "infer": (_infer, "Write a trained model's outputs for all nodes, or for some, one partition in memory at a time."),
     "inspect": (_inspect, "Show what is in a partition directory, and check that its files fit together."),
     "launch": (_launch, "Start the workers of one host, as torchrun does, with threads and network set up."),

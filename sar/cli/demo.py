@@ -1,9 +1,10 @@
-"""`sar demo`: partition a graph, train on it with several workers, and compare with one process of plain DGL."""
+"""`sar demo`: train on one graph in memory, by several workers and out of core, and write the outputs of all nodes."""
 
 import argparse
 import importlib.util
 import sys
 import tempfile
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -16,19 +17,23 @@ from torch import Tensor, nn
 import sar
 from sar.adapters.dgl.models import GAT, GraphSAGE, dgl_graph
 from sar.adapters.dgl.shim import has_dgl
+from sar.comm.allocator import set_allocator
 from sar.common_tuples import SPLIT, PartitionData, ShardEdgesAndFeatures
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.cuda import peak_memory, why_no_cuda
+from sar.host.memory import anonymous_memory
 from sar.host.processes import run_workers
+from sar.outofcore.workers import run_in_turns
 from sar.partition.graph_source import ONLY_TYPE, GraphSource
 from sar.partition.in_memory import divide, training_graph
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
+from sar.train.inference import infer
 
 MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}
 HEADER = "model, trained by, test accuracy, s / epoch, MB sent / epoch, peak memory (MB), largest logit difference"
-SINGLE = f"1 process, {'DGL' if has_dgl() else 'sar'}"
+PLAIN = "DGL" if has_dgl() else "sar"
 MEGA = 1e6
 
 
@@ -49,8 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table and save it as `demo.md`, with a picture `demo.png`; both replace those of an earlier run."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("the demo draws with matplotlib, which is not installed: pip install matplotlib")
-    if arguments.parts < 1 or arguments.epochs < 1:
-        raise ConfigError(f"--parts {arguments.parts} --epochs {arguments.epochs}: expected at least 1 of each.")
+    for option in ("parts", "workers", "epochs"):
+        if getattr(arguments, option) < 1:
+            raise ConfigError(f"--{option} {getattr(arguments, option)}: expected at least 1.")
     if arguments.device not in ("cpu", "cuda"):
         raise ConfigError(f"--device {arguments.device}: expected cpu or cuda.")
     if arguments.device == "cuda" and (reason := why_no_cuda()) is not None:
@@ -63,15 +69,17 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{size} with self-loops, {features} features, {classes} classes")
     with tempfile.TemporaryDirectory(prefix="sar-demo-") as folder:
         runs = _train_all(arguments, graph, Path(folder))
-    rows, bought = _table(runs, arguments.device)
-    caption = f"{bought}\n\n{CAPTION.format(workers=arguments.parts)}"
+    who = _who(arguments)
+    rows, ratios = _table(runs, who)
+    caption = f"{ratios}\n\n{CAPTION.format(workers=arguments.workers, parts=arguments.parts)}"
     caption += "" if arguments.device == "cpu" else f"\n{ON_DEVICE.format(device=arguments.device)}"
     print(f"\n{as_text(rows)}\n\n{caption}")
     table, picture = arguments.out / "demo.md", arguments.out / "demo.png"
     arguments.out.mkdir(parents=True, exist_ok=True)
     table.write_text(f"{as_markdown(rows)}\n\n{caption}\n")
-    _draw(runs, size, picture)
-    print(f"\nsaved {picture} and {table} after {time.monotonic() - began:.0f} s")
+    _draw(runs, who, size, picture)
+    outputs = [str(arguments.out / f"{name}.npy") for name in MODELS if arguments.device == "cpu"]
+    print(f"\nsaved {', '.join([*outputs, str(table), str(picture)])} after {time.monotonic() - began:.0f} s")
     return 0
 
 
@@ -92,45 +100,75 @@ def _graph(arguments: argparse.Namespace) -> tuple[GraphSource, str]:
 # -- training
 
 
-def _train_all(arguments: argparse.Namespace, graph: GraphSource, folder: Path) -> dict[str, list[Run]]:
-    """Train each model with the workers and with one process, whose run comes first."""
+def _train_all(arguments: argparse.Namespace, graph: GraphSource, folder: Path) -> dict[str, list[list[Run]]]:
+    """Train each model by one process, by the workers, and, on a CPU, out of core."""
     parts = divide(graph, folder / "partitions", "graph", arguments.parts)
-    sizes = " + ".join(f"{nodes:,}" for nodes in parts.nodes)
-    print(f"METIS: {sizes} nodes; {parts.edge_cut:.1%} of the edges lead from one part to another")
+    print(f"{arguments.parts} partitions, METIS; {parts.edge_cut:.1%} of the edges lead from one to another")
     whole, (fields,) = folder / "whole.pt", graph.node_data.values()
     torch.save(
         [*map(torch.from_numpy, graph.ends()), {key: torch.from_numpy(x[:]) for key, x in fields.items()}], whole
     )
-    in_processes = partial(run_workers, train, arguments, time_limit=arguments.time_limit)
-    runs: dict[str, list[Run]] = {name: [] for name in MODELS}
+    ways = [(train, whole, 1), (train, parts.json_file, arguments.workers)]
+    ways += [(train_out_of_core, parts.json_file, 1)] if arguments.device == "cpu" else []
+    runs: dict[str, list[list[Run]]] = {name: [] for name in MODELS}
     for name, of_model in runs.items():
-        for source, n_workers, n_threads in ((parts.json_file, arguments.parts, 1), (whole, 1, arguments.parts)):
-            found = in_processes(name, source, folder / f"{name}.pt", n_workers=n_workers, n_threads=n_threads)
-            of_model[:0] = found
-            who = SINGLE if source == whole else f"{n_workers} workers, sar"
+        for who, (target, source, n_workers) in zip(_who(arguments), ways, strict=True):
+            found = run_workers(
+                *(target, arguments, name, source, folder / f"{name}.pt"),
+                n_workers=n_workers,
+                n_threads=arguments.workers // n_workers,
+                time_limit=arguments.time_limit,
+            )
+            of_model.append(found)
             last = f"loss {found[0].losses[-1]:.4f}, validation {found[0].validation:.3f}"
-            print(f"{f'{name}, {who}'.ljust(25)} {arguments.epochs} epochs, {last}", file=sys.stderr)
+            print(f"{f'{name}, {who}'.ljust(40)} {arguments.epochs} epochs, {last}", file=sys.stderr)
     return runs
 
 
 def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, trained: Path) -> Run:
-    """Train a model in the default mode; worker 0 saves the trained parameters.
+    """Train a model in the default mode, on the worker's part of the partitions at `source`, or on a whole graph.
 
-    The one process, on the CPU and with plain DGL if that is installed, reads these at the end, and its logits are
-    those at these parameters.
+    The one process with the whole graph computes on the CPU, with plain DGL if that is installed. It saves the trained
+    parameters. The logits of all are those at these parameters.
     """
     device = torch.device(arguments.device if source.suffix == ".json" else "cpu")
-    has_its_own = device.type == "cuda" and torch.cuda.device_count() >= arguments.parts
+    has_its_own = device.type == "cuda" and torch.cuda.device_count() >= arguments.workers
     sar.initialize_comms(backend="nccl" if has_its_own else None)  # plain DGL has a group of one, for the same loop
+    _load_code(name, source, device)
+    memory = peak_memory(device) if device.type == "cuda" else PeakAnonymous()
+    run = _train(arguments, name, source, trained, device)
+    return run._replace(peak_memory=memory.above_baseline())
+
+
+def train_out_of_core(_: Any, arguments: argparse.Namespace, name: str, source: Path, trained: Path) -> Run:
+    """Train with one partition in memory at a time; then write the outputs of all nodes, as `sar infer` does."""
+    sar.initialize_comms()
+    set_allocator(spilled=True)
+    device, place = torch.device("cpu"), source.parent
+    _load_code(name, source, device)
+    memory = PeakAnonymous()
+    work = partial(_train, arguments, name, source, trained, device)
+    threads = run_in_turns(arguments.parts, work, place, arguments.memory)
+    if threads.failures:
+        raise next(iter(threads.failures.values()))
+    peak, out = memory.above_baseline(), arguments.out / f"{name}.npy"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    make_model = lambda info: MODELS[name](info.in_widths["_N"], info.num_classes)  # noqa: E731
+    infer(source, make_model, trained, out=out, workers=arguments.parts, spill=place, memory=arguments.memory)
+    logits = np.load(out)
+    return threads.results[0]._replace(peak_memory=peak, ids=np.arange(len(logits)), logits=logits)
+
+
+def _train(
+    arguments: argparse.Namespace, name: str, source: Path, trained: Path, device: torch.device, _: int = 0
+) -> Run:
     graph, x, task, ids = _load(source, device)
-    make_model = partial(MODELS[name], x.shape[1], task.num_classes)
-    make_model().to(device)(graph, x).sum().backward()  # loads code, which is not to count
     torch.manual_seed(arguments.seed)
-    model = make_model().to(device)
+    model = MODELS[name](x.shape[1], task.num_classes).to(device)
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
     losses, seconds = [], []
-    memory, sent = peak_memory(device), sar.comm.statistics().bytes_sent
+    sent = sar.comm.statistics().bytes_sent
     for _ in range(arguments.epochs):
         start = time.perf_counter()
         logits = model(graph, x)
@@ -143,17 +181,54 @@ def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, traine
         # Without dropout, the training forward's output is what validation would compute.
         validation = task.accuracy(logits, "val")
         seconds.append(time.perf_counter() - start)
-    sent, peak = sar.comm.statistics().bytes_sent - sent, memory.above_baseline()
+    sent = sar.comm.statistics().bytes_sent - sent
     model.eval()
     with torch.no_grad():
         accuracy = task.accuracy(model(graph, x), "test")
         if source.suffix == ".pt":
-            model.load_state_dict(torch.load(trained, weights_only=True))
-        elif sar.rank() == 0:
             torch.save(model.state_dict(), trained)
+        else:
+            model.load_state_dict(torch.load(trained, weights_only=True))
         logits = model(graph, x)
-    costs = float(np.median(seconds)), accuracy, peak, sent / arguments.epochs
+    costs = float(np.median(seconds)), accuracy, 0, sent / arguments.epochs
     return Run(losses, validation, *costs, ids.cpu().numpy(), logits.cpu().numpy())
+
+
+class PeakAnonymous:
+    """The greatest anonymous memory of this process, as the rest can be dropped; sampled by a thread."""
+
+    def __init__(self) -> None:
+        self.baseline = self.peak = anonymous_memory()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def _sample(self) -> None:
+        while not self._end.wait(0.01):
+            self.peak = max(self.peak, anonymous_memory())
+
+    def above_baseline(self) -> int:
+        """Bytes that it rose above its level at construction; ends the thread."""
+        self._end.set()
+        self._thread.join()
+        return self.peak - self.baseline
+
+
+def _load_code(name: str, source: Path, device: torch.device) -> None:
+    """Train on ten nodes of each worker, so that kernels are compiled and loaded before memory is measured."""
+    count = 10
+    ends = torch.arange(count).repeat_interleave(2), torch.arange(2 * count) % count
+    if source.suffix == ".pt" and has_dgl():
+        graph = dgl_graph(ends[0].numpy(), ends[1].numpy(), count)
+    else:
+        if has_dgl():
+            sar.patch_dgl()
+        ranges = [(count * p, count * (p + 1)) for p in range(sar.world_size())]
+        own = ends[1] + count * sar.rank()
+        shards = [ShardEdgesAndFeatures((ends[0] + first, own), {}) for first, _ in ranges]
+        graph = sar.construct_full_graph(PartitionData(shards, ranges, {}, ["_N"], [ONLY_TYPE])).to(device)
+    model = MODELS[name](4, 2).to(device)
+    model(graph, torch.rand(count, 4, device=device)).sum().backward()
 
 
 def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Tensor]:
@@ -162,8 +237,6 @@ def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Te
     Without DGL, the whole graph is that of a single worker.
     """
     if source.suffix == ".json":
-        if has_dgl():
-            sar.patch_dgl()
         part = sar.load_dgl_partition_data(str(source), sar.rank(), device)
         task, x = sar.Task.of(part), sar.suffix_key_lookup(part.node_features, "feat")
         return sar.construct_full_graph(part), x, task, part.node_features["orig_id"]
@@ -181,57 +254,71 @@ def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Te
 # -- the table and the picture
 
 CAPTION = """\
-Workers: {workers} on this host, 1 thread each; the one process has {workers} threads. Same graph, \
-seeds, initial parameters and epochs, no dropout; rounding alone makes the two drift apart while training.
+Workers: {workers} on this host, 1 thread each; the other processes have {workers} threads. With a limit, one of \
+{parts} partitions is in memory at a time. Same graph, seeds, initial parameters and epochs, no dropout; rounding \
+alone makes the runs drift apart while training.
 Seconds are the median epoch of the slowest worker. MB sent and peak memory are the largest of any worker.
-Peak memory is the highest resident memory during training, minus that just before the first epoch, when \
-graph, features, model and code are loaded.
-The logit difference is the largest over all nodes and classes, between the workers and the one process, both \
-with the parameters that the workers trained."""
+Peak memory is the highest anonymous memory of a process, minus that before graph and features are loaded, of code, \
+which the limit includes.
+The logit difference is the largest over all nodes and classes from those of the one process, at the parameters that \
+it has trained; with a limit, they are read from the file of outputs."""
 ON_DEVICE = "Workers computed on {device}, with the memory of tensors there, and the one process on the CPU."
 
 
-def _table(runs: dict[str, list[Run]], device: str) -> tuple[list[tuple[str, ...]], str]:
-    """The rows of the table, the header first, and the gain of the workers; of several workers, the largest number."""
+def _who(arguments: argparse.Namespace) -> list[str]:
+    """The first columns of the rows of a model."""
+    if arguments.device != "cpu":
+        return [f"1 process, {PLAIN}", f"{arguments.workers} workers, sar, {arguments.device}"]
+    return [
+        f"1 process, {PLAIN}",
+        f"{arguments.workers} workers, sar",
+        f"1 process in {arguments.memory / 2**20:.0f} MiB, sar",
+    ]
+
+
+def _table(runs: dict[str, list[list[Run]]], who: list[str]) -> tuple[list[tuple[str, ...]], str]:
+    """The rows of the table, the header first, and the ratios to the first row; of several workers, the largest."""
     rows: list[tuple[str, ...]] = [tuple(HEADER.split(", "))]
-    gains, where = [], "" if device == "cpu" else f", {device}"
-    for model, (single, *workers) in runs.items():
-        slowest, peak = max(run.seconds for run in workers), max(run.peak_memory for run in workers)
-        sent = max(run.bytes_sent for run in workers) / MEGA
-        apart = max(float(np.abs(run.logits - single.logits[run.ids]).max()) for run in workers)
-        costs = f"{workers[0].test_accuracy:.4f}", f"{slowest:.3f}", f"{sent:.1f}", f"{peak / MEGA:.0f}"
-        rows.append((model, f"{len(workers)} workers, sar{where}", *costs, f"{apart:.1e}"))
+    ratios = []
+    for model, ((single,), *others) in runs.items():
         costs = f"{single.test_accuracy:.4f}", f"{single.seconds:.3f}", "-", f"{single.peak_memory / MEGA:.0f}"
-        rows.append((model, SINGLE, *costs, ""))
-        share = peak / max(single.peak_memory, 1)
-        gains.append(f"{model} {slowest / single.seconds:.2f} of its time, {share:.2f} of its memory each")
-    return rows, f"{len(workers)} workers beside 1 process: {'; '.join(gains)} (equal share: {1 / len(workers):.2f})."
+        rows.append((model, who[0], *costs, ""))
+        for name, workers in zip(who[1:], others, strict=True):
+            seconds, peak = max(run.seconds for run in workers), max(run.peak_memory for run in workers)
+            sent = "-" if len(workers) == 1 else f"{max(run.bytes_sent for run in workers) / MEGA:.1f}"
+            apart = max(float(np.abs(run.logits - single.logits[run.ids]).max()) for run in workers)
+            costs = f"{workers[0].test_accuracy:.4f}", f"{seconds:.3f}", sent, f"{peak / MEGA:.0f}"
+            rows.append((model, name, *costs, f"{apart:.1e}"))
+            share = peak / max(single.peak_memory, 1)
+            ratios.append(f"{model}, {name}: {seconds / single.seconds:.2f}x the time, {share:.2f}x the memory")
+    return rows, "Relative to one process:\n" + "\n".join(ratios)
 
 
-def _draw(runs: dict[str, list[Run]], title: str, file: Path) -> None:
+def _draw(runs: dict[str, list[list[Run]]], who: list[str], title: str, file: Path) -> None:
     """Save one picture: the loss curves of each model, and the memory of each process."""
     from matplotlib.figure import Figure
 
-    workers_color, single_color = "#d1495b", "#9db4c0"
+    colors, styles = ("#9db4c0", "#d1495b", "#253d5b"), ((0, ()), (0, (4, 2)), (0, (1, 1.5)))
     figure = Figure(figsize=(4 * (len(runs) + 1), 3.6), dpi=120, layout="constrained")
     *curves, bars = figure.subplots(1, len(runs) + 1)
     position, ticks = 0, []
-    for axes, (model, (single, *workers)) in zip(curves, runs.items(), strict=True):
-        name = f"{len(workers)} workers, sar"
-        axes.plot(single.losses, color=single_color, linewidth=6, label=SINGLE)
-        axes.plot(workers[0].losses, color=workers_color, linewidth=1.6, linestyle=(0, (4, 2)), label=name)
-        gap = max(abs(a - b) for a, b in zip(single.losses, workers[0].losses, strict=True))
+    for axes, (model, ways) in zip(curves, runs.items(), strict=True):
+        for number, workers in enumerate(ways):
+            width = 6 if number == 0 else 1.6
+            axes.plot(
+                workers[0].losses, color=colors[number], linewidth=width, linestyle=styles[number], label=who[number]
+            )
+            peaks = [run.peak_memory / MEGA for run in workers]
+            drawn = bars.bar(range(position, position + len(peaks)), peaks, color=colors[number])
+            bars.bar_label(drawn, fmt="%.0f")
+            position += len(peaks)
+        gap = max(abs(a - b) for way in ways for a, b in zip(ways[0][0].losses, way[0].losses, strict=True))
         axes.set(title=model, xlabel=f"epoch (curves at most {gap:.0e} apart)", ylabel="training loss", ylim=(0, None))
         axes.legend(frameon=False)
-        peaks = [run.peak_memory / MEGA for run in (single, *workers)]
-        places = range(position, position + len(peaks))
-        drawn = bars.bar(places, peaks, color=[single_color] + [workers_color] * len(workers))
-        bars.bar_label(drawn, fmt="%.0f", label_type="center")
-        bars.hlines(peaks[0] / len(workers), places[1] - 0.4, places[-1] + 0.4, color="black", linestyle="dotted")
-        ticks.append((position + (len(peaks) - 1) / 2, model))
-        position += len(peaks) + 1
+        ticks.append((position - (sum(map(len, ways)) + 1) / 2, model))
+        position += 1
     bars.set_xticks(*zip(*ticks, strict=True))
-    bars.set(title="peak training memory per process (MB)", xlabel="dotted: an even share of one process")
+    bars.set(title="peak memory of each process (MB)")
     for axes in (*curves, bars):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)

@@ -15,7 +15,9 @@ from tests.matrix import corner
 from tests.python_process import run
 from tests.workers import ensure_fork_server
 
-TRAINED_BY = "2 workers, sar", "1 process, DGL"
+TRAINED_BY = "1 process, DGL", "2 workers, sar", "1 process in 400 MiB, sar"
+
+HELD = "--memory", "400MiB"
 
 
 def processes_left(before: set[str]) -> set[str]:
@@ -40,33 +42,36 @@ def test_demo_trains_compares_and_draws(
     ensure_fork_server()  # and what tracks resources of processes, which stays
     before = {*marked_processes()}
     monkeypatch.setattr("sar.cli.demo.MODELS", {model: MODELS[model] for model in models})
-    status = main(["demo", "--nodes", "600", "--degree", "12", "--epochs", "3", "--out", str(tmp_path / "out")])
+    out = tmp_path / "out"
+    status = main(
+        ["demo", "--nodes", "600", "--degree", "12", "--epochs", "3", "--parts", "3", *HELD, "--out", str(out)]
+    )
     said, errors = capfd.readouterr()
     assert status == 0, errors
     assert processes_left(before) == set()
     assert "600 nodes, 7,800 edges with self-loops, 64 features, 8 classes" in said
-    assert errors.count("3 epochs, loss ") == 2 * len(models)
+    assert errors.count("3 epochs, loss ") == 3 * len(models)
     assert "%|" not in errors  # no bars where there is no terminal
     assert "validation 0." in errors
 
-    rows = markdown_rows(tmp_path / "out" / "demo.md")
+    rows = markdown_rows(out / "demo.md")
     assert [(row["model"], row["trained by"]) for row in rows] == list(itertools.product(models, TRAINED_BY))
-    for workers, single in zip(rows[::2], rows[1::2], strict=True):
-        assert workers["test accuracy"] == single["test accuracy"]
-        assert float(workers["largest logit difference"]) < 1e-4
+    for model, single, *others in zip(models, rows[::3], rows[1::3], rows[2::3], strict=True):
         assert single["largest logit difference"] == ""
-        assert float(workers["MB sent / epoch"]) > 0
-        assert single["MB sent / epoch"] == "-"
-        for row in (workers, single):
+        for row in others:
+            assert row["test accuracy"] == single["test accuracy"]
+            assert float(row["largest logit difference"]) < 1e-4
+        assert [row["MB sent / epoch"] == "-" for row in (single, *others)] == [True, False, True]
+        for row in (single, *others):
             assert 0 < float(row["s / epoch"]) < 10
             assert float(row["peak memory (MB)"]) >= 0
             assert all(cell in said for cell in row.values())
+        assert np.load(out / f"{model}.npy").shape == (600, 8)
+        ratios = [line for line in said.splitlines() if line.startswith(f"{model}, 1 process in 400 MiB, sar: ")]
+        assert len(ratios) == 1
+        assert ratios[0] in (out / "demo.md").read_text()
 
-    bought = [line for line in said.splitlines() if line.startswith(f"2 workers beside 1 process: {models[0]} ")]
-    assert len(bought) == 1
-    assert bought[0] in (tmp_path / "out" / "demo.md").read_text()
-
-    picture = imread(tmp_path / "out" / "demo.png")
+    picture = imread(out / "demo.png")
     height, width, _ = picture.shape
     assert 300 < height < 1000
     assert width == 480 * (len(models) + 1)  # curves of each model, and bars

@@ -39,10 +39,10 @@ def test_plan(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 
 @pytest.mark.slow
 def test_demo(tmp_path: Path) -> None:
-    options = ("--nodes", "600", "--degree", "12", "--epochs", "3", "--out", "out")
+    options = ("--nodes", "600", "--degree", "12", "--epochs", "3", "--parts", "3", "--out", "out")
     run(["-m", "sar.cli", "demo", *options], tmp_path)
     rows = markdown_rows(tmp_path / "out" / "demo.md")
-    assert [row["trained by"] for row in rows] == ["2 workers, sar", "1 process, sar"] * 2
-    for workers, single in (rows[:2], rows[2:]):
-        assert workers["test accuracy"] == single["test accuracy"]
-        assert 0 < float(workers["largest logit difference"]) < 1e-4
+    assert [row["trained by"] for row in rows] == ["1 process, sar", "2 workers, sar", "1 process in 512 MiB, sar"] * 2
+    for row in rows[1:3] + rows[4:]:
+        assert row["test accuracy"] == rows[3 * (row["model"] == "GAT")]["test accuracy"]
+        assert 0 < float(row["largest logit difference"]) < 1e-4

@@ -4,9 +4,10 @@ import argparse
 from pathlib import Path
 
 import pytest
+import torch
 
 from sar.cli.arguments import COMMANDS
-from sar.cli.demo import community_graph, train
+from sar.cli.demo import MODELS, community_graph, train
 from sar.host.cuda import why_no_cuda
 from sar.partition.in_memory import divide, training_graph
 from tests import pretend_gpu
@@ -45,6 +46,7 @@ def trained(arguments: argparse.Namespace, source: Path, file: Path) -> tuple[li
 def test_demo_on_the_pretend_device(place: Place, tmp_path: Path) -> None:
     graph = training_graph(community_graph(300, 3000, num_features=8, num_classes=3))
     parts = divide(graph, tmp_path / "parts", "graph", place.world_size)
+    torch.save(MODELS["GAT"](8, 3).state_dict(), tmp_path / "trained.pt")
     parser, found = argparse.ArgumentParser(), {}
     COMMANDS["demo"][0](parser)
     for device in ("cpu", place.device):
