@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from sar.comm import session
 from sar.comm.group import Group
 from sar.comm.statistics import counters
 from sar.errors import ConfigError
@@ -64,7 +65,8 @@ def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucke
         ddp_model.register_comm_hook(None, sar.ddp_sum_hook)
 
     Args:
-        process_group: the first argument of `register_comm_hook`; None for the group of all workers.
+        process_group: the first argument of `register_comm_hook`; None for the group of all workers (not of the
+            processes of other graphs).
         bucket: gradients, from DDP.
 
     Returns:
@@ -73,7 +75,9 @@ def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucke
     counters.bytes_sent += bucket.buffer().nbytes
     counters.bytes_received += bucket.buffer().nbytes
     dtype = bucket.buffer().dtype
-    work: Any = dist.all_reduce(bucket.buffer().to(accumulation_dtype(dtype)), group=process_group, async_op=True)
+    work: Any = dist.all_reduce(
+        bucket.buffer().to(accumulation_dtype(dtype)), group=process_group or session.job().processes, async_op=True
+    )
     return work.get_future().then(lambda done: done.value()[0].to(dtype))
 
 

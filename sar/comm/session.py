@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -26,6 +26,8 @@ class Job(NamedTuple):
     backend: str
     master_ip: str | None
     master_port: int | None
+    processes: Any = None  # torch's group of the same processes
+    store: Any = None  # the job's part of it
 
 
 _group: Group | None = None
@@ -40,7 +42,7 @@ def group_beside(name: str) -> Group:
     """
     group, transport = current_group(), Transport(0, 1)
     if group.world_size > 1:
-        store = dist.PrefixStore(f"sar/{name}", dist.distributed_c10d._get_default_store())
+        store = dist.PrefixStore(f"sar/{name}", _job.store)
         transport = ProcessTransport(store, group.rank, group.world_size)
     beside = Group(transport, counted=False)
     _beside.add(beside)
@@ -133,7 +135,8 @@ def _in_child() -> None:
         groups = [_group, *_beside]
         for group in groups:
             group.leave_to_parent()
-        for kept in (*groups, dist.group.WORLD):  # gloo's destructor would wait for the parent's threads
+        # gloo's destructor would wait for the parent's threads.
+        for kept in (*groups, *dist.distributed_c10d._world.pg_map):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
