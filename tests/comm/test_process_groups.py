@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 import sar
 from sar.errors import CommunicationError, ConfigError
@@ -77,7 +78,10 @@ def step(loss, model, optimizer):
 
 
 def train():
-    """Losses of full-graph and mini-batch steps; in the second epoch, FAULT happens to worker 1 of graph 0."""
+    """Losses of full-graph and mini-batch steps; in the second epoch, FAULT happens to worker 1 of graph 0.
+
+    An "error", which comes with a signal, is recovered from.
+    """
     if "GRAPH" in os.environ:  # in a job of its own
         number, rank, port = (int(os.environ[name]) for name in ("GRAPH", "RANK", "MASTER_PORT"))
         sar.initialize_comms(rank, WORKERS, "127.0.0.1", master_port_number=port)
@@ -99,9 +103,8 @@ def train():
         try:
             if epoch == 1 and fault == "death":
                 os._exit(0)
-            if epoch == 1 and fault == "signal":
-                os.kill(os.getpid(), signal.SIGUSR1)
             if epoch == 1 and fault == "error":
+                os.kill(os.getpid(), signal.SIGUSR1)
                 fault = None
                 with graph.local_scope():
                     raise ValueError("once")
@@ -133,13 +136,13 @@ def own_losses(tmp_path_factory):
     """The losses of each graph in a job of its own."""
     folder = str(tmp_path_factory.mktemp("own"))
     jobs = [environments("train", WORKERS, GRAPH=str(number), FOLDER=folder) for number in range(GRAPHS)]
-    first, second, *others = [report["losses"] for report in launch(PROGRAM, sum(jobs, []), timeout=120)]
+    first, second, *others = [report["losses"] for report in launch(PROGRAM, [*jobs[0], *jobs[1]], timeout=120)]
     assert (first, others[0]) == (second, others[1])
     assert not {*first} & {*others[0]}
     return first, others[0]
 
 
-@pytest.mark.parametrize("fault", ["signal", "error", "death"])
+@pytest.mark.parametrize("fault", ["error", "death"])
 def test_two_graphs_are_as_two_jobs(own_losses, tmp_path, fault):
     reports = launch(PROGRAM, environments("train", GRAPHS * WORKERS, FAULT=fault, FOLDER=str(tmp_path)), timeout=120)
     of_graph = [[report for report in reports if report["number"] == number] for number in range(GRAPHS)]
@@ -154,12 +157,12 @@ def test_two_graphs_are_as_two_jobs(own_losses, tmp_path, fault):
         assert report["losses"] == own_losses[0][: len(own_losses[0]) // EPOCHS]
         return
     for report in of_graph[0]:
-        assert (report["losses"], report["stopped"]) == (own_losses[0], fault == "signal")
-        assert ("ValueError: once" in report["heard"]) == (fault == "error"), report
+        assert (report["losses"], report["stopped"]) == (own_losses[0], True)
+        assert "ValueError: once" in report["heard"]
 
 
 def train_on_both():
-    """Gradients of one model on both graphs: sums over a graph's workers by sar, over graphs by torch."""
+    """A model of both graphs: sar or DDP sums gradients over the workers of a graph, and torch over the graphs."""
     number, mesh = join_mesh()
     sar.patch_dgl()
     graph, x, labels = own_share(number)
@@ -167,10 +170,13 @@ def train_on_both():
     model = Model(torch.float64)
     sar.sync_params(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
+    ddp = DistributedDataParallel(model, process_group=mesh["graph"].get_group())
+    ddp.register_comm_hook(None, sar.ddp_sum_hook)
+    for trained in (model, ddp):
         optimizer.zero_grad()
-        F.cross_entropy(model([graph] * 2, x), labels, reduction="sum").backward()
-        sar.gather_grads(model)
+        F.cross_entropy(trained([graph] * 2, x), labels, reduction="sum").backward()
+        if trained is model:
+            sar.gather_grads(model)
         for p in model.parameters():
             dist.all_reduce(p.grad, group=mesh["data"].get_group())
         optimizer.step()
@@ -189,7 +195,9 @@ def test_a_model_of_both_graphs():
         optimizer.step()
     for name, value in model.state_dict().items():
         for report in reports:
-            torch.testing.assert_close(torch.tensor(report[name]).double(), value.flatten(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                torch.tensor(report[name], dtype=torch.float64), value.flatten(), rtol=1e-9, atol=1e-9
+            )
 
 
 def ask_for_others():
