@@ -65,8 +65,7 @@ def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucke
         ddp_model.register_comm_hook(None, sar.ddp_sum_hook)
 
     Args:
-        process_group: the first argument of `register_comm_hook`; None for the group of all workers (not of the
-            processes of other graphs).
+        process_group: the first argument of `register_comm_hook`; None for the group of all workers.
         bucket: gradients, from DDP.
 
     Returns:
@@ -75,9 +74,8 @@ def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucke
     counters.bytes_sent += bucket.buffer().nbytes
     counters.bytes_received += bucket.buffer().nbytes
     dtype = bucket.buffer().dtype
-    work: Any = dist.all_reduce(
-        bucket.buffer().to(accumulation_dtype(dtype)), group=process_group or session.job().processes, async_op=True
-    )
+    group = process_group or session.job().processes  # torch's own may have other graphs' workers, too
+    work: Any = dist.all_reduce(bucket.buffer().to(accumulation_dtype(dtype)), group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0].to(dtype))
 
 

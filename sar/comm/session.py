@@ -21,17 +21,17 @@ from sar.host.signals import note_signals, signal_noted
 
 
 class Job(NamedTuple):
-    """The backend of this process's job, and the address of worker 0."""
+    """The backend of this process's job, the address of worker 0, and torch's objects."""
 
     backend: str
-    master_ip: str | None
-    master_port: int | None
-    processes: Any = None  # torch's group of the same processes
-    store: Any = None  # the job's part of it
+    master_ip: str | None = None
+    master_port: int | None = None
+    processes: Any = None  # torch's group of all workers
+    store: Any = None  # this job's part of the store
 
 
 _group: Group | None = None
-_job = Job("none", None, None)
+_job = Job("none")
 _beside: Final[WeakSet[Group]] = WeakSet()  # groups of other threads
 
 

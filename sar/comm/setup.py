@@ -133,10 +133,8 @@ def connect(
             limit = timedelta(seconds=Config.timeout)
             dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
     stop_announcing()
-    session.set_current(
-        group,
-        Job(backend, None if existing else master, None if existing else port, processes or dist.group.WORLD, store),
-    )
+    joined = Job(backend, processes=processes or dist.group.WORLD, store=store)
+    session.set_current(group, joined if existing else joined._replace(master_ip=master, master_port=port))
     logger.info("worker %d of %d is connected over %s", own_rank, size, backend)
 
 
