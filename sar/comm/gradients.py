@@ -191,8 +191,9 @@ def warn_of_nan(group: Group, call: str, model: Module, bucket: Sequence[Paramet
 
     `bucket` has the parameters, still with the gradients of this worker.
     """
-    if total.device.type != "cpu" or not total.numel() or torch.linalg.vector_norm(total, torch.inf).isfinite():
-        return  # on a device, the host would wait for the sum
+    # On a device, the host would wait for the sum. A sum of its entries is the quickest look, but may overflow.
+    if total.device.type != "cpu" or total.sum().isfinite() or total.isfinite().all():
+        return
     broken = (i for i, p in enumerate(bucket) if p.grad is not None and not p.grad.isfinite().all())
     first = [number for [number] in group.gather_numbers([next(broken, len(bucket))], call)]
     log = logger.warning if group.rank == 0 and model not in _told_of_nan else logger.debug
