@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from sar.comm import session
 from sar.comm.group import Group
 from sar.comm.statistics import counters
 from sar.errors import ConfigError
@@ -73,7 +74,8 @@ def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucke
     counters.bytes_sent += bucket.buffer().nbytes
     counters.bytes_received += bucket.buffer().nbytes
     dtype = bucket.buffer().dtype
-    work: Any = dist.all_reduce(bucket.buffer().to(accumulation_dtype(dtype)), group=process_group, async_op=True)
+    group = process_group or session.job().processes  # torch's own may have other graphs' workers, too
+    work: Any = dist.all_reduce(bucket.buffer().to(accumulation_dtype(dtype)), group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0].to(dtype))
 
 
@@ -189,8 +191,9 @@ def warn_of_nan(group: Group, call: str, model: Module, bucket: Sequence[Paramet
 
     `bucket` has the parameters, still with the gradients of this worker.
     """
-    if total.device.type != "cpu" or not total.numel() or torch.linalg.vector_norm(total, torch.inf).isfinite():
-        return  # on a device, the host would wait for the sum
+    # On a device, the host would wait for the sum. A sum of its entries is the quickest look, but may overflow.
+    if total.device.type != "cpu" or total.sum().isfinite() or total.isfinite().all():
+        return
     broken = (i for i, p in enumerate(bucket) if p.grad is not None and not p.grad.isfinite().all())
     first = [number for [number] in group.gather_numbers([next(broken, len(bucket))], call)]
     log = logger.warning if group.rank == 0 and model not in _told_of_nan else logger.debug

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -21,15 +21,17 @@ from sar.host.signals import note_signals, signal_noted
 
 
 class Job(NamedTuple):
-    """The backend of this process's job, and the address of worker 0."""
+    """The backend of this process's job, the address of worker 0, and torch's objects."""
 
     backend: str
-    master_ip: str | None
-    master_port: int | None
+    master_ip: str | None = None
+    master_port: int | None = None
+    processes: Any = None  # torch's group of all workers
+    store: Any = None  # this job's part of the store
 
 
 _group: Group | None = None
-_job = Job("none", None, None)
+_job = Job("none")
 _beside: Final[WeakSet[Group]] = WeakSet()  # groups of other threads
 
 
@@ -40,7 +42,7 @@ def group_beside(name: str) -> Group:
     """
     group, transport = current_group(), Transport(0, 1)
     if group.world_size > 1:
-        store = dist.PrefixStore(f"sar/{name}", dist.distributed_c10d._get_default_store())
+        store = dist.PrefixStore(f"sar/{name}", _job.store)
         transport = ProcessTransport(store, group.rank, group.world_size)
     beside = Group(transport, counted=False)
     _beside.add(beside)
@@ -133,7 +135,8 @@ def _in_child() -> None:
         groups = [_group, *_beside]
         for group in groups:
             group.leave_to_parent()
-        for kept in (*groups, dist.group.WORLD):  # gloo's destructor would wait for the parent's threads
+        # gloo's destructor would wait for the parent's threads.
+        for kept in (*groups, *dist.distributed_c10d._world.pg_map):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 

@@ -29,7 +29,7 @@ from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,9 @@ from sar.errors import CommunicationError, ConfigError
 from sar.host.durable import put_in_place
 from sar.logging_setup import logger, print_errors_briefly
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 DEFAULT_PORT = 12345
 BACKENDS = ("gloo", "nccl", "mpi", "ccl")
 RESOLVE_SECONDS: Final = 30.0  # until the name of worker 0's host must be known
@@ -62,11 +65,13 @@ def connect(
     device: torch.device | str | None,
     port: int,
     *,
+    within: "dist.ProcessGroup | DeviceMesh | None",
     shares_process: bool,
 ) -> None:
     """Join this process to its job, with the arguments and errors of `sar.initialize_comms`.
 
-    If workers are to share this process, its memory is set up for them, and models are compared by them alone.
+    `within` is its `group`. If workers are to share this process, its memory is set up for them, and models are
+    compared by them alone.
     """
     print_errors_briefly()  # before torch.distributed starts, which puts the rank before each line
     Config.validate()
@@ -76,11 +81,14 @@ def connect(
             "package first, oneccl_bindings_for_pytorch."
         )
     existing, connected = dist.is_initialized(), session.is_initialized()
+    processes = dist.group.WORLD if within is None else _group_of_torch(within)
     present: tuple[int | str, ...] = ()
     if connected:
         present = session.rank(), session.world_size(), session.backend()
+        if within is not None and processes is not session.job().processes:
+            raise ConfigError("initialize_comms asks for another process group than the call before; it cannot change.")
     elif existing:
-        present = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+        present = dist.get_rank(processes), dist.get_world_size(processes), dist.get_backend(processes)
     named = ("rank", "world size", "backend")
     for what, asked, there in zip(named, (rank, world_size, backend), present, strict=False):
         if asked not in (None, there):
@@ -92,7 +100,7 @@ def connect(
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     # 1. The place in the job: arguments, else the results of `nfs_ip_init`, else the launcher's variables.
-    place, backend = find_place(), dist.get_backend() if existing else backend or "gloo"
+    place, backend = find_place(), dist.get_backend(processes) if existing else backend or "gloo"
     tensors_on = choose_device(device, backend, place.local_rank)
     announced = next((store for store in reversed(announced_stores) if store.address == master), None)
     job = os.environ.get("SAR_JOB_ID") or (announced and announced.nonce)
@@ -100,8 +108,9 @@ def connect(
         job = place.job
 
     # 2. The job's part of the store.
-    if existing:
-        own_rank, size, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    if processes is not None:  # its part of torch's store differs from those of other groups
+        own_rank, size = dist.get_rank(processes), dist.get_world_size(processes)
+        store = dist.distributed_c10d._world.pg_map[processes][1]
     else:
         torchrun_hosts = master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         own_rank, size, master, port = _complete(place, rank, world_size, master, port)
@@ -124,8 +133,27 @@ def connect(
             limit = timedelta(seconds=Config.timeout)
             dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
     stop_announcing()
-    session.set_current(group, Job(backend, None, None) if existing else Job(backend, master, port))
+    joined = Job(backend, processes=processes or dist.group.WORLD, store=store)
+    session.set_current(group, joined if existing else joined._replace(master_ip=master, master_port=port))
     logger.info("worker %d of %d is connected over %s", own_rank, size, backend)
+
+
+def _group_of_torch(given: Any) -> Any:
+    """The process group that `initialize_comms` got, as such or as a `DeviceMesh` with one dimension."""
+    group = given
+    if hasattr(given, "get_coordinate"):  # a mesh
+        if given.ndim != 1:
+            raise ConfigError(
+                f"initialize_comms got a DeviceMesh with dimensions {given.mesh_dim_names or given.ndim}; expected the "
+                'one whose processes share a graph, such as group=mesh["graph"].'
+            )
+        group = None if given.get_coordinate() is None else given.get_group()
+    if not any(known is group for known in dist.distributed_c10d._world.pg_map):
+        raise ConfigError(
+            f"initialize_comms got group={given!r}; expected a process group of torch.distributed that this process is "
+            "in. Every process makes all groups, by init_device_mesh or dist.new_group, and passes its own one."
+        )
+    return group
 
 
 def _complete(

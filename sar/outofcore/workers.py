@@ -25,9 +25,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from sar.comm import session, setup
 from sar.comm.group import Group
@@ -42,6 +43,9 @@ from sar.outofcore.spill import Disk, SpillFile
 from sar.outofcore.state import STATE, exits_of_its_own, refusals
 from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Swapped, Turns
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 POLL_SECONDS = 0.1
 STALL_SECONDS = 30.0
@@ -96,6 +100,8 @@ def initialize_comms(
     backend: str | None = None,
     _comm_device: torch.device | str | None = None,
     master_port_number: int = setup.DEFAULT_PORT,
+    *,
+    group: "dist.ProcessGroup | DeviceMesh | None" = None,
 ) -> None:
     """Connect this worker to all others; uses the process group of `torch.distributed` if there is one already.
 
@@ -115,9 +121,13 @@ def initialize_comms(
             process, by the launcher's local rank. That device becomes the current one, so "cuda" means it afterwards.
         master_port_number: TCP port of worker 0. The port that `nfs_ip_init` has announced takes precedence, and a
             launcher's MASTER_PORT over the default.
+        group: the processes that share a graph, if they are not all: a process group of `torch.distributed` that this
+            process is in, or a `DeviceMesh` with one dimension, such as `mesh["graph"]`. They are all workers then, for
+            `rank`, sums, checkpoints and errors.
 
     Raises:
-        ConfigError: if arguments are missing or contradict each other or the existing process group.
+        ConfigError: if arguments are missing or contradict each other or the existing process group, or if this process
+            is not in `group`.
         CommunicationError: if the workers cannot be reached within `Config.timeout`, or belong to another job: see
             [Note: one job].
         DisagreementError: if the workers have different backends, or different versions of sar, torch or DGL.
@@ -129,8 +139,11 @@ def initialize_comms(
             f"thread {threading.current_thread().name!r}, as under Ray Train. Start the script with `sar launch`, "
             "torchrun, srun or mpirun."
         )
+    if asked is not None and group is not None:
+        raise ConfigError("Workers that share a process (SAR_RESIDENT) are a job of their own; leave `group` out.")
     setup.connect(
         *(_rank, _world_size, master_ip_address, backend, _comm_device, master_port_number),
+        within=group,
         shares_process=asked is not None,
     )
     if asked is not None:

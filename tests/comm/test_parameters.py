@@ -292,7 +292,7 @@ def logged_nan(kinds):
         model.zero_grad()
         model(torch.ones(2, 2)).sum().backward()
         if kinds and sar.rank() in kinds:
-            model[1].bias.grad[0] = kinds[sar.rank()]
+            model[1].bias.grad[:] = kinds[sar.rank()]
         sar.gather_grads(model)
     logger.removeHandler(handler)
     return [line for line in handler.lines if "NaN" in line]
@@ -302,6 +302,7 @@ def logged_nan(kinds):
     "kinds, source",
     [
         ({}, None),
+        ({0: 2e38}, None),  # twice, which is finite, but not their sum
         ({1: torch.nan}, "workers [1] brought it, first in 1.bias"),
         ({0: torch.inf, 1: -torch.inf}, "workers [0, 1] brought it, first in 1.bias"),
         ({0: 3e38, 1: 3e38}, "the gradients of each worker are finite"),
