@@ -55,20 +55,19 @@ _backwards: Final = {"share": -1, "average": -2}
 
 
 def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> Future[Tensor]:
-    """DDP communication hook that sums gradients over workers during the backward, instead of averaging them.
+    """DDP communication hook that sums gradients over workers instead of averaging them. Replaces `gather_grads`.
 
-    It replaces `gather_grads`. With a loss of (local sum / global count) the parameters get the gradient of the loss
-    over the whole graph.
+    If the loss is (local sum / global count), parameters get the gradient of the loss over the whole graph.
 
         ddp_model = DistributedDataParallel(model)
         ddp_model.register_comm_hook(None, sar.ddp_sum_hook)
 
     Args:
-        process_group: the first argument of `register_comm_hook`; None for the group of all workers.
+        process_group: the first argument of `register_comm_hook`; None for all workers.
         bucket: gradients, from DDP.
 
     Returns:
-        A future of their sum.
+        A future of the sum.
     """
     counters.bytes_sent += bucket.buffer().nbytes
     counters.bytes_received += bucket.buffer().nbytes

@@ -231,18 +231,18 @@ announced_stores: Final[list[AnnouncedStore]] = []
 
 
 def nfs_ip_init(_rank: int, ip_file: str) -> str:
-    """Send worker 0's address to all workers through a file that all of them see.
+    """Send worker 0's address to all workers through a file on shared storage.
 
     Args:
-        _rank: this worker.
-        ip_file: path of the file; worker 0 replaces it. An old file does no harm: see [Note: stale files].
+        _rank: rank of this worker.
+        ip_file: path of the file; worker 0 replaces it. Old files are safe: see [Note: stale files].
 
     Returns:
         The address of worker 0, for `initialize_comms`.
 
     Raises:
-        ConfigError: if worker 0 cannot write the file.
-        CommunicationTimeout: if no living worker 0 shows up within `Config.timeout`.
+        ConfigError: worker 0 cannot write the file.
+        CommunicationTimeout: no live worker 0 is found within `Config.timeout`.
     """
     path = Path(ip_file)
     if _rank == 0:

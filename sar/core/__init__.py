@@ -1,6 +1,6 @@
 """The public import path `sar.core`: distributed graphs and their constructors, the same objects as in `sar`.
 
-A facade over the engine and the adapter for DGL. No other file of sar imports it, except `sar` itself.
+Only `sar` itself imports this file; the engine and the adapter for DGL define the objects.
 """
 
 from importlib import import_module

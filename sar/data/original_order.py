@@ -24,25 +24,25 @@ _SLICE_BYTES = 4 << 20  # of rows that are sent or written at once
 
 
 def to_original_order(values: Rows | Sequence[Rows], ids: Rows | Sequence[Rows], out: StrPath | None = None) -> Array:
-    """Put the rows of all workers into the order of the input graph: `result[ids[i]] = values[i]`.
+    """Arrange the rows of all workers in the order of the input graph: `result[ids[i]] = values[i]`.
 
-    In a running job all workers call this together, each with its own rows, and worker 0 writes them into `out`.
-    Elsewhere, one process passes lists with the rows of all workers, or of all partitions.
+    In a running job, all workers call this together with their own rows, and worker 0 writes them into `out`. Outside
+    a job, one process passes lists with the rows of all workers or partitions.
 
     Args:
-        values: (N_i, ...) rows: a tensor, an array, or an `.npy` file, which is memory-mapped. Or a list of these.
-        ids: (N_i,) the place of each row, in the same form. `data["orig_id"]` are those of all nodes,
-            `graph.edges[etype].data["orig_id"]` those of edges. Together they are 0 to N - 1, each once; rows of a
-            single node type of several are `data["orig_id"][data["_TYPE"] == type_id]`.
-        out: an `.npy` file to write, which all workers see. It appears once it is complete, in place of an earlier one,
-            and memory holds one slice of rows. Default None: an array, which a running job does not make.
+        values: (N_i, ...) rows: a tensor, an array, an `.npy` file (memory-mapped), or a list of these.
+        ids: (N_i,) the index of each row in the result, in the same form: `data["orig_id"]` for all nodes,
+            `graph.edges[etype].data["orig_id"]` for edges, `data["orig_id"][data["_TYPE"] == type_id]` for one node
+            type of several. All IDs together are 0 to N - 1, each exactly once.
+        out: an `.npy` file on storage that all workers share. It is written one slice at a time, and replaces an
+            earlier file when complete. Default None returns an array; a running job needs `out`.
 
     Returns:
-        (N, ...) an array, or with `out` the file, memory-mapped.
+        (N, ...) an array, or with `out` the memory-mapped file.
 
     Raises:
-        ConfigError: values and IDs do not fit each other, or the IDs are not 0 to N - 1, each once.
-        PartitionError: `out` cannot be written, for one because the disk is full.
+        ConfigError: values and IDs have different lengths, or the IDs are not 0 to N - 1, each exactly once.
+        PartitionError: `out` cannot be written, for example because the disk is full.
         CommunicationError: another worker failed.
     """
     several = isinstance(values, list | tuple)

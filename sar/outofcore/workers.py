@@ -97,30 +97,30 @@ def initialize_comms(
     _comm_device: torch.device | str | None = None,
     master_port_number: int = setup.DEFAULT_PORT,
 ) -> None:
-    """Connect this worker to all others; uses the process group of `torch.distributed` if there is one already.
+    """Connect this worker to all others. Uses the process group of `torch.distributed` if it exists.
 
-    Under torchrun, Slurm or MPI everything can be left out. Without a launcher and without arguments, this worker is
-    the only one and has all partitions of a directory. If the environment variable SAR_SOCKET_NAME is set, it names the
-    network interface. `Config.allocator` selects the settings of glibc's allocator. A second call only checks that it
-    asks for the same. If SAR_RESIDENT asks for several workers in this process, the script runs again for each of them,
-    and this call does not return.
+    Under torchrun, Slurm or MPI no arguments are needed. Without a launcher and without arguments, this is the only
+    worker, with all partitions of a directory. The environment variable SAR_SOCKET_NAME selects the network interface.
+    `Config.allocator` selects the settings of glibc's allocator. Further calls only check that their arguments are
+    consistent. If SAR_RESIDENT requests several workers in this process, the script runs again for each of them, and
+    this call does not return.
 
     Args:
-        _rank: this worker, 0 to `_world_size` - 1.
-        _world_size: number of workers; partitions may be more or fewer.
+        _rank: rank of this worker, 0 to `_world_size` - 1.
+        _world_size: number of workers, which may differ from the number of partitions.
         master_ip_address: address or host name of worker 0.
-        backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker); `mpi` and `ccl` are
-            passed to `torch.distributed` (untested), and sar itself then talks over gloo.
-        _comm_device: device of the tensors that travel. The default is the CPU; with nccl it is a CUDA device for each
-            process, by the launcher's local rank. That device becomes the current one, so "cuda" means it afterwards.
-        master_port_number: TCP port of worker 0. The port that `nfs_ip_init` has announced takes precedence, and a
-            launcher's MASTER_PORT over the default.
+        backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker). `mpi` and `ccl` are
+            passed to `torch.distributed` (untested), and sar itself then uses gloo.
+        _comm_device: device of tensors that are sent. Default: the CPU, or with nccl one CUDA device per process, by
+            the launcher's local rank, which also becomes the current device.
+        master_port_number: TCP port of worker 0. A port announced by `nfs_ip_init` takes precedence, and a launcher's
+            MASTER_PORT replaces the default.
 
     Raises:
-        ConfigError: if arguments are missing or contradict each other or the existing process group.
-        CommunicationError: if the workers cannot be reached within `Config.timeout`, or belong to another job: see
+        ConfigError: arguments are missing, or contradict each other or the existing process group.
+        CommunicationError: workers cannot be reached within `Config.timeout`, or belong to another job: see
             [Note: one job].
-        DisagreementError: if the workers have different backends, or different versions of sar, torch or DGL.
+        DisagreementError: workers have different backends, or different versions of sar, torch or DGL.
     """
     asked = None if session.is_initialized() else wanted()
     if asked is not None and threading.current_thread() is not threading.main_thread():

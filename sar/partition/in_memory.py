@@ -50,43 +50,42 @@ def partition_graph(
     split_idx: Mapping[str, Any] | None = None,
     allow_nan: bool = False,
 ) -> Mapped | None:
-    """Divide a graph in memory into parts, as `dgl.distributed.partition_graph` does, which has the same arguments.
+    """Partition a graph in memory, like `dgl.distributed.partition_graph`, with the same arguments.
 
-    After `sar.initialize_comms` all workers call this together. Worker 0 does the work, and the others wait for it, up
-    to `sar.Config.timeout` seconds. A part may be without nodes or edges of some type, or of any. The graph is not
-    changed.
+    After `sar.initialize_comms` all workers call this together. Worker 0 does the work, and the others wait for up to
+    `sar.Config.timeout` seconds. Parts may lack some or all types of nodes or edges. The graph is not changed.
 
     Args:
-        g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric (with `edge_index` or, as `T.ToSparseTensor`
-            leaves it, `adj_t`), or what `sar.open_graph` returns.
-        graph_name: the directory gets `graph_name.json`.
+        g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric (with `edge_index` or `adj_t`), or the result of
+            `sar.open_graph`.
+        graph_name: name of the JSON file, `graph_name.json`.
         num_parts: P, from 1 to the number of nodes.
-        out_path: directory to make; an empty one is replaced, one with something in it refused.
-        num_hops: hops of the halo, from 1 on, as in `sar.write_partitions`.
-        part_method: `metis`, `random`, or another method that `sar partition --help` lists.
-        balance_ntypes: the kind of each node, an integer; parts get equally many nodes of each kind: (N,), with
-            several node types in their order; or by node type (N_t,); the other types are one kind each.
-        balance_edges: balance in-edges too, of each edge type and, with `balance_ntypes`, into each kind of nodes. The
-            name of an edge field, such as `train_mask`, balances its sums over in-edges.
-        return_mapping: return original IDs.
-        num_trainers_per_machine: T: nodes are assigned to P T trainers, T consecutive ones make a part, and nodes and
-            edges get the trainer's number (an edge, its destination's) as the field `trainer_id`.
-        objtype: only `cut`.
-        graph_formats: only `coo`, from which DGL makes the others when it loads a part.
-        use_graphbolt: only False.
-        seed: of every random choice of the method.
-        reshuffle: only True, as in DGL before 1.0: nodes and edges get IDs that are contiguous in each part.
-        split_idx: node IDs by `train`, `valid` (or `val`) and `test`, (K,) each or by node type, as the Open Graph
-            Benchmark's `get_idx_split()` returns them: they become `train_mask`, `val_mask` and `test_mask`.
-        allow_nan: take NaN and infinity in fields.
+        out_path: directory to create. It must not exist, or be empty.
+        num_hops: hops of the halo, at least 1, as in `sar.write_partitions`. Default 1.
+        part_method: `metis` (default), `random`, or another method that `sar partition --help` lists.
+        balance_ntypes: integer class of each node; every part gets about the same number of nodes of each class. (N,),
+            in order of node types, or a dictionary by node type, (N_t,); a missing type is one class. Default None.
+        balance_edges: also balance the in-edges of each edge type and, with `balance_ntypes`, of each class. The name
+            of an edge feature, such as `train_mask`, balances its sum over in-edges. Default False.
+        return_mapping: return original IDs. Default False.
+        num_trainers_per_machine: T. Nodes are assigned to P T trainers, T consecutive trainers form a part, and nodes
+            and edges get the feature `trainer_id`, for edges that of the destination. Default 1.
+        objtype: must be `cut`.
+        graph_formats: must be `coo` or None; DGL converts parts to other formats when it loads them.
+        use_graphbolt: must be False.
+        seed: random seed of the method. Default 0.
+        reshuffle: must be True, as in DGL before 1.0: IDs of nodes and edges are contiguous in each part.
+        split_idx: node IDs by `train`, `valid` (or `val`) and `test`, (K,) each or by node type, as from the Open Graph
+            Benchmark's `get_idx_split()`; stored as `train_mask`, `val_mask` and `test_mask`.
+        allow_nan: accept NaN and infinity in features. Default False.
 
     Returns:
-        With `return_mapping` the original IDs of nodes and of edges, in the order of the new ones: (N,) and (E,) int64,
-        or by node type and canonical edge type if there are several. Else None.
+        With `return_mapping`, the original IDs of nodes and edges in their new order: (N,) and (E,) int64, or
+        dictionaries by node type and canonical edge type if there are several. Otherwise None.
 
     Raises:
-        ConfigError: an argument is none of these, does not fit the graph, or the directory is taken.
-        PartitionError: a field has NaN or infinity, or the disk is full.
+        ConfigError: an argument is invalid or does not fit the graph, or the directory is not empty.
+        PartitionError: a feature has NaN or infinity, or the disk is full.
     """
     trainers = num_trainers_per_machine
     graph_formats = [graph_formats] if isinstance(graph_formats, str) else graph_formats

@@ -43,33 +43,31 @@ EXIT_SECONDS: Final = 5.0  # how long the interpreter waits for a thread when it
 class DataLoader:
     """A data loader that samples mini-batches from the distributed graph, as lists of DGL blocks.
 
-    All workers iterate together, and get the same number of batches. With an `EdgePredictionSampler` seeds are edges,
-    and batches are those of that sampler. With equal seeds, `seed` and number of workers the same batches come out,
-    whatever `num_workers` is.
+    All workers iterate together and yield the same number of batches. With an `EdgePredictionSampler`, seeds are edges,
+    and batches are as described there. Batches depend on the seeds, on `seed` and on the number of workers, but not on
+    `num_workers`.
 
     Args:
         full_graph_manager: the graph, from `construct_full_graph`, in any mode.
-        seed_nodes: this worker's nodes: global IDs, (S,) integer; rows by type, {ntype: (S_type,)}; or masks over its
-            nodes. May be empty. Seed edges likewise: `dgl.EID`, (S,) integer; rows of `graph.edges[etype].data` by
-            type, {etype: (S_type,)}; or masks over these.
-        graph_sampler: makes the blocks.
-        batch_size: seeds in a batch at most, on each worker.
-        drop_last: only whole batches; see `SeedBatches` for what workers with fewer seeds do.
-        shuffle: another order in every epoch.
-        precompute_optimized_batches: let METIS put seed nodes that lie close together into one batch, once; `shuffle`
-            then only changes the order of the batches, and `drop_last` leaves out the same seeds in every epoch. Seed
-            edges are taken as they come.
-        optimized_batches_cache: a path also asks for such batches. No file is written: they are made in every run.
-        num_workers: number of batches that a thread prepares ahead; 0 samples in the loop itself. Fields must not
-            change during an epoch that a thread prepares.
-        seed: of shuffling and sampling; default: drawn from torch's random state.
-        foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns, or edges into them.
+        seed_nodes: nodes of this worker: global IDs, (S,) integer, row numbers by type, {ntype: (S_type,)}, or bool
+            masks. For seed edges: `dgl.EID`, (S,) integer, rows of `graph.edges[etype].data` by type, {etype:
+            (S_type,)}, or bool masks. May be empty.
+        graph_sampler: the sampler.
+        batch_size: maximum number of seeds per batch on each worker. Default 1.
+        drop_last: drop incomplete batches; `SeedBatches` describes workers with fewer seeds. Default False.
+        shuffle: reshuffle the seeds in every epoch. Default False.
+        precompute_optimized_batches: use METIS, once, to put nearby seed nodes into the same batch. `shuffle` then
+            permutes the batches, and `drop_last` drops the same seeds in every epoch. Ignored for seed edges.
+        optimized_batches_cache: a path has the effect of `precompute_optimized_batches`. No file is written.
+        num_workers: number of batches that a background thread prepares in advance; 0 (default) samples in the loop.
+            With a thread, graph features must not change during an epoch.
+        seed: seed for shuffling and sampling. Default: drawn from torch's random state.
+        foreign_seeds: allow nodes of other partitions or edges into them, as `split_seeds` returns them. Default False.
         format: "dgl" for the graphs of the sampler; "pyg" for a `Data` or `HeteroData` of PyTorch Geometric with `n_id`
-            and `e_id`, as its loaders make it: `NeighborLoader` with `batch_size`, `LinkNeighborLoader` from seeds that
-            are edges. Default "dgl".
+            and `e_id`, as from `NeighborLoader`, or for seed edges from `LinkNeighborLoader`. Default "dgl".
 
     Raises:
-        GraphError, FieldError, ConfigError, CommunicationError: as `SeedBatches` and `DistNeighborSampler.sample`.
+        GraphError, FieldError, ConfigError, CommunicationError: as in `SeedBatches` and `DistNeighborSampler.sample`.
     """
 
     def __init__(
@@ -154,16 +152,17 @@ class DataLoader:
         return self._counted(sampled, self._started)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the loader, for `load_state_dict`: after the last batch, also if a loop was left."""
+        """Return the position of the loader for `load_state_dict`: after the last batch that was yielded."""
         graph = self._graph._structure.signature
         return {"seed": self._seed, "epoch": self._epoch, "batch": self._batch, "batches": len(self), "graph": graph}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the `state_dict` of a loader that was made alike, or begin its epoch again if workers have
-        other parts of the graph now; not a collective call.
+        """Resume from the `state_dict` of a loader with the same arguments. Not a collective call.
+
+        If the workers' parts of the graph have changed, the epoch starts again.
 
         Raises:
-            ConfigError: if the state is of the middle of an epoch with another number of batches.
+            ConfigError: the state is inside an epoch with a different number of batches.
         """
         batch = state["batch"] if state.get("graph") == self._graph._structure.signature else 0
         if batch and state["batches"] != len(self):

@@ -41,22 +41,26 @@ Results = dict[Event, Tensor]  # power sums of inputs and outputs; the others as
 
 
 def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes: int = 10_000) -> str:
-    """Compare outputs, loss and gradients of all workers with those of one process; returns the result in words.
+    """Compare outputs, loss and gradients of the distributed model with one process. A collective call.
 
-    Finds code that takes one worker's rows for all, such as `x.mean(0)`, `BatchNorm1d` or a loss divided by the local
-    count. A single worker is compared to two workers of its process. Computes in float64 and without dropout, on copies
-    of the model with the parameters of worker 0, and leaves torch's random state as it is. A collective call.
+    Finds code that uses one worker's rows instead of all, such as `x.mean(0)`, `BatchNorm1d` or a loss divided by the
+    local count. A single worker is compared with two workers in its process. Computes in float64 without dropout, on
+    copies of the model with the parameters of worker 0, and does not change torch's random state.
 
     Args:
-        model: in training or evaluation mode, as it is to be checked.
-        loss_of: called as `loss_of(model, data)` with a worker's partition. Makes the graph and returns the loss as the
-            training script does, before its backward. Features and labels must come from `data`.
+        model: in training or evaluation mode.
+        loss_of: called as `loss_of(model, data)` with a worker's partition. Creates the graph and returns the loss as
+            in the training script, before the backward. Features and labels must come from `data`.
         directory: the partition directory, or its JSON file.
-        nodes: about how many nodes to check. In a larger graph they are every k-th of each type, and in-edges from
-            others begin at the nearest of them. Memory: the model on these nodes, and a partition while it is read.
+        nodes: approximate number of nodes to check. In a larger graph, every k-th node of each type is checked, and
+            edges from other nodes start at the nearest checked node. Needs memory for the model on these nodes, and for
+            a partition while it is read. Default 10,000.
+
+    Returns:
+        A description of the result.
 
     Raises:
-        ConfigError: on all workers, if anything differs. Names the first module that does, and the likely cause.
+        ConfigError: on all workers, if anything differs. Names the first module that differs, and the likely cause.
     """
     while isinstance(model, nn.parallel.DistributedDataParallel) or "_orig_mod" in model._modules:  # torch.compile
         model = next(model.children())

@@ -43,19 +43,19 @@ class Loader(Protocol):
 
 
 def save_model(path: StrPath, model: nn.Module) -> None:
-    """Save a trained model for use without sar, as one file that worker 0 writes; called by all workers together.
+    """Save a trained model to one file for use without sar. All workers call this together, and worker 0 writes.
 
-    `torch.load(path, weights_only=True)` returns its state dict, which the plain model's `load_state_dict` takes: on
-    the CPU, by names without those of `DistributedDataParallel` and `torch.compile`; `BatchNorm1d` takes what is of a
-    `DistributedBN1D`. Rows of a `DistEmbedding` are not in it.
+    `torch.load(path, weights_only=True)` returns a state dict on the CPU that the plain model's `load_state_dict`
+    accepts: prefixes of `DistributedDataParallel` and `torch.compile` are removed, and the state of `DistributedBN1D`
+    fits `BatchNorm1d`. Rows of a `DistEmbedding` are not included.
 
     Args:
-        path: of the file. Its folder is made if need be; an earlier file is replaced once the new one is on the disk.
-        model: its parameters are alike on all workers; buffers, such as of batch normalisation, are worker 0's.
+        path: the file. Its folder is created if missing. An earlier file is replaced once the new one is on disk.
+        model: parameters must be the same on all workers; buffers, such as running statistics, are worker 0's.
 
     Raises:
-        CheckpointError: if parameters differ between workers, or the file cannot be written.
-        CommunicationError: if another worker raised, or saves something else.
+        CheckpointError: parameters differ between workers, or the file cannot be written.
+        CommunicationError: another worker raised, or made a different call.
     """
     with session.current_group().guard() as group:
         refuse_sharded(model, "save_model")
@@ -98,31 +98,31 @@ def save_checkpoint(
     extra: Any = None,
     keep: int = 2,
 ) -> None:
-    """Save all that training has to go on from; called by all workers together.
+    """Save the training state so that it can be resumed. All workers must call this together.
 
-    The random states of torch, numpy and Python are also saved. With the same workers and partitioning training goes on
-    bit for bit as it would have. The new version is on the disk, under its name `step-NUMBER`, before an old one goes.
-    The file `latest` in the folder has that name, for people and scripts.
+    Also saves the random states of torch, numpy and Python. With the same workers and partitioning, resumed training is
+    bitwise identical. The checkpoint is named `step-NUMBER` and is on disk before an old one is deleted. The file
+    `latest` in the folder contains its name, for people and scripts.
 
     Args:
-        folder: of this job's checkpoints, which all workers see; it is made if need be.
-        model: alike on all workers, but for buffers, such as of batch normalisation.
-        optimizer: torch's, of parameters that are alike on all workers; `SparseAdam` or `SparseAdagrad`, with its
-            embeddings; or several.
-        scheduler: of learning rates, alike on all workers; or several.
-        step: of training, at least 0.
-        embeddings: those that are neither in `model` nor an optimizer's.
-        loaders: `sar.DataLoader`s, with their place in the epoch, and whatever else each worker has a `state_dict` of,
-            such as `EarlyStopping`.
-        extra: whatever else is needed; worker 0's is saved. Tensors, numbers, strings, and lists, tuples and
-            dictionaries of them.
-        keep: how many checkpoints to keep, at least 1: the ones saved last.
+        folder: folder of this job's checkpoints, which all workers share; created if missing.
+        model: the model. Parameters are the same on all workers; buffers, such as running statistics, may differ.
+        optimizer: an optimizer or a list: of torch, with parameters that are the same on all workers, or `SparseAdam`
+            or `SparseAdagrad`, which are saved with their embeddings.
+        scheduler: a learning rate scheduler or a list, the same on all workers.
+        step: step of training, at least 0. Default 0.
+        embeddings: embeddings that neither `model` nor an optimizer contains.
+        loaders: `sar.DataLoader`s, to save their position in the epoch, and other objects with a `state_dict` on each
+            worker, such as `EarlyStopping`.
+        extra: additional values, saved from worker 0: tensors, numbers, strings, and lists, tuples and dictionaries of
+            these.
+        keep: number of most recent checkpoints to keep, at least 1. Default 2.
 
     Raises:
-        CheckpointError: if a file cannot be written, or `extra` not read back; where parameters, or the
-            state of an optimizer or scheduler, differ between workers. The checkpoints before are still there.
-        ConfigError: if `step` or `keep` is out of range.
-        CommunicationError: if another worker raised, or saves something else.
+        CheckpointError: a file cannot be written, `extra` cannot be read back, or parameters, optimizer states or
+            scheduler states differ between workers. Earlier checkpoints are kept.
+        ConfigError: `step` or `keep` is out of range.
+        CommunicationError: another worker raised, or made a different call.
     """
     group, optimizers = session.current_group(), _several(optimizer)
     with group.guard():
@@ -160,27 +160,27 @@ def load_checkpoint(
     loaders: Loader | Sequence[Loader] | None = None,
     missing_ok: bool = False,
 ) -> dict[str, Any]:
-    """Load the newest whole checkpoint, after reading all of it once; called by all workers together.
+    """Load the newest complete checkpoint, after verifying it. All workers must call this together.
 
-    A damaged one is passed over, with a warning in the log. With another number of workers or another partitioning,
-    `sar.DataLoader`s begin their epoch again; with another number of workers, buffers that differed are worker 0's, and
-    workers that were not there draw random numbers of their own, but those that all drew alike.
+    Damaged checkpoints are skipped with a warning. If the number of workers or the partitioning has changed,
+    `sar.DataLoader`s restart their epoch. If the number of workers has changed, buffers that differed are worker 0's,
+    and new workers get fresh random states, except for generators whose state was the same on all workers.
 
-    After an error on any worker all is as before, on all.
+    If any worker fails, the state of all workers is unchanged.
 
     Args:
-        folder: as given to `save_checkpoint`; so are `model`, `optimizer`, `scheduler`, `embeddings` and `loaders`.
-            Without `optimizer`, `scheduler` and `loaders` only the model is loaded, as to evaluate it; what was saved
-            of them, and random states, are left.
-        step: the checkpoint of this step; None for the newest.
-        missing_ok: go on without one if the folder has none, as when training starts.
+        folder: as for `save_checkpoint`, and likewise `model`, `optimizer`, `scheduler`, `embeddings` and `loaders`.
+            Without `optimizer`, `scheduler` and `loaders`, only the model is loaded, for evaluation, and random states
+            do not change.
+        step: the step of the checkpoint to load. Default None: the newest.
+        missing_ok: do not raise if the folder has no checkpoint, as on the first start. Default False.
 
     Returns:
-        `step` and `extra` as saved; 0 and None if there was none.
+        `step` and `extra` as saved; 0 and None if there was no checkpoint.
 
     Raises:
-        CheckpointError: if there is no checkpoint, no whole one, or it is of something else.
-        CommunicationError: if another worker raised, or loads something else.
+        CheckpointError: there is no complete checkpoint, or it does not fit the arguments.
+        CommunicationError: another worker raised, or made a different call.
     """
     group, optimizers = session.current_group(), _several(optimizer)
     with group.guard():

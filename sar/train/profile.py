@@ -46,14 +46,14 @@ _TURNS = """Seconds are those of each worker's turns; MB that left memory are th
 
 @dataclass(frozen=True)
 class Spent:
-    """Time, memory and traffic of one worker in a row of the table.
+    """Time, memory and traffic of one worker in one row of the table.
 
-    layer: name of a module; of a distributed call made outside modules; or `ELSEWHERE`.
-    direction: "forward" or "backward"; empty for calls outside modules, and for `ELSEWHERE`.
-    seconds: with waits.
-    peak: the most bytes of resident memory (on CUDA devices, of tensors) above the level before the profile; None if
-        it was not measured.
-    moved: bytes, and seconds waited.
+    layer: name of a module, or of a distributed call outside modules, or `ELSEWHERE`.
+    direction: "forward" or "backward"; empty for calls outside modules and `ELSEWHERE`.
+    seconds: time including waits.
+    peak: peak resident memory (on CUDA devices, of tensors) above the level before the profile, in bytes; None if not
+        measured.
+    moved: traffic and waiting times.
     """
 
     layer: str
@@ -77,15 +77,15 @@ class Spent:
 class Profile:
     """The measurements of `sar.profile`, complete when its context ends.
 
-    workers: the costs of each worker, by rank.
-    spilled: spilled bytes of each worker, by rank; empty unless workers leave memory.
+    workers: costs by rank.
+    spilled: spilled bytes by rank; empty unless workers train out of core.
     """
 
     workers: list[list[Spent]] = field(default_factory=list)
     spilled: list[Spilled] = field(default_factory=list)
 
     def table(self) -> str:
-        """Time by layer and by worker, 80 columns wide and the same on all workers."""
+        """Format the time by layer and worker as a table of 80 columns, the same on all workers."""
         if not self.workers:
             raise ConfigError("The profile is not complete; ask for it after the end of `with sar.profile() as p:`.")
         totals = [total(rows) for rows in self.workers]
@@ -149,10 +149,11 @@ def _number(value: float, digits: int) -> str:
 def profile() -> Iterator[Profile]:
     """Measure time, traffic and memory of each layer: `with sar.profile() as p: ...`, then `print(p.table())`.
 
-    Yields a `Profile`, filled at the end. All workers enter and leave together; an exception in it ends the group.
+    Yields a `Profile`, which is filled at the end. All workers enter and leave together; an exception inside stops all
+    workers.
 
     Raises:
-        ConfigError: another profile is being taken.
+        ConfigError: another profile is active.
         NotInitializedError: before `sar.initialize_comms`.
     """
     group, profiled = current_group(), Profile()

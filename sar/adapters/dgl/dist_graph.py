@@ -27,28 +27,28 @@ from sar.tensors.ids import is_permutation
 
 
 def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
-    """Make the distributed graph of a `dgl.distributed.DistGraph`; called by all trainers together.
+    """Create the distributed graph of a `dgl.distributed.DistGraph`. All trainers must call this together.
 
-    With one trainer on a machine, the worker's nodes are those of the machine's partition. Several trainers divide them
-    by rank, in runs of consecutive IDs with about equally many edges into them. `node_ranges` holds the workers' runs,
-    `partition_book` the machines' partitions.
+    With one trainer per machine, a worker owns the nodes of the machine's partition. Several trainers split these nodes
+    by rank, into consecutive IDs with about the same number of in-edges. `node_ranges` describes the workers and
+    `partition_book` the machines.
 
-    Node features are in `ndata` (`nodes[ntype].data`), edge features in `edata`, both under their own names; `_ID` are
-    the partitioning's IDs over all types. Node features are not copied: they lie in the memory that the machine's
-    processes share, so later writes to the `DistTensor` show here. Edge features are.
+    Node features are in `ndata` and edge features in `edata`, by their own names; `_ID` holds the partitioning's IDs
+    over all types. Node features are not copied: they share memory with the `DistTensor`, so later writes to it are
+    visible here. Edge features are copied.
 
     Args:
-        dist_graph: with its servers running, or standalone. The ranks of `torch.distributed` run through the trainers
-            of partition 0, then those of partition 1, and so on, as DGL's launcher starts them.
+        dist_graph: a graph with running servers, or a standalone one. Ranks of `torch.distributed` must be in order of
+            partitions, as DGL's launcher assigns them: first the trainers of partition 0, then those of partition 1.
 
     Returns:
-        The graph on the CPU.
+        The graph, on the CPU.
 
     Raises:
-        GraphError: it is no `DistGraph`.
-        PartitionError: the ranks are in another order, a partition has no trainer, or what this process shares with
-            its server is not the partition that its partition book names.
-        CommunicationError: if another worker raised, or holds another graph.
+        GraphError: the argument is not a `DistGraph`.
+        PartitionError: the ranks are in a different order, a partition has no trainer, or the memory shared with the
+            server does not hold the partition that the partition book names.
+        CommunicationError: another worker raised, or has a different graph.
     """
     with session.current_group().guard() as group:
         group.agree("convert_dist_graph")

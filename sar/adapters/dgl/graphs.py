@@ -40,19 +40,19 @@ R = TypeVar("R")
 
 
 def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
-    """Make the distributed graph of a partitioned graph; called by all workers together.
+    """Create the distributed graph of a partitioned graph. All workers must call this together.
 
     Calls `patch_dgl` if DGL is imported, unless `Config.patch_dgl` is False.
 
     Args:
-        partition_data: this worker's partition, from `load_dgl_partition_data` or made in memory.
+        partition_data: this worker's partition, from `load_dgl_partition_data` or created in memory.
 
     Returns:
-        The graph, with the partition's edge features in `edata`. Node features stay in `partition_data`.
+        The graph, with the partition's edge features in `edata`. Node features remain in `partition_data`.
 
     Raises:
-        PartitionError: if the data contradicts itself or the number of workers.
-        CommunicationError: if another worker raised, or holds another graph.
+        PartitionError: the data is inconsistent, or does not match the number of workers.
+        CommunicationError: another worker raised, or has a different graph.
     """
     patch_if_imported()
     logger.info("making the graph of this worker's partition")
@@ -69,26 +69,26 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
 def construct_mfgs(
     partition_data: PartitionData, seed_nodes: Seeds, n_layers: int, keep_seed_nodes: bool = True
 ) -> list[GraphShardManager]:
-    """Make the message flow graphs of a model with `n_layers` layers; called by all workers together.
+    """Create the message flow graphs of a model with `n_layers` layers. All workers must call this together.
 
-    Degrees count the edges of the message flow graph, on all workers. `input_nodes` of the first graph are the nodes
-    whose features the model starts from, as rows of this partition's features; output rows follow `seed_nodes`.
+    Degrees count the edges of the message flow graph on all workers. The first graph's `input_nodes` are the rows of
+    this partition's features that the model reads. Output rows follow `seed_nodes`.
 
     Args:
         partition_data: this worker's partition.
-        seed_nodes: nodes of this partition whose output is wanted; may be empty. Either their global IDs, (S,) integer,
-            of all types together, or a dictionary from node type to rows of the partition's nodes of that type,
-            {ntype: (S_type,) integer}, such as `{"paper": train_mask.nonzero().squeeze(1)}`.
+        seed_nodes: nodes of this partition whose output is computed; may be empty. Either global IDs, (S,) integer, of
+            all types together, or a dictionary from node type to row numbers within that type, {ntype: (S_type,)
+            integer}, such as `{"paper": train_mask.nonzero().squeeze(1)}`.
         n_layers: number of layers, at least 1.
-        keep_seed_nodes: let each layer's sources begin with its destinations, as in DGL's blocks; without, sources are
-            just the nodes that are read.
+        keep_seed_nodes: if True (default), the sources of each layer begin with its destinations, as in DGL's blocks.
+            If False, sources are only the nodes that the layer reads.
 
     Returns:
-        One graph a layer, the input layer first.
+        One graph per layer, input layer first.
 
     Raises:
-        GraphError: for seeds that are not integers, not of this partition, of an unknown type, or given twice.
-        PartitionError, CommunicationError: as `construct_full_graph`.
+        GraphError: the seeds are not integers, belong to another partition or an unknown type, or repeat.
+        PartitionError, CommunicationError: as in `construct_full_graph`.
     """
     patch_if_imported()
     return build_mfgs(partition_data, seed_nodes, n_layers, keep_seed_nodes, DGL)
@@ -243,27 +243,27 @@ DGL = GraphLibrary(make_sampling_graph, missing_method)
 
 @_on_the_cpu
 def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends: bool = True) -> list[Any]:
-    """A `dgl.DGLGraph` of each of this worker's partitions and its halo; called by all workers together.
+    """Return a `dgl.DGLGraph` of each of this worker's partitions with its halo. All workers must call this together.
 
-    Each has the partition's nodes, all edges at them, and then the nodes at the other ends that belong elsewhere (the
-    halo). An edge between two partitions is in both, so that nodes have all of their neighbours (Huang et al.,
-    "SDT-GNN", section III-B). Of the halo only edges that are cut are known. Features of halo nodes, and edges out of
-    this worker's partitions, are fetched here, once.
+    A graph has the partition's nodes, all their edges, and then the halo: nodes of other partitions at these edges. An
+    edge between two partitions is in both, so every node has all of its neighbors (Huang et al., "SDT-GNN", section
+    III-B). Edges between halo nodes are missing. The features of halo nodes, and the edges out of this worker's
+    partitions, are fetched here, once.
 
     Args:
-        graph: of `construct_full_graph(data)`, with the edge fields to take over.
-        data: this worker's, with node features.
-        both_ends: whether edges out of the partition are there, too. Without them halo nodes have no in-edges.
+        graph: from `construct_full_graph(data)`; its edge features are copied.
+        data: this worker's partition data, with node features.
+        both_ends: include edges out of the partition. If False, halo nodes have no in-edges. Default True.
 
     Returns:
-        On the CPU, one for each partition in the order of its nodes; if workers share a partition, or have none, one
-        of the worker's nodes. Edges into the partition come first, in visible order. All node features by their names;
-        `train_mask`, `val_mask` and `test_mask` are False on the halo. Also `_ID`, the global node and edge IDs, and
-        `inner_node`, which is False on the halo.
+        Graphs on the CPU, one per partition in the order of its nodes; if workers share a partition, or have none, one
+        graph of the worker's nodes. Edges into the partition come first, in edge order. All node features are copied by
+        name; `train_mask`, `val_mask` and `test_mask` are False on the halo. `_ID` holds global node and edge IDs, and
+        `inner_node` is False on the halo.
 
     Raises:
         GraphError: for a message flow graph, or node features of another length.
-        CommunicationError: if another worker raised, or has other features.
+        CommunicationError: another worker raised, or has different features.
     """
     with session.current_group().guard() as group:
         if graph.is_block:

@@ -325,15 +325,15 @@ def patch_if_imported() -> None:
 
 
 def patch_dgl() -> None:
-    """Let DGL's layers run on distributed graphs; on ordinary graphs they run as before.
+    """Patch DGL's layers to run on distributed graphs. On ordinary graphs they are unchanged.
 
     `construct_full_graph`, `construct_mfgs` and `convert_dist_graph` call it if DGL is imported, unless
-    `Config.patch_dgl` is False. It replaces DGL's `edge_softmax`, by whatever name it was imported, the methods of
-    layers that `patched_layers.PATCHED_LAYERS` lists, and readouts and explainers, which on distributed graphs raise a
-    `GraphError`. A second call changes nothing; `unpatch_dgl` undoes it.
+    `Config.patch_dgl` is False. Replaces DGL's `edge_softmax`, under whatever name it was imported; the methods of the
+    layers in `patched_layers.PATCHED_LAYERS`; and readouts and explainers, which raise a `GraphError` on distributed
+    graphs. Further calls have no effect. `unpatch_dgl` undoes it.
 
     Raises:
-        DglError: if DGL cannot be imported.
+        DglError: DGL cannot be imported.
     """
     if _replaced:
         return
@@ -364,7 +364,7 @@ def unpatch_dgl() -> None:
 
 
 def patched_edge_softmax(graph: Any, logits: Any, eids: Any = ALL, norm_by: str = "dst") -> Any:
-    """`sar.edge_softmax` on distributed graphs, DGL's own on all others."""
+    """`sar.edge_softmax` on distributed graphs, DGL's `edge_softmax` on ordinary graphs."""
     if isinstance(graph, GraphShardManager):
         return edge_softmax(graph, logits, eids, norm_by)
     return importlib.import_module("dgl.ops.edge_softmax").edge_softmax(graph, logits, eids=eids, norm_by=norm_by)

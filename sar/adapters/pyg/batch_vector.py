@@ -39,16 +39,16 @@ class BatchVector(GuardedTensor):
 
 
 def batch_vector(batch: Tensor, size: int | None = None) -> BatchVector:
-    """A batch vector whose graphs may have nodes on all workers, for layers that pool or normalise.
+    """Create a batch vector whose graphs may have nodes on all workers, for pooling and norm layers.
 
-    `data.batch` of `load_partition` is one. See docs/pyg.md.
+    `data.batch` from `load_partition` is one. See docs/pyg.md.
 
     Args:
-        batch: the graph of each of this worker's nodes, (N_i,) integer from 0 on.
-        size: B, the number of graphs. Default: one more than the greatest number on any worker, a collective call.
+        batch: the graph of each of this worker's nodes, (N_i,) integer from 0.
+        size: B, the number of graphs. Default: one more than the greatest number on any worker, in a collective call.
 
     Raises:
-        GraphError: for numbers below 0, or not below `size`.
+        GraphError: for numbers below 0 or not below `size`.
     """
     if isinstance(batch, BatchVector):
         return batch

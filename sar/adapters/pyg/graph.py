@@ -56,15 +56,15 @@ def _unweighted(store: Any) -> Any:
 
 
 def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[CanonicalEtype, DistributedEdgeIndex]:
-    """The edges into this worker's nodes, which layers of PyTorch Geometric take for their `edge_index`.
+    """Return the edges into this worker's nodes, as the `edge_index` of layers of PyTorch Geometric.
 
-    Layers then compute with the whole graph, across workers; see docs/pyg.md. Calls are collective.
+    Layers then compute on the whole graph, across workers; see docs/pyg.md. Calls are collective.
 
     Args:
-        graph: from `construct_full_graph`, in any mode, or `construct_mfgs`.
+        graph: a graph from `construct_full_graph`, in any mode, or from `construct_mfgs`.
 
     Returns:
-        (2, E_i) int64, in the order of `graph.edata`; of a heterogeneous graph, a dictionary of one for each edge type.
+        (2, E_i) int64, in the order of `graph.edata`; for a heterogeneous graph, a dictionary by edge type.
     """
     graph._structure.group.model_checks.add(norms.refuse_unconverted)
     found = {etype: edges_of(graph[etype]) for etype in graph.canonical_etypes}

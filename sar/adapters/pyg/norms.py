@@ -29,23 +29,23 @@ from sar.nn.statistics import convert_batchnorm, global_max, global_mean, global
 
 
 def convert_norms(model: nn.Module, *, distributed: bool = True) -> nn.Module:
-    """Let the norm layers of a model normalise by the nodes of all workers.
+    """Convert a model's norm layers to normalise over the nodes of all workers.
 
-    Converted are `BatchNorm` (`torch.nn.BatchNorm1d` too, see `sar.convert_batchnorm`), `DiffGroupNorm`, `GraphNorm`,
+    Converts `BatchNorm` (and `torch.nn.BatchNorm1d`, see `sar.convert_batchnorm`), `DiffGroupNorm`, `GraphNorm`,
     `GraphSizeNorm`, `HeteroBatchNorm`, `InstanceNorm`, `LayerNorm` with mode "graph", `MeanSubtractionNorm` and
-    `PairNorm`. Parameters and the state dict stay. Each call of a converted layer is collective. If it is given a batch
-    vector, this says which of several graphs on all workers each node is of.
+    `PairNorm`. Parameters and the state dict do not change. Calls of a converted layer are collective. A batch vector
+    assigns the nodes of all workers to several graphs.
 
     Args:
-        model: changed in place.
-        distributed: False leaves the layers as they are, and lets `sync_params` accept them: they normalise by the rows
-            that they are given on one worker, such as those of a mini-batch. Default True.
+        model: the model, changed in place.
+        distributed: False marks the layers as local instead, and lets `sync_params` accept them: they normalise over
+            the rows of one worker, such as those of a mini-batch. Default True.
 
     Returns:
-        The model, or its replacement if it is a `BatchNorm1d` itself.
+        The model, or its replacement if it is itself a `BatchNorm1d`.
 
     Raises:
-        ConfigError: for a layer whose forward is your own; or as `sar.convert_batchnorm`.
+        ConfigError: for a layer that overrides `forward`; or as `sar.convert_batchnorm`.
     """
     model = convert_batchnorm(model) if distributed else model
     for name, module in model.named_modules():
@@ -152,12 +152,12 @@ _KINDS: tuple[type[nn.Module], ...] = (_BatchNorm, *OVER_ALL)
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
-    """The sum over the nodes of each graph, on all workers: `torch_geometric.nn.global_add_pool`.
+    """Sum over the nodes of each graph, on all workers, like `torch_geometric.nn.global_add_pool`.
 
     Args:
         x: rows of this worker's nodes, (N_i, F).
-        batch: the graph of each node, (N_i,) integer; None if there is one.
-        size: B, the number of graphs. Default: by the greatest in `batch` on any worker.
+        batch: the graph of each node, (N_i,) integer; None for a single graph.
+        size: B, the number of graphs. Default: one more than the greatest number in `batch` on any worker.
 
     Returns:
         (B, F), equal on all workers.
@@ -166,12 +166,12 @@ def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = N
 
 
 def global_mean_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
-    """The mean over the nodes of each graph, (B, F); arguments as of `global_add_pool`."""
+    """Mean over the nodes of each graph, (B, F); arguments as for `global_add_pool`."""
     return _pooled("mean", x, batch, size)
 
 
 def global_max_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
-    """The maximum over the nodes of each graph; as `global_add_pool`. Equal maxima share the gradient."""
+    """Maximum over the nodes of each graph; arguments as for `global_add_pool`. Equal maxima share the gradient."""
     return _pooled("max", x, batch, size)
 
 

@@ -98,7 +98,7 @@ def parse_message(function: Any) -> Message:
 
 
 def message_has_parameters(param_fn: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Accept SAR's declaration of a message function's parameters, which sar does not need.
+    """Accept SAR's declaration of a message function's parameters. It has no effect; sar finds the parameters itself.
 
     Args:
         param_fn: ignored.

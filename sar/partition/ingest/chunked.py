@@ -162,19 +162,19 @@ def _short(found: Any) -> str:
 
 
 def write_chunked(graph: GraphSource | Any, folder: StrPath, *, name: str = "graph", num_chunks: int = 1) -> Path:
-    """Write a graph in the chunked format: edges as CSV, features as `.npy`.
+    """Write a graph in DGL's chunked graph format: edges as CSV, features as `.npy`.
 
     Args:
-        graph: the graph, also in memory, as `partition_graph` takes it.
-        folder: directory to make; an empty one is replaced.
-        name: of the graph, for `dgl.distributed`.
-        num_chunks: files that each list of edges and each feature is divided into.
+        graph: the graph, also in memory as for `partition_graph`.
+        folder: directory to create. It must not exist, or be empty.
+        name: name of the graph, for `dgl.distributed`. Default "graph".
+        num_chunks: number of files for each edge type and each feature. Default 1.
 
     Returns:
-        The `metadata.json`, with both spellings of the counts (`_per_chunk` and `_per_type`).
+        The path of `metadata.json`, which has both spellings of the counts (`_per_chunk` and `_per_type`).
 
     Raises:
-        ConfigError: the folder holds something, or the number of chunks is not positive.
+        ConfigError: the folder is not empty, or the number of chunks is not positive.
         PartitionError: the disk is full.
     """
     with new_directory(Path(folder)) as directory:

@@ -38,28 +38,28 @@ def clean_up(
     self_loops: Literal["keep", "remove", "add"] = "keep",
     memory: int | None = None,
 ) -> GraphSource:
-    """Clean up the edges of a graph out of core.
+    """Add reverse edges, and remove duplicate edges or self-loops, out of core.
 
-    With `undirected` or `remove_duplicates`, edges come out sorted by source and then destination; else in their order.
-    Edge features follow their edges. The result's `notes` say how many edges were removed because an earlier one has
-    the same ends.
+    With `undirected` or `remove_duplicates`, edges are sorted by source and then destination; otherwise their order
+    does not change. Edge features move with their edges. The `notes` of the result say how many duplicates were
+    removed.
 
     Args:
-        graph: the graph, also in memory, as `partition_graph` takes it.
-        scratch: directory for the new edges, which have to stay as long as the result is used; made if not there.
-        undirected: every edge gets its reverse, and no edge is there twice. Of copies the first one's features stay;
-            a reverse edge takes the features of the edge it comes from, unless it was there itself. Between two types
-            the reverse edges are a relation of their own, `RELATION reversed`, and parallel edges stay.
-        remove_duplicates: of edges with the same ends only the first one stays.
-        self_loops: `remove` all, or `add`: exactly one at every node, the edges that are added come last. Only in
-            relations between nodes of one type.
-        memory: bytes to use, about; None: 256 MiB.
+        graph: the graph, also in memory as for `partition_graph`.
+        scratch: directory for the new edges; created if missing. It must exist as long as the result is used.
+        undirected: add the reverse of every edge, and remove duplicates. Keeps the features of the first duplicate; a
+            new reverse edge copies the features of its edge. Between node types, reverse edges become a separate
+            relation, `RELATION reversed`, and duplicates are kept. Default False.
+        remove_duplicates: of edges with equal ends, keep only the first. Default False.
+        self_loops: `keep` (default); `remove` all; or `add` exactly one to every node, which replaces existing
+            self-loops and comes last. Applies to relations between nodes of one type.
+        memory: approximate bytes to use. Default None: 256 MiB.
 
     Raises:
-        ConfigError: self-loops are to be added to edges with features, which the loops would lack; or a relation has
-            the name of a reversed one.
-        PartitionError: an edge ends at no node, or the disk is full. If nothing is cleaned up, edges are not read,
-            and `write_partitions` looks at their ends.
+        ConfigError: self-loops to be added would lack the features of other edges, or a relation already has the name
+            of a reversed one.
+        PartitionError: an edge ends at no node, or the disk is full. Without any changes, edges are not read;
+            `write_partitions` then checks their ends.
     """
     graph = from_object(graph)
     Path(scratch).mkdir(parents=True, exist_ok=True)

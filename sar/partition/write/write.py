@@ -60,25 +60,25 @@ def write_partitions(
 ) -> PartitionReport:
     """Write the parts of a graph in the format of `dgl.distributed`.
 
-    After `sar.initialize_comms` all workers call this together. Worker 0 writes, and the others wait for it, up to
+    After `sar.initialize_comms` all workers call this together. Worker 0 writes, and the others wait for up to
     `sar.Config.timeout` seconds.
 
     Args:
-        graph: the graph, also in memory, as `partition_graph` takes it; it is read slice by slice.
-        part_of: (N,) the part of every node, 0 to P - 1; nodes are numbered type after type.
+        graph: the graph, also in memory as for `partition_graph`. It is read one slice at a time.
+        part_of: (N,) the part of every node, 0 to P - 1, in order of node types.
         num_parts: P.
-        out_dir: directory to make; an empty one is replaced. It is made in `out_dir.partial`.
-        name: the directory gets `name.json` and `part0`, `part1`, ...
-        method: name of the method that made the assignment, for the JSON file.
-        memory: bytes that this may add to the process; None for slices of 32 MiB.
-        num_hops: H: parts also keep edges of others, as `dgl.distributed.partition_graph` writes them: a halo of H hops
-            against the direction of the edges, and the edges out of their own nodes. It takes H passes over all edges
-            for each part. None: the edges into own nodes, which is all that sar reads.
-        progress: called now and then with the present stage and the share of it that is done, 0 to 1.
-            Default None: the log tells of stages.
+        out_dir: directory to create, by way of `out_dir.partial`. It must not exist, or be empty.
+        name: name of the JSON file, `name.json`, next to the directories `part0`, `part1`, ...
+        method: name of the partition method, for the JSON file.
+        memory: bytes that the process may add. Default None: slices of 32 MiB.
+        num_hops: H. Also keep a halo of H hops against the direction of the edges, and the edges out of own nodes, as
+            `dgl.distributed.partition_graph` does. Takes H passes over all edges for each part. Default None: only
+            edges into own nodes, which is all that sar reads.
+        progress: called periodically with the current stage and its completed fraction, 0 to 1. Default None: stages
+            are logged.
 
     Raises:
-        ConfigError: an argument does not fit, memory is too little, or `out_dir` is taken.
+        ConfigError: an argument is invalid, memory is too small, or `out_dir` is not empty.
         PartitionError: an edge ends at no node, or the disk is full.
     """
     graph, output = from_object(graph), OutputOptions(Path(os.path.abspath(out_dir)), name, memory, num_hops)
