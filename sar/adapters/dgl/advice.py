@@ -67,7 +67,7 @@ _BETWEEN = ("sar", "torch", "contextlib", "functools")
 
 
 def missing_method(name: str) -> MissingMethodError:
-    """The error for an attribute that distributed graphs lack. It names the layer or function of DGL that asked."""
+    """The error for an attribute that distributed graphs lack. It names the calling layer or function of DGL."""
     function, is_layer = asked_by_dgl()
     if is_layer and name not in INSTEAD:
         return MissingMethodError(
@@ -84,9 +84,9 @@ def missing_method(name: str) -> MissingMethodError:
 
 
 def asked_by_dgl() -> tuple[str, bool]:
-    """The layer of DGL that called, or the public name of the outermost function of DGL; empty if user code called.
+    """Return the calling layer of DGL, or the public name of its outermost function; empty if user code called.
 
-    The second item says whether it is a layer.
+    The second item is True for a layer.
     """
     frame: FrameType | None = sys._getframe(1)
     outermost = None
@@ -107,7 +107,7 @@ def _public_name(frame: FrameType) -> str:
     """The public name of the function or class of DGL that a frame runs, such as `dgl.ops.copy_u_sum`."""
     code, names, known = frame.f_code, frame.f_locals, frame.f_globals
     value = type(names["self"]) if "self" in names else known.get(code.co_name)
-    for function in list(known.values()):  # those of `dgl.ops` share their code, and differ in what they close over
+    for function in list(known.values()):  # functions of `dgl.ops` share their code and differ in their closures
         if getattr(function, "__code__", None) is code:
             cells = [cell.cell_contents for cell in function.__closure__ or ()]
             value = function if cells == [names[variable] for variable in code.co_freevars] else value

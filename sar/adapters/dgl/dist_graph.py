@@ -1,7 +1,7 @@
-"""`convert_dist_graph`: the graph of DistDGL, each of whose partitions is divided among the trainers of its machine.
+"""`convert_dist_graph`: converts the graph of DistDGL. The trainers of a machine share its partition.
 
-Two kinds of parts meet here. DGL has one partition on each machine, which its server holds in shared memory: the
-*served* partition. sar has one part for each worker: a run of the nodes of the partition that its machine serves.
+DGL's server on each machine holds one partition in shared memory: the *served* partition. sar's partition of a worker
+is a consecutive range of its nodes.
 """
 
 from collections.abc import Mapping
@@ -142,7 +142,7 @@ def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int
             "get_partition_book().partid, and with trainers on every machine."
         )
     trainers = served_by_rank.count(served.part)
-    trainer = served_by_rank[: group.rank].count(served.part)  # which of them this worker is
+    trainer = served_by_rank[: group.rank].count(served.part)  # this worker's index among them
     start, end = served.own_range
     run = equal_runs(node_costs(served.graph, (start, end)), trainers)[trainer]
     return [(first, last) for first, last in group.gather_numbers([start + at for at in run], "node ranges")]
@@ -161,7 +161,7 @@ def _shards(dist_graph: Any, served: _ServedPartition, edges: VisibleEdges) -> l
 
 
 def _node_features(dist_graph: Any, served: _ServedPartition, graph: LocalGraph) -> dict[str, Tensor]:
-    """Features of this worker's nodes, those that `graph` calls its own, as in `PartitionData`."""
+    """Features of this worker's nodes, the inner nodes of `graph`, as in `PartitionData`."""
     node_id = graph.node_id[graph.is_inner].sort().values
     features = {NID: node_id, NTYPE: types_of(node_id, served.node_ranges)}
     first = int(node_id[0]) if len(node_id) else served.own_range[0]
@@ -174,7 +174,7 @@ def _node_features(dist_graph: Any, served: _ServedPartition, graph: LocalGraph)
 
 
 def _features(tensors: Mapping[str, Any], what: str, count: int) -> list[tuple[str, Tensor]]:
-    """This machine's rows of some `DistTensor`s, sorted by name, as their order differs between processes."""
+    """This machine's rows of `DistTensor`s, sorted by name because their order differs between processes."""
     found = [(name, tensors[name].local_partition) for name in sorted(tensors)]
     for name, values in found:
         if len(values) != count:

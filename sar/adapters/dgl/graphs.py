@@ -1,7 +1,7 @@
-"""Makes distributed graphs for users, and graphs of DGL from them.
+"""Creates distributed graphs for users, and DGL graphs from distributed graphs.
 
-Sampled layers become DGL's message flow graphs, pairs of nodes and subgraphs its graphs. A worker's edges become one to
-sample from, laid out as DGL's partitions are: own nodes first, then the halo.
+Sampled layers become DGL's message flow graphs; pairs of nodes and subgraphs become ordinary graphs. The graph for
+sampling has the layout of DGL's partitions: own nodes first, then the halo.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +95,7 @@ def construct_mfgs(
 
 
 def _on_the_cpu(make: Callable[P, R]) -> Callable[P, R]:
-    """Let DGL create tensors on the CPU, whatever torch's default device is."""
+    """Make DGL create tensors on the CPU, regardless of torch's default device."""
 
     @wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -110,14 +110,14 @@ def _on_the_cpu(make: Callable[P, R]) -> Callable[P, R]:
 
 @_on_the_cpu
 def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: Edges) -> Any:
-    """One layer as a `DGLBlock`, with `dgl.NID` on both sides and the edges' fields.
+    """Create one layer as a `DGLBlock`, with `dgl.NID` on both sides and the edges' features.
 
-    The structure goes in as CSC, which the forward reads; DGL makes the CSR of the backward from it by counting. Edge
-    IDs go with it: without them DGL's kernels for float32 cannot sum edge values.
+    The structure is passed as CSC, which the forward reads; DGL derives the CSR of the backward. Edge IDs are passed as
+    well, because without them DGL's float32 kernels cannot sum edge values.
 
     Args:
         nodes: global IDs of the sources of every type, (N_src,) int64, destinations first.
-        edges: by type: (N_dst + 1,) offsets, (E,) positions of the sources, int64 both, and fields, (E, ...) each.
+        edges: by type: (N_dst + 1,) offsets and (E,) positions of the sources, int64, and features, (E, ...) each.
     """
     dgl = require_dgl()
     block = dgl.create_block(
@@ -140,10 +140,10 @@ def make_local_graph(
     device: torch.device,
     order: Mapping[CanonicalEtype, Tensor] | None = None,
 ) -> GraphShardManager:
-    """As `make_block`, on a device: a graph of this worker alone, because most builds of DGL are for the CPU only.
+    """Like `make_block`, on any device: a graph of only this worker, because most builds of DGL support the CPU only.
 
-    Without `num_dst` all nodes are sources and destinations. `order` has the position of each edge in the graph's order
-    and in fields, (E,) int64, by type; None if it is the same there.
+    Without `num_dst` all nodes are sources and destinations. `order` is the position of each edge in the graph's order
+    and in its features, (E,) int64, by type; None if they are equal.
     """
     src = _local_nodes({ntype: ids.to(device) for ntype, ids in nodes.items()})
     dst = src if num_dst is None else _local_nodes({t: ids[: num_dst[t]] for t, ids in src.ids.items()})
@@ -176,18 +176,18 @@ def _local_nodes(ids: dict[str, Tensor]) -> NodeSet:
 
 @cache
 def _alone() -> Group:
-    """A group of this worker, which nobody has to be told of."""
+    """A group with only this worker, which needs no agreement."""
     return Group(Transport(0, 1))
 
 
 @_on_the_cpu
 def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges, device: torch.device) -> Any:
-    """A graph with pairs of nodes as edges, with `dgl.NID` and the edges' fields: a `DGLGraph` on the CPU.
+    """Create a graph whose edges are pairs of nodes, with `dgl.NID` and edge features; on the CPU a `DGLGraph`.
 
     Args:
         nodes: global IDs of every type, (N,) int64.
-        pairs: by type: (S,) positions of sources and of destinations, int64, and fields, (S, ...) each.
-        device: of the graph.
+        pairs: by type: (S,) positions of sources and destinations, int64, and features, (S, ...) each.
+        device: device of the graph.
     """
     if device.type != "cpu":
         order = {etype: dst.argsort(stable=True) for etype, (_, dst, _) in pairs.items()}
@@ -210,10 +210,10 @@ def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges, device: torch.dev
 
 @_on_the_cpu
 def make_sampling_graph(structure: Structure) -> Any:
-    """A `DGLGraph` on the CPU, for DGL's samplers: this worker's nodes, the remote ones that it reads, and its edges.
+    """Create a `DGLGraph` on the CPU for DGL's samplers, with this worker's nodes, in-edges and remote sources.
 
-    Nodes of each type, (N_own + N_halo,): own ones in the order of their rows, then the halo, ascending, with global
-    IDs (`_ID`) and `inner_node`. Edges of each type in the visible order.
+    Nodes of each type, (N_own + N_halo,), are own nodes in row order, then the halo in ascending order, with global IDs
+    (`_ID`) and `inner_node`. Edges of each type are in the visible order.
     """
     read = {relation.etype: source_ids(structure, relation) for relation in structure.relations}
     halos = {ntype: ids[:0] for ntype, ids in structure.src.ids.items()}
@@ -273,7 +273,7 @@ def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends:
         ranges = data.part_ranges or [graph.node_ranges[group.rank]]
         own = {ntype: graph.node_ids(ntype).cpu() for ntype in graph.ntypes}
         parts = [_in_subgraph(own, edges, start, end, both_ends) for start, end in ranges]
-        known = dict(own)  # global IDs of the nodes whose features are here, the worker's first
+        known = dict(own)  # global IDs of nodes whose features are available, this worker's first
         for ntype, ids in own.items():
             nodes = torch.cat([part.nodes[ntype].data[NID] for part in parts])
             known[ntype] = torch.cat([ids, nodes[~torch.isin(nodes, ids)].unique()])
@@ -293,15 +293,15 @@ def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends:
 def _edges_here(
     graph: GraphShardManager, etype: CanonicalEtype, both_ends: bool
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Edges into this worker's nodes, in visible order; with `both_ends` then those out of them, to other workers.
+    """Return the edges into this worker's nodes in visible order; with `both_ends`, then its edges to other workers.
 
-    Global IDs of both ends, (E,) int64, and fields, (E, ...) each, on the CPU; collective.
+    Returns global IDs of both ends, (E,) int64, and features, (E, ...) each, on the CPU. A collective call.
     """
     structure, relation = graph._structure, graph._relation(etype)
     blocks, own = relation.blocks, structure.dst.ids[etype[2]]
 
     def with_others(pieces: Sequence[Tensor]) -> Tensor:
-        """Values by the worker of the source, and others' values of edges out of this worker's nodes."""
+        """Append other workers' values of edges out of this worker's nodes to the worker's values."""
         if not both_ends:
             return torch.cat([*pieces]).cpu()
         sent = [piece[:0] if part == structure.group.rank else piece for part, piece in enumerate(pieces)]
@@ -346,6 +346,6 @@ def _in_subgraph(own: Mapping[str, Tensor], edges: Edges, start: int, end: int, 
 
 
 def _places(known: Tensor, wanted: Tensor) -> Tensor:
-    """The positions of IDs among distinct ones in any order, which contain them all."""
+    """Return the positions of IDs in a list of distinct IDs, in any order, that contains them all."""
     ascending, order = known.sort()
     return order[torch.searchsorted(ascending, wanted)]
