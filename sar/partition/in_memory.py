@@ -1,4 +1,4 @@
-"""Divide a graph that is in memory, in one call: `dgl.distributed.partition_graph` with sar's methods and writer."""
+"""Partitions a graph in memory: `dgl.distributed.partition_graph` with sar's methods and writer."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ def partition_graph(
         if not can:
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
     graph = check_splits(from_object(g))
-    if not allow_nan and not isinstance(g, GraphSource):  # of files, `open_graph` allows it or not
+    if not allow_nan and not isinstance(g, GraphSource):  # for files, `open_graph` decides
         node_data, edge_data = fields_without_nan(graph.node_data), fields_without_nan(graph.edge_data)
         graph = replace(graph, node_data=node_data, edge_data=edge_data)
     if unknown := sorted(set(split_idx or ()) - _OF_SPLITS.keys()):
@@ -140,10 +140,10 @@ def partition_graph(
 
 
 def training_graph(graph: GraphSource, seed: int = 0, *, undirected: bool = True) -> GraphSource:
-    """A homogeneous graph for training: every edge in both directions, one self-loop at each node, and a split.
+    """Create a homogeneous graph for training: every edge in both directions, one self-loop at each node, and masks.
 
-    A graph without masks gets a random split of its labelled nodes, 60, 20 and 20 %. The result is in memory, without
-    edge features.
+    Without masks, labelled nodes are split at random into 60, 20 and 20 %. The result is in memory, without edge
+    features.
     """
     with tempfile.TemporaryDirectory() as scratch:
         graph = clean_up(replace(graph, edge_data={}), scratch, undirected=undirected, self_loops="add")
@@ -153,10 +153,10 @@ def training_graph(graph: GraphSource, seed: int = 0, *, undirected: bool = True
 
 
 def divide(graph: GraphSource, out_dir: StrPath, name: str, num_parts: int) -> PartitionReport:
-    """Divide a graph with METIS, balancing nodes and in-edges, as the examples and the demo do.
+    """Partition a graph with METIS, balancing nodes and in-edges, for the examples and the demo.
 
-    The directory is made, or replaced if empty, and gets `name.json` and `part0`, `part1`, ... `ConfigError` if the
-    number of parts does not fit, or there is something in the directory already.
+    Creates the directory with `name.json` and `part0`, `part1`, ... `ConfigError` if the number of parts is invalid or
+    the directory is not empty.
     """
     _check_parts(graph, num_parts)
     options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
@@ -181,7 +181,7 @@ def _check_parts(graph: GraphSource, num_parts: int) -> None:
 
 
 def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
-    """Which nodes are of a kind, (N,) bool each; `given` as `balance_ntypes`."""
+    """The nodes of each kind, (N,) bool each; `given` is `balance_ntypes`."""
     spans = {ntype: (graph.first_node[ntype], count) for ntype, count in graph.num_nodes.items()}
     if given is not None and not isinstance(given, Mapping):
         spans, given = {"nodes": (0, graph.total_nodes)}, {"nodes": given}

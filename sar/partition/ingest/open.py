@@ -1,5 +1,5 @@
-"""Open a graph of any format as a `GraphSource`: files are found, each edge type and each feature is opened, and the
-numbers of nodes are put together.
+"""Opens a graph of any format as a `GraphSource`: finds files, opens each edge type and feature, and determines the
+numbers of nodes.
 """
 
 import tempfile
@@ -107,7 +107,7 @@ def open_graph(
     )
     edges = {etype: InputFiles.find(files, text, format=format, columns=columns) for etype, files in named.items()}
     whole = None if isinstance(path, Mapping) else edges[ONLY_TYPE]
-    if whole is not None and whole.format in ("dgl", "chunked"):  # which tell types and counts
+    if whole is not None and whole.format in ("dgl", "chunked"):  # these formats contain types and counts
         tables = [*node_features, *edge_features, *lists]
         unused = [num_nodes, ids, columns, *(() if tables else (delimiter, header))]
         if any(option is not None for option in unused):
@@ -179,10 +179,10 @@ def _open_edge_lists(
     node_features: Mapping[str, Mapping[str, InputFiles]],
     how: Reading,
 ) -> GraphSource:
-    """A graph of edge lists and node features.
+    """Open a graph of edge lists and node features.
 
-    If a number of nodes is not given, a type has as many as its features have rows, and without features one more
-    than the greatest ID, which is found in a first pass over the edges.
+    If the number of nodes of a type is not given, it is the number of rows of its features, or without features the
+    greatest ID plus one, which takes a first pass over the edges.
     """
     types, given = [*node_features], num_nodes if isinstance(num_nodes, Mapping) else {}
     if isinstance(num_nodes, int):
@@ -198,7 +198,7 @@ def _open_edge_lists(
     counts: dict[str, int | None] = {ntype: given.get(ntype) for ntype in types}
     fields = {ntype: open_features(ntype, node_features[ntype], counts[ntype], how) for ntype in types}
     advice = ADVICE
-    uncertain: dict[str, InputFiles] = {}  # tables whose first line may be a name, and makes a node
+    uncertain: dict[str, InputFiles] = {}  # tables whose first line may be a header, or else a node
     for ntype, columns in fields.items():
         if counts[ntype] is None and columns:
             source = next(iter(node_features[ntype].values()))
@@ -235,7 +235,7 @@ def _open_mapped(
     node_features: Mapping[str, Mapping[str, InputFiles]],
     how: Reading,
 ) -> GraphSource:
-    """A graph of edge lists whose nodes are numbered, with features in this order."""
+    """Open a graph of edge lists with mapped IDs, and features in the order of the new numbers."""
     tables = {ntype: sources[GIVEN_ID] for ntype, sources in node_features.items() if GIVEN_ID in sources}
     for ntype, sources in node_features.items():
         if sources and ntype not in tables:
@@ -265,7 +265,7 @@ def _edge_type(name: str) -> CanonicalEtype:
 
 
 def _joined(there: Mapping[T, Mapping[str, Column]], more: Mapping[T, Mapping[str, Column]]) -> dict[T, Any]:
-    """The fields by type, of the graph itself and named beside it."""
+    """Merge the fields of the graph itself with additional fields, by type."""
     for kind in more:
         if both := sorted(there.get(kind, {}).keys() & more[kind].keys()):
             name = kind if isinstance(kind, str) else ":".join(kind)

@@ -35,13 +35,13 @@ class PartitionReport(NamedTuple):
     """The result of partitioning."""
 
     json_file: Path  # for `sar.load_dgl_partition_data`
-    nodes: list[int]  # in each part
-    edges: list[int]  # into these
-    edge_cut: float  # share of the edges that lead from one part into another, 0 to 1
+    nodes: list[int]  # by part
+    edges: list[int]  # in-edges by part
+    edge_cut: float  # fraction of edges between parts, 0 to 1
 
     @classmethod
     def of(cls, json_file: Path, sizes: Array) -> "PartitionReport":
-        """From the numbers of `part_sizes`."""
+        """Create a report from the result of `part_sizes`."""
         nodes, edges, cut = sizes.tolist()
         return cls(json_file, nodes, edges, sum(cut) / max(1, sum(edges)))
 
@@ -94,13 +94,13 @@ def write_partitions(
 
 
 def part_sizes(report: DirectoryReport) -> Array:
-    """By part the number of nodes, of edges into them, and of those that are cut, (3, P) int64."""
+    """The numbers of nodes, in-edges and cut in-edges by part, (3, P) int64."""
     nodes, edges = [part.num_nodes for part in report.parts], [part.num_edges for part in report.parts]
     return np.array([nodes, edges, report.cut_edges], np.int64)
 
 
 def by_worker_0(call: str, work: Callable[[], Array], shape: tuple[int, ...]) -> Array:
-    """Let worker 0 do some work while the others wait; its result, of int64 and this shape, on all workers."""
+    """Run a function on worker 0 while other workers wait; return its result, int64 of this shape, on all workers."""
     if not session.has_peers():
         return work()
     group = session.current_group()
@@ -122,9 +122,9 @@ def write_parts(
     output: OutputOptions,
     progress: Progress,
 ) -> DirectoryReport:
-    """Write the parts into a directory in the making; the arguments are those of `write_partitions`.
+    """Write the parts into a directory under construction; arguments are as in `write_partitions`.
 
-    The report is that of `inspect_directory`, which need not read the graphs again.
+    The report equals that of `inspect_directory`, without reading the graphs again.
     """
     name, size = output.name, slice_bytes(graph.total_nodes, num_parts, output.memory)
     allow_open_files(num_parts)
