@@ -1,7 +1,7 @@
-"""The data of one partition, which readers hand to the engine, free of DGL; and the lookup of features in it.
+"""The data of one partition, which readers pass to the engine, and lookup of its features. Does not import DGL.
 
-Node and edge IDs are *global* and homogeneous: partition p owns the contiguous range `node_ranges[p]`, inside which
-nodes of one type follow each other in runs.
+Node and edge IDs are *global* and homogeneous: partition p owns the contiguous range `node_ranges[p]`, in which
+nodes of one type form consecutive runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ ORIG_ID: Final = "orig_id"
 """DGL's own names for type and ID fields (`dgl.NTYPE` and so on), spelled out so that the engine needs no DGL."""
 
 GIVEN_ID: Final = "id"
-"""Node field with the IDs that nodes have in an input whose IDs are strings or have gaps: (N,) int64, or strings in
-UTF-8, (N, L) uint8 with zeros at the end."""
+"""Node field with the input's IDs, if they are strings or have gaps: (N,) int64, or UTF-8 strings, (N, L) uint8, padded
+with zeros."""
 
 SPLIT: Final = ("train_mask", "val_mask", "test_mask")
-"""Node fields with the nodes to train, validate and test on."""
+"""Node fields with training, validation and test nodes."""
 
 CanonicalEtype = tuple[str, str, str]
 AnyEtype = str | CanonicalEtype | None
@@ -81,7 +81,7 @@ class PartitionData(NamedTuple):
         return suffix_key_lookup(self.node_features, key) if isinstance(key, str) else tuple.__getitem__(self, key)
 
     def __repr__(self) -> str:
-        """The shapes of its tensors, one line for each type."""
+        """The shapes of tensors, one line per type."""
         edges = sum(len(shard.edges[0]) for shard in self.all_shard_edges)
         nodes = ", ".join(f"{name} {list(values.shape)} {values.dtype}" for name, values in self.node_features.items())
         return (
@@ -91,7 +91,7 @@ class PartitionData(NamedTuple):
         )
 
     def __contains__(self, key: object) -> bool:
-        """Whether a node feature has the name, of one type or of several."""
+        """Whether any node type has a feature of this name."""
         return isinstance(key, str) and any(f"/{name}".endswith(f"/{key}") for name in self.node_features)
 
 
@@ -119,7 +119,7 @@ def suffix_key_lookup(
         FieldError: no feature matches, or several do.
     """
     matches = [name for name in feature_dict if name.endswith(f"/{key}")]
-    if key in feature_dict and (key != NTYPE or not matches):  # `_TYPE` that a user has set comes first
+    if key in feature_dict and (key != NTYPE or not matches):  # a user's `_TYPE` takes precedence
         matches = [key]
     if not matches:
         raise FieldError(f"There is no feature {key!r}; expected one of {sorted(feature_dict)}.")
@@ -133,7 +133,7 @@ def suffix_key_lookup(
 def _expand(
     feature_dict: Mapping[str, Tensor], key: str, matches: list[str], type_list: Sequence[str | CanonicalEtype] | None
 ) -> Tensor:
-    """The matches side by side: rows in the order of `_TYPE`, zeros if a type has no match."""
+    """Merge the matches: rows in the order of `_TYPE`, zeros for types without a match."""
     first = feature_dict[matches[0]]
     types = feature_dict.get(NTYPE)
     if len(matches) == 1 and (types is None or len(first) == len(types)):

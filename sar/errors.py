@@ -1,4 +1,4 @@
-"""Every exception that sar raises on purpose; each says what was found, what was expected and how to correct it."""
+"""The exceptions of sar. Messages describe what was found, what was expected and how to fix the problem."""
 
 
 class SarError(Exception):
@@ -59,7 +59,7 @@ class CommunicationTimeout(CommunicationError, TimeoutError):
 
 
 class SpillError(SarError, OSError):
-    """Tensors could not be written to the disk that workers who share a process keep them on."""
+    """Tensors could not be written to disk in out-of-core training."""
 
 
 class DglError(SarError, ImportError):

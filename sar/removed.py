@@ -1,4 +1,4 @@
-"""Names that sar had once, and what to do instead: for the errors of scripts that still use them."""
+"""Removed names of sar and their replacements, for the errors of scripts that still use them."""
 
 _WHOLE_GRAPH = "It computes the whole graph; a loader with fan-out -1 computes a few nodes, see docs/howto/infer.md."
 _SUBGRAPHS = "PyTorch Geometric has {} for graphs of one machine; sar.DistNeighborSampler samples from all workers."
@@ -35,5 +35,5 @@ REMOVED = {
 
 
 def advice(name: str) -> str | None:
-    """A sentence on what to do instead of a removed name; None if sar never had it."""
+    """A sentence about the replacement of a removed name; None if sar never had it."""
     return None if name not in REMOVED else f"{name} was removed. {REMOVED[name]}"

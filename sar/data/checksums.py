@@ -1,7 +1,7 @@
-"""Checksums of the files of a partition, in `sums.json` beside them, which DGL passes over.
+"""Checksums of the files of a partition, in `sums.json` next to them, which DGL ignores.
 
-Each partition has its own, so that it can be copied alone. They tell damaged data, pages that a crash of the machine
-has left zero, and half a copy. After a change on purpose they must be removed.
+Each partition has a separate file, so it can be copied by itself. Checksums detect damaged data, pages that are zero
+after a crash of the machine, and incomplete copies. They must be removed after intended changes.
 """
 
 import json
@@ -14,7 +14,7 @@ from sar.errors import PartitionError
 
 SUMS: Final = "sums.json"
 SUM_KIND: Final = "CRC-32"
-_BUFFER_BYTES = 1 << 18  # which the processor's cache holds
+_BUFFER_BYTES = 1 << 18  # fits in the processor's cache
 
 
 def file_sum(path: Path) -> int:
@@ -27,19 +27,19 @@ def file_sum(path: Path) -> int:
 
 
 def write_sums(folder: Path) -> None:
-    """Sum up the complete files of a partition."""
+    """Write the checksums of the complete files of a partition."""
     files = {file.name: [file.stat().st_size, file_sum(file)] for file in sorted(folder.glob("*.dgl"))}
     (folder / SUMS).write_text(json.dumps({"kind": SUM_KIND, "files": files}))
 
 
 def check_sums(folder: Path) -> None:
-    """Raise `PartitionError` if a file of a partition is not what its checksum says; without checksums, do nothing."""
+    """Raise `PartitionError` if a file of a partition does not match its checksum; without checksums, do nothing."""
     if problem := next(find_damage(folder), None):
         raise PartitionError(problem)
 
 
 def find_damage(folder: Path) -> Iterator[str]:
-    """The files of a partition that are not what their checksums say, in words."""
+    """Describe the files of a partition that do not match their checksums."""
     path = folder / SUMS
     if not path.is_file():
         return

@@ -1,10 +1,10 @@
-"""`save_checkpoint` and `load_checkpoint`: all that training has to go on from, whole at any moment. `save_model`.
+"""Saves and loads the complete training state: `save_checkpoint` and `load_checkpoint`; and models: `save_model`.
 
 [Note: what is saved where]
-Worker 0 writes the state that all workers have alike, the model and the state of torch's optimizers and schedulers,
-once all have compared it. Every worker writes its own state: random states, loaders, buffers that differ, and the rows
-of embeddings with their optimizers' state. Rows are found again by their nodes' original IDs, so on any partitioning.
-How versions come to be, and outlast a kill, is in [Note: versions].
+Worker 0 writes the state that is the same on all workers, that is the model and the state of torch's optimizers and
+schedulers, after all workers have compared it. Every worker writes its own state: random states, loaders, buffers that
+differ, and rows of embeddings with their optimizer state. Rows are stored by original node IDs, to support any
+partitioning. [Note: versions] describes how versions are written and survive a kill.
 """
 
 import hashlib
@@ -66,13 +66,13 @@ def save_model(path: StrPath, model: nn.Module) -> None:
 
 
 def copied_state(model: nn.Module) -> dict[str, Any]:
-    """A copy of a model's state, on the CPU."""
+    """Copy a model's state to the CPU."""
     state = model.state_dict()
     return {key: x.to("cpu", copy=True) if isinstance(x, Tensor) and not is_lazy(x) else x for key, x in state.items()}
 
 
 def _plain_state(model: nn.Module) -> dict[str, Any]:
-    """A model's state on the CPU, by names without those of wrappers around the model or its modules."""
+    """A model's state on the CPU, with the prefixes of wrappers removed from names."""
     # torch.distributed.checkpoint has this, but takes 47 MB and a second to import.
     wrappers = {
         name
@@ -194,7 +194,7 @@ def load_checkpoint(
         saved = shared["optimizers"] or shared["schedulers"] or part["loaders"]
         alone = optimizer is None and scheduler is None and loaders is None and saved
         if alone:
-            if len(part["rows"]) > 1:  # they are in the order of the optimizers
+            if len(part["rows"]) > 1:  # in the order of the optimizers
                 raise CheckpointError(
                     f"{version.path} has several embeddings; load it with the optimizers that were saved."
                 )
@@ -229,13 +229,13 @@ def load_checkpoint(
                 for into, state in zip(optimizers, shared["optimizers"], strict=True):
                     for own, old in zip(into.param_groups, state["param_groups"], strict=True):
                         unknown, lacking = sorted(old.keys() - own.keys()), sorted(own.keys() - old.keys())
-                        if unknown and lacking:  # another kind; another release of torch, or a scheduler, has one only
+                        if unknown and lacking:  # another class; releases and schedulers differ in one only
                             raise ValueError(f"the saved optimizer has {unknown}, {type(into).__name__} {lacking}")
                 for into, state in zip(others, states, strict=True):
                     into.load_state_dict(state)
             except CommunicationError:
                 raise
-            except Exception as error:  # of whatever the user has given as a loader
+            except Exception as error:  # loaders may be any objects of the user
                 raise CheckpointError(
                     f"{version.path} is of another model, optimizer or loader: {type(error).__name__}: {error}"
                 ) from error
@@ -261,15 +261,15 @@ def _check_whole(call: str, model: nn.Module | None, optimizers: Sequence[Optimi
 
 @contextmanager
 def _unchanged_by_errors(model: nn.Module | None, others: Sequence[Any]) -> Iterator[None]:
-    """Give a model, optimizers and loaders their states back after an error, of this worker or of another one."""
-    # An optimizer replaces the tensors that it has; loaders may do anything.
+    """Restore the states of a model, optimizers and loaders after an error on any worker."""
+    # Optimizers replace their tensors; loaders may do anything.
     before = [(one, one.state_dict() if isinstance(one, Optimizer) else deepcopy(one.state_dict())) for one in others]
     before += [] if model is None else [(model, copied_state(model))]
     try:
         yield
     except BaseException:
         for one, state in before:
-            with suppress(Exception):  # of one that takes no state at all
+            with suppress(Exception):  # an object that accepts no state
                 one.load_state_dict(state)
         raise
 
@@ -283,7 +283,7 @@ def _several(given: Any) -> list[Any]:
 def _embeddings(
     model: nn.Module | None, optimizers: Sequence[Optimizer], given: Sequence[DistEmbedding]
 ) -> list[tuple[DistEmbedding, list[SparseOptimizer]]]:
-    """All embeddings once, with the optimizers that have state of them, in an order that workers and runs share."""
+    """All embeddings once, with the optimizers that have their state, in an order that is the same in all runs."""
     sparse = [optimizer for optimizer in optimizers if isinstance(optimizer, SparseOptimizer)]
     inside = [] if model is None else [module for module in model.modules() if isinstance(module, DistEmbedding)]
     found = dict.fromkeys([*given, *(emb for optimizer in sparse for emb in optimizer.embeddings), *inside])
@@ -291,7 +291,7 @@ def _embeddings(
 
 
 def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, Any]) -> list[str]:
-    """The model's buffers that workers have differently; raises if anything else differs."""
+    """The model's buffers that differ between workers; raises if anything else differs."""
     leaves = dict(_leaves(alike))
     names = hashlib.blake2b(repr(list(leaves)).encode(), digest_size=8).hexdigest()
     group.agree(f"saving {len(leaves)} values of model and optimizers, of the names {names}")
@@ -316,7 +316,7 @@ def _leaves(nested: Any) -> list[tuple[str, Any]]:
 
 
 def _digest(value: Any) -> int:
-    """64 bits that differ if values do."""
+    """A 64-bit digest of values."""
     kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
     found = hashlib.blake2b(kind.encode(), digest_size=8)
     if isinstance(value, Tensor):
@@ -325,7 +325,7 @@ def _digest(value: Any) -> int:
 
 
 def _random_state() -> dict[str, Any]:
-    """Of every generator that training draws from by default."""
+    """The states of all default random generators."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002  user code may draw from it
     state = {
         "torch": torch.get_rng_state(),
@@ -336,8 +336,8 @@ def _random_state() -> dict[str, Any]:
 
 
 def _set_random_state(version: Version, rank: int) -> None:
-    """Give a worker the random states that it saved. One that was not there draws otherwise than those that were, and
-    the same after every load; but with them the numbers that they all drew alike.
+    """Restore the random states of a worker. New workers get fresh random states, the same after every load, except for
+    generators whose state was the same on all workers.
     """
     is_new = rank >= version.world_size
     states = [version.read(one)["random"] for one in (range(version.world_size) if is_new else [rank])]

@@ -1,9 +1,9 @@
-"""`LocalTrainer`: partitions are trained on one by one, without the others, and the models that result are averaged.
+"""`LocalTrainer`: trains on each partition separately and averages the resulting models.
 
 [Note: one model for each partition]
-A worker has one model in memory, whatever the number of its partitions. Each partition in turn gets the weights with
-which the round began, and what it makes of them is added, times its share of all training nodes, to a sum in double
-precision. The workers add up their sums; rounded once, that is the average, to the same bits everywhere.
+A worker has one model in memory, regardless of its number of partitions. Training on each partition starts from the
+weights at the beginning of the round. The resulting weights, times the partition's share of all training nodes, are
+added to a sum in double precision. The sum over workers is rounded once, so the average is bitwise equal everywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ class LocalTrainer:
             if not total:
                 raise ConfigError("No partition of any worker has training nodes; see train_mask, or pass counts.")
             with catch_warnings():
-                filterwarnings("ignore", message="sync_params: .* normalises by the rows of one")  # as is meant here
+                filterwarnings("ignore", message="sync_params: .* normalises by the rows of one")  # intended here
                 copy_from_first(model)
         self._shares = [count / int(total) for count in self.counts]
         self.optimizers = [make_optimizer(list(model.parameters())) for _ in parts]
@@ -92,18 +92,18 @@ class LocalTrainer:
                 for i, share in enumerate(self._shares):
                     if share:
                         self._write(*begin)
-                        part = self.parts[i]  # perhaps read from disk
+                        part = self.parts[i]  # may read from disk
                         for _ in range(epochs):
                             train_one(part, self.optimizers[i])
                         floats, others = self._read()
                         mean += share * floats
                         greatest = torch.maximum(greatest, others)
                 if group.replicas is not None:
-                    group.replicas.forget_steps()  # models are to differ until they are averaged
+                    group.replicas.forget_steps()  # models differ until they are averaged
                 all_reduce(mean, move_to_comm_device=True)
                 all_reduce(greatest, dist.ReduceOp.MAX, move_to_comm_device=True)
             except BaseException:
-                self._write(*begin)  # else workers would go on, after `sar.recover`, with models of their own
+                self._write(*begin)  # otherwise models would differ between workers after `sar.recover`
                 raise
             self._write(mean, greatest)
 
@@ -120,19 +120,19 @@ class LocalTrainer:
             optimizer.load_state_dict(one)
 
     def _tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The model's parameters and buffers: those of floating point, and others."""
+        """The model's parameters and buffers, split into floating-point and other tensors."""
         tensors = [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
         real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
         return [t for t in real if t.is_floating_point()], [t for t in real if not t.is_floating_point()]
 
     def _read(self) -> tuple[Tensor, Tensor]:
-        """The values of all of them, float64 and int64, which can travel."""
+        """All values as float64 and int64 tensors, to be sent."""
         device = session.current_group().device
         floats, others = self._tensors()
         return _joined(floats, torch.float64, device), _joined(others, torch.int64, device)
 
     def _write(self, *values: Tensor) -> None:
-        """Write values as `_read` returns them."""
+        """Write values returned by `_read` to the model."""
         for tensors, joined in zip(self._tensors(), values, strict=True):
             for tensor, own in zip(tensors, joined.split([t.numel() for t in tensors]), strict=True):
                 tensor.copy_(own.view_as(tensor))
@@ -153,5 +153,5 @@ def _training_nodes(part: Any) -> int:
 
 
 def _joined(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """All values, one tensor after the other."""
+    """Concatenate the values of all tensors."""
     return torch.cat([torch.empty(0, dtype=dtype, device=device), *(t.flatten().to(device, dtype) for t in tensors)])

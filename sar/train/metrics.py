@@ -1,4 +1,4 @@
-"""How well a model scores pairs of nodes: metrics of link prediction, over the scores of all workers."""
+"""Metrics of link prediction over the scores of all workers."""
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ def hits_at_k(positive: Tensor, negative: Tensor, k: int) -> float:
 
 
 def _ranks(positive: Tensor, negative: Tensor) -> Tensor:
-    """The rank of each positive pair among its negatives, from 1, (K,) float64; halves come of equal scores."""
+    """The rank of each positive pair among its negatives, from 1, (K,) float64; ties count half."""
     if positive.dim() != 1 or negative.dim() != 2 or len(positive) != len(negative):
         raise GraphError(
             f"The scores are {tuple(positive.shape)} and {tuple(negative.shape)}; expected (K,) of positive pairs "
@@ -89,7 +89,7 @@ def roc_auc(positive: Tensor, negative: Tensor) -> float:
         negative = torch.where(negative.isnan(), torch.inf, negative.detach())
         positive = torch.where(positive.isnan(), -torch.inf, positive.detach())
         everywhere = torch.cat(exchange_tensors([negative] * group.world_size)).to(positive.device).sort().values
-        # Of each positive, the negatives below it and those up to it: together twice its wins.
+        # Negatives below each positive plus negatives up to it: twice the number of its wins.
         wins = sum(int(torch.searchsorted(everywhere, positive, right=equal).sum()) for equal in (False, True))
         twice_wins, count = all_sum((wins, len(positive)))
     compared = 2 * count * len(everywhere)

@@ -1,4 +1,4 @@
-"""`sar.print`, on one worker, and `sar.seed`, for all."""
+"""`sar.print`, for worker 0, and `sar.seed`, for all workers."""
 
 import builtins
 import random

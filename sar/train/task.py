@@ -1,4 +1,4 @@
-"""`sar.Task`: classes of nodes to learn, with a loss and metrics over the nodes of all workers."""
+"""`sar.Task`: node classification, with loss and metrics over the nodes of all workers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ class Task:
                 self.num_classes = all_max(int(self.labels.max()) if len(labels) else -1) + 1
             self._sizes = all_sum({name: int(mask.sum()) for name, mask in self.masks.items()})
             self._terms = all_sum({name: int(self._entries(name).sum()) for name in self.masks})
-            group.has_summed = has_summed  # a loss may still be one of its own: `gather_grads` warns of it
+            group.has_summed = has_summed  # a task does not mean that its loss is used: `gather_grads` still warns
 
     @classmethod
     def of(cls, data: PartitionData | Any, ntype: str | None = None) -> "Task":
@@ -187,7 +187,7 @@ class Task:
         return sum(areas) / len(areas) if areas else float("nan")
 
     def _entries(self, split: str) -> Tensor:
-        """Which labels count in a mask, of the shape of `labels`."""
+        """The labels that count in a mask, in the shape of `labels`."""
         return self.masks[split].unsqueeze(1) & self._known if self.multi_label else self.masks[split]
 
     def _check(self, logits: Tensor, split: str) -> None:
@@ -209,7 +209,7 @@ class Task:
         return {split: self._scores(counts[split], self._sizes[split]) for split in splits}
 
     def _counts(self, logits: Tensor, split: str) -> Tensor:
-        """For each class the labels predicted rightly, predicted, and there, (C, 3); below it right nodes, (1, 3)."""
+        """Labels predicted correctly, predicted, and true, by class, (C, 3); then the number of right nodes, (1, 3)."""
         mask = self.masks[split]
         logits, labels = logits[mask], self.labels[mask]
         if self.multi_label:
