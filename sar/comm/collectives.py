@@ -194,9 +194,9 @@ def copy_from_first(model: Module) -> None:
 
 
 def _refuse_own_rows(group: Group, call: str, model: Module) -> None:
-    """Raise an error for buffers of users' modules that differ and have, on all workers, as many rows as own nodes.
+    """Raise for buffers of users' modules that differ and have one row per own node or edge on all workers.
 
-    Modules of libraries hold none, and their buffers, such as running statistics, may happen to be as long.
+    Libraries' modules hold no such rows, but their buffers, such as running statistics, may have this length by chance.
     """
     buffers = {}
     for prefix, module in model.named_modules():
@@ -267,7 +267,7 @@ def _agree_on_model(
 ) -> bool:
     """Agree on a call over a model that has the same layout on all workers.
 
-    Returns whether `present` is the same, too.
+    Returns whether `present` is also the same.
     """
     refuse_sharded(model, call)
     for name, tensor in named:
@@ -293,8 +293,8 @@ def _agree_on_model(
                 )
     if group.replicas is None or not group.replicas.share(model, call) or model in _told_of_norms:
         return alike
-    # Warn of batch normalisation over each worker's own rows. DGL's layers are excluded, because they are patched, and
-    # so are those that the user meant when calling `sar.pyg.convert_norms`.
+    # Warn of batch normalisation over each worker's own rows, except in DGL's layers, which are patched, and in layers
+    # that the user has marked as local with `sar.pyg.convert_norms`.
     layers = [module for module in model.modules() if type(module).__module__.startswith("dgl.")]
     covered = {id(inner) for layer in layers for inner in layer.modules()}
     covered |= {id(module) for module in model.modules() if hasattr(module, "knows_its_rows")}

@@ -12,21 +12,20 @@ A wait ends in one of four ways:
 - `Config.timeout` passes, because the peer is frozen, its host has vanished, or it takes that long.
 
 `abort` first leaves a note with the reason in the store. A worker that loses a connection looks for the note, closes
-its own connections, so that the workers that wait for *it* get the error, too, and raises. Nobody polls during a
-transfer.
+its own connections, which passes the error to workers that wait for *it*, and raises. Nobody polls during transfers.
 
 [Note: recovery]
 After an error the group is stopped on every worker: each further call raises at once, or, on a worker that has not
-noticed yet, finds its connections closed. If workers went on by themselves, one worker's next step could meet the step
-that another one repeats. To go on, all call `Group.recover`. It begins a new *generation* with connections of its own,
-so that no message of the old one can arrive, and all agree on the step to go on from. A worker that makes another call
-instead gets an error. A worker that fails before the new connections exist leaves its note in the new generation, and
-the workers that wait for it read it. A death is final.
+noticed yet, finds its connections closed. If workers continued by themselves, one worker's next step could meet the
+step that another one repeats. To resume, all workers call `Group.recover`. It begins a new *generation* with new
+connections, in which no old message can arrive, and all agree on the step to resume from. A worker that makes another
+call instead raises an error. A worker that fails before the new connections exist leaves a note in the new generation,
+and the workers that wait for it read the note. A death is final.
 
 [Note: one thread at a time]
 If calls of two threads overlapped, their order could differ between workers. So a call belongs to the thread that
 agreed on it until its innermost `guard` ends. A call of another thread before that stops the group. Threads may make
-calls one after the other: autograd runs backwards on CUDA devices in a thread of its own.
+calls one after the other: autograd runs backwards on CUDA devices in a separate thread.
 """
 
 import hashlib
@@ -89,7 +88,7 @@ class Group:
         # Called by `sync_params` and `gather_grads` with the model and the call's name; raise if they refuse the model.
         self.model_checks: set[Callable[[Any, str], None]] = set()
         self.own_sizes: set[int] = set()  # of this worker's nodes and edges, whose rows `sync_params` does not replace
-        self.stopping = False  # whether a worker has told of a signal in an agreement: see `should_stop`
+        self.stopping = False  # whether a worker has reported a signal in an agreement: see `should_stop`
         self.has_summed = False  # whether the user has made a sum over workers, by which a loss may be divided
         self.counters = counters if counted else Statistics()
         self._transport = transport

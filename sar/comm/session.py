@@ -120,7 +120,7 @@ def master_port() -> int | None:
 def shut_down(group: Group, *, started: bool) -> None:
     """Join gloo's threads before the interpreter shuts down. During the shutdown, the process would sometimes abort."""
     if started and group.rank == 0 and group.world_size > 1 and group.failure is not None:
-        time.sleep(HEARD_SECONDS)  # this process hosts the store, where the others look for the error
+        time.sleep(HEARD_SECONDS)  # this process hosts the store, where other workers look for the error
     group.close()
     if started and dist.is_initialized():
         dist.destroy_process_group()

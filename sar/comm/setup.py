@@ -1,11 +1,11 @@
-"""How workers come together, in the order in which it happens: `connect`, and `nfs_ip_init` before it.
+"""Set-up of a job: `connect`, in the order of its steps, and `nfs_ip_init`, which precedes it.
 
 [Note: stale files]
 A file left by an earlier run must be detected. So worker 0 starts the job's store, puts a fresh nonce into it, and
 writes address, port and nonce to the file. The others trust a file only if a store at that address has the nonce; until
 then they read the file again. `initialize_comms` removes nonce and file once all workers are connected, so a run that
-has ended or is past its set-up confirms no file. Two runs that start on one file at the same time cannot be told apart:
-give each its own.
+has ended or is past its set-up confirms no file. Two runs that start on one file at the same time cannot be told apart;
+use one file per run.
 
 [Note: one job]
 Any process that reaches the port reaches the store, and workers of two jobs on one port would exchange data. So the
@@ -66,7 +66,7 @@ def connect(
 ) -> None:
     """Join this process to its job, with the arguments and errors of `sar.initialize_comms`.
 
-    If workers are to share this process, its memory is set up for them, and models are compared by them alone.
+    If workers are to share this process, its memory is configured for them, and only they compare models.
     """
     print_errors_briefly()  # before torch.distributed starts, which puts the rank before each line
     Config.validate()
@@ -280,6 +280,6 @@ def stop_announcing() -> None:
         if announced.file is not None:
             announced.store.delete_key("sar/nonce")
             with suppress(OSError):
-                if announced.nonce in announced.file.read_text():  # else it is somebody else's by now
+                if announced.nonce in announced.file.read_text():  # otherwise another run has replaced it
                     announced.file.unlink()
     announced_stores.clear()

@@ -70,8 +70,8 @@ class Spilled(NamedTuple):
 class Transport:
     """One worker's connections to all others, over which payloads travel from and to `device`.
 
-    This class itself carries nothing: every operation is done at once, as if all workers did the same as this one. That
-    is enough for a worker without others, and for plans.
+    This class itself carries nothing: every operation completes at once, as if all workers did the same as this one.
+    This suffices for a single worker, and for plans.
 
     All operations but `post` block. They raise RuntimeError, which `explain` turns into an error for the user, or
     CommunicationError. Each rank of a transport may stand for a process with several workers, `each` of them.

@@ -8,8 +8,8 @@ In these threads `initialize_comms` is already set up and returns. So the lines 
 [Note: watching turns]
 The main thread waits for the workers. If no turn passes and the process does not compute, it reports this after
 `STALL_SECONDS`, with the stack of every worker: most likely one waits for a lock that another holds across a
-distributed call. It ends them after half of `Config.timeout`, before other processes give this one up, and on Ctrl-C. A
-thread that does not end then is left behind with the process.
+distributed call. It ends them after half of `Config.timeout`, before other processes give up, and on Ctrl-C. Threads
+that do not end are abandoned with the process.
 """
 
 import ctypes
@@ -47,9 +47,9 @@ POLL_SECONDS = 0.1
 STALL_SECONDS = 30.0
 """Seconds without a turn after which a stall is reported for the first time, and again each time it has doubled."""
 AT_HAND = 0.25
-"""Share of the memory available before the first turn that rows read by all partitions may take."""
+"""Fraction of the memory available before the first turn, for rows that all partitions read."""
 OWN = 15 / 16
-"""Share of a budget for the processes' own memory; the rest is for pages of files that are in use."""
+"""Fraction of a budget for the processes' own memory; the rest is for pages of files in use."""
 GRACE = 10.0
 """Seconds that the workers have to end after an error."""
 BUSY = 0.05
@@ -61,7 +61,7 @@ class Wanted(NamedTuple):
 
     parts: int  # partitions of the graph; a process has one in memory at a time
     folder: Path  # folder of the spill files
-    memory: int | None = None  # bytes that the processes of this machine may take together; None: all that there is
+    memory: int | None = None  # limit in bytes for all processes of this machine; None: all available memory
 
 
 def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Wanted | None:
@@ -181,7 +181,7 @@ def run_in_turns(
     """Run `work(place)` as `size` workers of this process, and return the threads with their results and failures.
 
     `size` is V, the same in all processes. `folder` is for tensors out of memory; None keeps all tensors in memory.
-    `memory` is the budget of this machine's processes together, see [Note: budget]; None: what is available.
+    `memory` is the budget of all processes of this machine, see [Note: budget]; None: all available memory.
     """
     process = session.current_group()
     if process.device.type != "cpu":
@@ -269,7 +269,7 @@ class WorkerThreads:
     def run(self, others_work: Callable[[], bool] = lambda: False) -> None:
         """Run all workers to their end: see [Note: watching turns].
 
-        `others_work` returns whether this process waits for another process, which is not a stall of its own.
+        `others_work` returns whether this process waits for another process, which does not count as a stall.
         """
         self.results = [None] * self.turns.size
         for place in range(self.turns.size):

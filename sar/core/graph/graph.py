@@ -324,7 +324,7 @@ def layer_inputs(
 
 
 def own_rows(context: CallContext, values: Tensor) -> Tensor:
-    """The rows of the destinations among (N_src, ...) values: on a message flow graph they come first."""
+    """The rows of the destinations among (N_src, ...) values, which come first on a message flow graph."""
     return values[: context.relation.num_dst] if context.structure.is_block else values
 
 
