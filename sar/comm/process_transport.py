@@ -112,9 +112,9 @@ class ProcessTransport(Transport):
         if own != self._mark or strangers:
             self._notes = dist.PrefixStore(f"sar/{self._mark}", self._store)  # the job goes on without this worker
             raise CommunicationError(
-                f"{self._mark} does not go with {own if own != self._mark else strangers[0]}: the workers of a job "
-                "have different ranks, and name one world size. If these are two jobs, give each a port or a "
-                "SAR_JOB_ID of its own."
+                f"{self._mark} does not fit {own if own != self._mark else strangers[0]}: the workers of a job "
+                "have different ranks and the same world size. If these are two jobs, use a different port or "
+                "SAR_JOB_ID for each."
             )
         self._absent = [rank for rank, mark in enumerate(marks) if mark is None]
         gone = self._read([f"left/{rank}" for rank in self._absent])

@@ -53,18 +53,18 @@ def find_damage(folder: Path) -> Iterator[str]:
         return
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         yield (
-            f"{path} holds no checksums that this version of sar knows ({error}). Copy it again, or remove it to go "
-            "without."
+            f"{path} holds no checksums that this version of sar knows ({error}). Copy it again, or remove it to skip "
+            "this check."
         )
         return
-    mend = f"Copy it again, or partition again; if it was changed on purpose, remove {SUMS} beside it."
+    mend = f"Copy it again, or partition again; if it was changed on purpose, remove {SUMS} next to it."
     for file, (size, crc) in files.items():
         try:
             if not file.is_file():
-                yield f"{file} is missing, of which {path} has the checksum. {mend}"
+                yield f"{file} is missing, but {path} has its checksum. {mend}"
             elif (found := file.stat().st_size) != size:
                 yield f"{file} has {found} bytes, but {size} were written. {mend}"
             elif file_sum(file) != crc:
-                yield f"{file} is not what was written: the checksum is another. {mend}"
+                yield f"{file} is not what was written: its checksum does not match. {mend}"
         except OSError as error:
             yield f"Cannot read {file} ({error.strerror}). Copy it again."

@@ -164,8 +164,8 @@ class FeatureFiles:
             raise PartitionError(f"{path} has {key!r}; expected the types {', '.join(self.type_ids)}. {REWRITE}")
         if stored.shape[:1] != (self.counts[type_id],):
             raise PartitionError(
-                f"{key!r} in {path} has shape {tuple(stored.shape)}; expected {self.counts[type_id]} rows, as many as "
-                f"the partition has {self.what} of this type. {REWRITE}"
+                f"{key!r} in {path} has shape {tuple(stored.shape)}; expected {self.counts[type_id]} rows, one "
+                f"for each of the partition's {self.what} of this type. {REWRITE}"
             )
         is_bool = stored.dtype == np.uint8 and (name in SPLIT or key in self.spec.bool_fields)
         return Feature(type_id, name, stored, is_bool)

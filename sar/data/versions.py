@@ -286,7 +286,7 @@ def find_rows(version: Version, key: str, wanted: Rows) -> None:
             break
         saved = version.read(rank)["rows"].get(key)
         if not saved:
-            raise CheckpointError(f"{version.path} has no rows of these embeddings; load as many as were saved.")
+            raise CheckpointError(f"{version.path} has no rows of these embeddings; load those that were saved.")
         if saved["names"] != wanted.names:
             raise CheckpointError(
                 f"{version.path} has rows by {saved['names']}; this worker asks for them by {wanted.names}. Global IDs "

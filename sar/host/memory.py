@@ -19,7 +19,7 @@ def parse_bytes(text: str) -> int:
     """Parse 8GiB (powers of 1024), 500MB or 500M (powers of 1000), or 500B. A number without a unit is rejected."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?=[KMGTB])([KMGT]?)(i)?B?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise ConfigError(f"{text!r} is no size; expected a number and a unit, such as 8GiB or 500MB")
+        raise ConfigError(f"{text!r} is not a size; expected a number and a unit, such as 8GiB or 500MB")
     number, unit, binary = found.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
 

@@ -167,8 +167,8 @@ class SpillFile:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return SpillError(f"The file of spilled tensors in {self.folder} cannot be read or written: {error}.")
         return SpillError(
-            f"There is no room in {self.folder} for {more / 1e6:,.1f} MB of spilled tensors beside the "
-            f"{self.disk.space / 1e6:,.1f} MB that are there ({error.strerror}). Name a folder on a larger disk."
+            f"There is no space in {self.folder} for {more / 1e6:,.1f} MB of spilled tensors in addition to the "
+            f"present {self.disk.space / 1e6:,.1f} MB ({error.strerror}). Choose a folder on a larger disk."
         )
 
     def start(self, work: Callable[..., None], *args: Any) -> Transfer:

@@ -192,10 +192,10 @@ def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
         if values.shape != (count,) or values.dtype.kind not in "biu":
             expected = {name: count for name, (_, count) in spans.items()}
             form = f"shape {values.shape} and type {values.dtype} for {ntype!r}"
-            raise ConfigError(f"balance_ntypes has {form}; expected integers, as many as there are nodes: {expected}.")
+            raise ConfigError(f"balance_ntypes has {form}; expected one integer per node: {expected}.")
         for value in np.unique(values)[: _MOST_KINDS + 1]:
             mine = kinds[f"{ntype} of kind {value}"] = np.zeros(graph.total_nodes, np.bool_)
             mine[first : first + count] = values == value
     if len(kinds) > _MOST_KINDS:
-        raise ConfigError(f"balance_ntypes has more than {_MOST_KINDS} kinds of nodes; expected at most so many.")
+        raise ConfigError(f"balance_ntypes has more kinds of nodes than the limit of {_MOST_KINDS}; merge some.")
     return kinds

@@ -87,7 +87,7 @@ def run_assignment(
     Raises the errors of `run_partition`.
     """
     if assigning.write_assignment is None:
-        raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
+        raise ConfigError("only the assignment was requested; name a directory for it: --write-assignment DIR.")
     with new_directory(assigning.write_assignment) as directory:
         progress("reading the input", 0.0)
         graph = source(directory.scratch / "input")

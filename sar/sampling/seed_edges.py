@@ -88,7 +88,7 @@ def look_up_edges(
     own = torch.cat([relation.ids for relation in source.relations]).sort().values
     if bool((own.diff() == 0).any()):
         raise GraphError(
-            "Several edges have one ID, in `graph.edata[dgl.EID]`; seeds need edges with IDs of their own."
+            "Several edges have the same ID in `graph.edata[dgl.EID]`; seeds need edges with distinct IDs."
         )
     ranges = group.gather_numbers([int(own[0]), int(own[-1])] if len(own) else [0, -1], "edge IDs")
     asked = [

@@ -98,7 +98,7 @@ def count_graph(path: StrPath, *, in_width: int | None = None, num_classes: int 
             widths |= {one.type: math.prod(one.shape) for one in inputs if len(one.shape) == 1}
         if not widths:
             raise ConfigError(
-                "there is no node feature 'feat' of one dimension; say how wide the input is: --features F."
+                "there is no node feature 'feat' of one dimension; pass the width of the input: --features F."
             )
     else:
         widths = dict.fromkeys(report.num_nodes, in_width)
@@ -106,7 +106,7 @@ def count_graph(path: StrPath, *, in_width: int | None = None, num_classes: int 
         labels = {one.name for one in report.features if one.of == "nodes" and one.shape in ((), (1,))}
         label = next((name for name in LABELS if name in labels), None)
         if label is None:
-            raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
+            raise ConfigError("there is no node feature 'label'; pass the number of classes: --classes C.")
         num_classes = int(largest_value(path, label)) + 1
     return GraphCounts(
         info=GraphInfo(spec.node_types, spec.edge_types, report.num_nodes, widths, num_classes),

@@ -88,8 +88,8 @@ class Task:
             name = "y" if f"{prefix}y" in data and f"{prefix}label" not in data else "label"
             if name not in data:
                 raise FieldError(
-                    f"There are no labels {prefix + name!r}; there is {sorted(data.node_features)}. Give labels and "
-                    "masks, sar.Task(labels, {'train': mask})."
+                    f"There are no labels {prefix + name!r}; found {sorted(data.node_features)}. Pass labels and "
+                    "masks: sar.Task(labels, {'train': mask})."
                 )
             labels = suffix_key_lookup(data.node_features, prefix + name)
             names = [name for name in SPLIT if prefix + name in data]
@@ -197,7 +197,7 @@ class Task:
         if rows != len(self.labels) or columns < self.num_classes or (self.multi_label and columns > self.num_classes):
             raise FieldError(
                 f"The logits are {tuple(logits.shape)}; expected {(len(self.labels), self.num_classes)}: this worker's "
-                "nodes, and classes, of which a yes-or-no question has two."
+                "nodes, and the classes, which are two for binary classification."
             )
 
     @torch.no_grad()

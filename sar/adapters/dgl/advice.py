@@ -30,7 +30,7 @@ _INSTEAD = {
         "edge_subgraph in_subgraph khop_in_subgraph khop_out_subgraph node_subgraph prop_edges prop_nodes pull push "
         "send_and_recv subgraph to_block"
     ),
-    "sar.DataLoader samples the whole graph, with sar.DistNeighborSampler and others": (
+    "sar.DataLoader samples the whole graph, with sar.DistNeighborSampler or sar.EdgePredictionSampler": (
         "node2vec_random_walk random_walk sample_etype_neighbors sample_labors sample_neighbors "
         "sample_neighbors_biased sample_neighbors_fused select_topk"
     ),
@@ -48,12 +48,12 @@ _INSTEAD = {
         "edge_attr_schemes get_edge_storage get_node_storage materialize_data node_attr_schemes set_e_initializer "
         "set_n_initializer"
     ),
-    "use graph.local_var(), which has features of its own": "clone",
+    "use graph.local_var(), which has separate features": "clone",
     "use graph.to(device), which moves the graph and its features": (
         "cpu is_pinned pin_memory_ record_stream shared_memory unpin_memory_"
     ),
-    "leave it out; edges are kept in one format, and IDs are int64": "astype create_formats_ formats int long",
-    "leave it out; the graph is one, not a batch": "batch_num_edges set_batch_num_edges set_batch_num_nodes",
+    "omit it; edges are stored in one format, and IDs are int64": "astype create_formats_ formats int long",
+    "omit it; the graph is not a batch of graphs": "batch_num_edges set_batch_num_edges set_batch_num_nodes",
     "ntypes, srctypes, dsttypes and canonical_etypes list all types": (
         "get_etype_id get_ntype_id get_ntype_id_from_dst get_ntype_id_from_src is_unibipartite metagraph"
     ),

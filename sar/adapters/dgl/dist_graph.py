@@ -112,8 +112,7 @@ class _ServedPartition(NamedTuple):
                 f"The graph in this machine's shared memory, with {len(own)} own nodes, does not fit its partition "
                 f"book; expected, for partition {served.part}, the nodes [{start}, {end}) and the edges [{first}, "
                 f"{last}) into them. Servers of several partitions on one host overwrite each other's memory, unless "
-                "each has a /dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned "
-                "again."
+                "each has a separate /dev/shm; a graph partitioned without halo (num_hops=0) must be partitioned again."
             )
         return served
 

@@ -261,7 +261,7 @@ def normalising_together(original: Forward, layer: Any, graph: Any, *args: Any, 
     modules: list[Any] = [norm for norm in norms if norm.training or norm.running_mean is None]
     for module in modules:
         if _FORWARD in vars(module) or type(module).forward is not nn.BatchNorm1d.forward:
-            raise GraphError(f"{module} has a forward of its own; expected torch's, or a sar.DistributedBN1D.")
+            raise GraphError(f"{module} overrides forward; expected torch's, or a sar.DistributedBN1D.")
     for module in modules:
         module.__dict__[_FORWARD] = partial(normalise, module, group=graph._structure.group)
     try:
@@ -420,8 +420,8 @@ def _refuse(original: Forward, graph: GraphShardManager, *args: Any, **kwargs: A
 
 def _refuse_to_explain(original: Forward, explainer: Any, *_: Any, **__: Any) -> Any:
     raise GraphError(
-        f"{type(explainer).__name__}.{original.__name__} takes no distributed graph, as each worker would learn a mask "
-        "of its own. Explain on one machine: with the graph before it is partitioned, and the model of any worker."
+        f"{type(explainer).__name__}.{original.__name__} takes no distributed graph, because each worker would learn "
+        "a separate mask. Explain on one machine, with the graph before partitioning and the model of any worker."
     )
 
 

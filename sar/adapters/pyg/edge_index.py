@@ -142,7 +142,7 @@ class NodeNumbers(GuardedTensor):
 
     numbering: Numbering
     handlers: ClassVar[Handlers] = dict(GuardedTensor.handlers)  # operations.py adds more
-    what = "sources of a distributed edge_index, which have numbers of their own on each worker"
+    what = "sources of a distributed edge_index, which each worker numbers separately"
     advice = (
         "To add up values at sources, call torch_geometric.utils.scatter(values, edge_index[0], 0, num_nodes). Do "
         "other things before the graph is partitioned."

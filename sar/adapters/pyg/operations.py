@@ -70,7 +70,7 @@ def _are_destinations(ends: Any, sources: Tensor) -> bool:
         source, _, target = sources.numbering.relation.etype
         raise GraphError(
             f"The sources of a distributed edge_index, nodes of {source!r}, were compared with its destinations, nodes "
-            f"of {target!r}, which have numbers of their own. Call layers with add_self_loops=False on such edges."
+            f"of {target!r}, which are numbered separately. Call layers with add_self_loops=False on such edges."
         )
     return True
 
@@ -164,8 +164,8 @@ def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
             if not isinstance(value, NodeNumbers) and not torch.equal(value, loops):
                 found, expected = tuple(value.shape), tuple(loops.shape)
                 raise refuse(
-                    f"cat with plain numbers, {found}, but for self-loops of all of this worker's nodes, {expected}, "
-                    "which a layer makes by the rows of x (num_nodes), of which each of these nodes has one,"
+                    f"cat with plain numbers, {found}, except for self-loops of all of this worker's nodes, "
+                    f"{expected}, which layers create from the rows of x (num_nodes), one per node,"
                 )
         return DistributedEdgeIndex.of(torch.cat(numbers, 1), numbering, ours[0].num_dst)
     known = (isinstance(value, NodeNumbers) or any(_are_destinations(value, each) for each in ours) for value in values)

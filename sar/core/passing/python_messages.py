@@ -344,8 +344,8 @@ class PythonCall(TileCall):
         if not fingerprint.equals(self.fingerprint):
             raise GraphError(
                 f"{self.name} makes other messages in the backward, where it runs again, than in the forward: it keeps "
-                "state, draws from a random generator of its own, or reads something that has changed. Let it use the "
-                "default generators of torch, numpy or Python, and set what changes as a field; on a GPU, also call "
+                "state, uses its own random generator, or reads something that has changed. Use the default generators "
+                "of torch, numpy or Python, and store changing values as features; on a GPU, also call "
                 "torch.use_deterministic_algorithms(True)."
             )
         return [*totals.src, *totals.dst, *totals.edge, *of_captured]

@@ -110,7 +110,7 @@ def assign(
     """
     if not isinstance(options.parts, int):
         if options.assignment is not None:
-            raise ConfigError(f"'{options.assignment}' has a number of parts of its own; name that number.")
+            raise ConfigError(f"'{options.assignment}' has a fixed number of parts; pass this number.")
         parts, why = options.parts(graph)
         assigned = assign(replace(options, parts=parts), graph, scratch, memory, progress)
         return assigned._replace(why=why)

@@ -67,10 +67,10 @@ def read_assignment(
             if file.exists() and file.stat().st_size:
                 table = np.loadtxt(file, np.int64, comments=None, ndmin=2, encoding="utf-8")
         except ValueError as error:
-            raise ConfigError(f"'{file}' is no list of parts, one on each line: {error}") from error
+            raise ConfigError(f"'{file}' is not a list of parts, one per line: {error}") from error
         if table.shape != (len(of_type), 1):
             found = f"{len(table)} lines of {table.shape[1]} numbers"
-            raise ConfigError(f"'{file}' has {found}; expected {len(of_type)} of one, a line per '{ntype}' node.")
+            raise ConfigError(f"'{file}' has {found}; expected {len(of_type)} of one, one per '{ntype}' node.")
         check_parts(table[:, 0], len(of_type), num_parts, f"'{file}'")
         of_type[:] = table[:, 0]
     return Assignment(parts, num_parts, algo_name)
@@ -93,7 +93,7 @@ def _read_meta(file: Path, expected: int | None) -> tuple[int, str]:
     except FileNotFoundError as error:
         if expected is not None:
             return expected, ""
-        raise ConfigError(f"there is no file '{file}'; write it, or say the number of parts.") from error
+        raise ConfigError(f"there is no file '{file}'; write it, or pass the number of parts.") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"'{file}' is not JSON: {error}") from error
     num_parts = meta.get("num_parts") if isinstance(meta, dict) else None

@@ -41,7 +41,7 @@ def open_chunked(path: Path, how: Reading) -> GraphSource:
     except OSError as error:
         raise unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
-        raise PartitionError(f"{path} is no JSON file: {error}. Write or copy it again.") from error
+        raise PartitionError(f"{path} is not a JSON file: {error}. Write or copy it again.") from error
     if not isinstance(content, dict):
         raise PartitionError(f"{path} holds a {type(content).__name__}; expected an object with node_type and so on.")
     meta = _Metadata(path, content)

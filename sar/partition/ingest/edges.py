@@ -149,7 +149,7 @@ def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> NpyFile:
     source, destination = (1, 0) if is_turned else (0, 1)
     if arrays[0].shape != arrays[1].shape:
         raise PartitionError(
-            f"{files[0]} has {arrays[0].shape[0]} rows and {files[1]} {arrays[1].shape[0]}; expected as many sources "
-            "as destinations. One of them may be truncated."
+            f"{files[0]} has {arrays[0].shape[0]} rows and {files[1]} {arrays[1].shape[0]}; expected the same "
+            "number of sources and destinations. One file may be truncated."
         )
     return NpyFile(f"{files[source]} with {files[destination].name}", [arrays[source], arrays[destination]])

@@ -103,7 +103,7 @@ def features_by_type(
         if kind not in found or not name:
             raise ConfigError(
                 f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(types)}"
-                f"{' (or NAME alone)' if len(types) == 1 else ''}."
+                f"{' (or just NAME)' if len(types) == 1 else ''}."
             )
         found[kind][name] = select(files, text, "ids" if name == GIVEN_ID else "feature")
     return found
@@ -165,10 +165,10 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
         if name in SPLIT:
             hint = f" A list of the IDs of nodes is named with --{name.partition('_')[0]}-nodes FILE."
         elif source.format == "text" and abs(num_rows - rows) == 1:
-            hint = " Whether its first line is a row, or names columns, is told with --header or --no-header."
+            hint = " If its first line was misread, use --header or --no-header."
         raise PartitionError(
-            f"{source.shown} has {num_rows} rows; expected {rows}, as many as there are nodes or edges of the type "
-            f"that '{key}' belongs to. Correct the file, or the number of nodes.{hint}"
+            f"{source.shown} has {num_rows} rows; expected {rows}, one for each node or edge of the type "
+            f"of '{key}'. Correct the file, or the number of nodes.{hint}"
         )
     return column
 
@@ -236,8 +236,8 @@ def _as_rows(batch: Batch) -> Array:
     for column in columns if len(dtypes) > 1 and dtype.kind == "f" else ():
         if column.dtype.kind in "iu" and ((column > 2**53) | (column < -(2**53))).any():
             raise PartitionError(
-                f"{batch.where(0)} and following: integers beyond 2**53 would change beside columns of other types "
-                f"({', '.join(map(str, dtypes))}). Make them a feature of their own."
+                f"{batch.where(0)} and following: integers beyond 2**53 would change next to columns of other types "
+                f"({', '.join(map(str, dtypes))}). Make them a separate feature."
             )
     return np.stack([column.astype(dtype, copy=False) for column in columns], axis=1)
 

@@ -69,10 +69,10 @@ def with_masks(
     for mask, nodes in lists:
         by_type = nodes if isinstance(nodes, Mapping) else dict.fromkeys(graph.num_nodes, nodes)
         if not by_type.keys() <= graph.num_nodes.keys() or (by_type is not nodes and len(by_type) > 1):
-            raise ConfigError(f"the nodes of {mask} are to be by type; expected some of {', '.join(graph.num_nodes)}.")
+            raise ConfigError(f"the nodes of {mask} must be by type; expected some of {', '.join(graph.num_nodes)}.")
         for ntype, of_type in by_type.items():
             if mask in node_data.setdefault(ntype, {}):
-                raise ConfigError(f"'{ntype}' has {mask} already; leave it or the list of nodes out.")
+                raise ConfigError(f"'{ntype}' already has {mask}; omit it or the list of nodes.")
             node_data[ntype][mask] = mask_of(mask, of_type, ntype)
     return replace(graph, node_data=node_data)
 
@@ -101,7 +101,7 @@ def mask_of_files(mask: str, source: InputFiles, num_nodes: int, given: Column |
             wanted = ids.cast(pyarrow.int64()).to_numpy()
         except pyarrow.ArrowInvalid as error:
             raise PartitionError(
-                f"{source.shown} has other things than integers ({error}); expected IDs of nodes."
+                f"{source.shown} has values that are not integers ({error}); expected IDs of nodes."
             ) from error
     if twice := [one["values"].as_py() for one in ids.value_counts() if one["counts"].as_py() > 1][:1]:
         raise PartitionError(
@@ -146,7 +146,7 @@ def with_split(graph: GraphSource, shares: Sequence[float] = (0.6, 0.2, 0.2), se
         fields: Mapping[str, Column] = node_data.get(ntype, {})
         there = [name for name in SPLIT if name in fields]
         if there:
-            raise ConfigError(f"'{ntype}' has {', '.join(there)} already; leave these or the split out.")
+            raise ConfigError(f"'{ntype}' already has {', '.join(there)}; omit these or the split.")
         has_numbers = LABEL in fields and fields[LABEL].shape[1:] in ((), (1,))
         chosen = np.ones(graph.num_nodes[ntype], np.bool_)
         if has_numbers:

@@ -81,7 +81,7 @@ def _from_stores(graph: Any) -> GraphSource:
     names = {name for store in graph.stores for name in store if (id(store), name) not in kept} - set(_NO_FIELDS)
     if names:
         left_out = ", ".join(sorted(names))
-        warnings.warn(f"{left_out}: left out, as they are no attributes of nodes or edges.", stacklevel=4)
+        warnings.warn(f"{left_out}: skipped, because they belong neither to nodes nor to edges.", stacklevel=4)
     return GraphSource(num_nodes, edges, node_data, edge_data)
 
 

@@ -112,8 +112,8 @@ def open_graph(
         unused = [num_nodes, ids, columns, *(() if tables else (delimiter, header))]
         if any(option is not None for option in unused):
             raise ConfigError(
-                f"'{path}' says itself what is in it; expected no number of nodes, --ids or --columns, and "
-                "--delimiter or --header only for features beside it."
+                f"'{path}' describes its own content; expected no number of nodes, --ids or --columns, and "
+                "--delimiter or --header only for additional features."
             )
         if len(whole.files) != 1:
             raise ConfigError(f"'{path}' names {len(whole.files)} files of the format {whole.format!r}; expected one.")
@@ -240,8 +240,8 @@ def _open_mapped(
     for ntype, sources in node_features.items():
         if sources and ntype not in tables:
             raise ConfigError(
-                f"the rows of '{ntype}/{next(iter(sources))}' belong to nodes that are numbered (--ids map), and which "
-                f"these are is not known. Name the IDs of its rows, too: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
+                f"the rows of '{ntype}/{next(iter(sources))}' belong to nodes with mapped IDs (--ids map), but their "
+                f"IDs are unknown. Also name the IDs of the rows: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
             )
     mapped = map_ids(edges, tables, how.scratch)
     node_data = {}
@@ -269,5 +269,5 @@ def _joined(there: Mapping[T, Mapping[str, Column]], more: Mapping[T, Mapping[st
     for kind in more:
         if both := sorted(there.get(kind, {}).keys() & more[kind].keys()):
             name = kind if isinstance(kind, str) else ":".join(kind)
-            raise ConfigError(f"'{name}' has the fields {', '.join(both)} already; name the new ones otherwise.")
+            raise ConfigError(f"'{name}' already has the fields {', '.join(both)}; rename the new ones.")
     return {kind: {**there.get(kind, {}), **more.get(kind, {})} for kind in {**there, **more}}

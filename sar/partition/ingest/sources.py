@@ -166,7 +166,7 @@ def format_of(files: Sequence[Path], format: str | None, among: Sequence[str] = 
     formats = {format} if format else {_format_of(file, among) for file in files}
     if len(formats) > 1:
         raise ConfigError(
-            f"'{files[0]}' and the files beside it are of different formats ({', '.join(sorted(formats))}); expected "
+            f"'{files[0]}' and the other files have different formats ({', '.join(sorted(formats))}); expected "
             "one format for all. Name the files by a pattern, for instance 'edges/*.csv'."
         )
     return formats.pop()

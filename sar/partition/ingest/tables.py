@@ -160,7 +160,7 @@ def _end_columns(table: Table, wanted: Sequence[str | int] | None) -> list[int]:
     if wanted is not None:
         src, dst = (_find_column(table, column) for column in wanted)
         if src == dst:
-            raise ConfigError(f"sources and destinations are both to come from column {names[src]!r} of {path}.")
+            raise ConfigError(f"sources and destinations both come from column {names[src]!r} of {path}.")
         return [src, dst]
     if table.has_names and (ends := _named_ends(names)) is not None:
         return ends

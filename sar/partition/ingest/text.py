@@ -134,7 +134,7 @@ class TextTable:
 
     def _check_ends(self, text: bytes) -> None:
         if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
-            raise PartitionError(f"{self.path} has lines that end in CR alone; expected LF or CR LF. Convert it.")
+            raise PartitionError(f"{self.path} has lines that end in just CR; expected LF or CR LF. Convert it.")
 
     def _misread_lines(self) -> re.Pattern[bytes] | None:
         """Lines that pyarrow would misread: quotes that do not enclose a field, or a tab if the detected delimiter is a
