@@ -1,13 +1,13 @@
-"""The loader: batches of a worker's seeds, in step with all other workers, in the loop itself or by a thread.
+"""The loader: batches of a worker's seeds, sampled together with all other workers, in the loop or in a thread.
 
 [Note: a thread ahead]
 Sampling a batch takes several exchanges among all workers. So the threads of all workers form a second group, with
-connections of its own: its messages cannot meet those of training. Before each batch the threads agree on it, and each
-says whether its worker has left the loop. If any has, none of them samples that batch, so that no thread waits for one
-that has stopped; a worker that goes on regardless gets an error. An error in a thread stops the second group, so that
-all threads hear of it, and each raises it in the loop of its own worker.
+separate connections: its messages cannot meet those of training. Before each batch the threads agree on it, and on
+whether a worker has left its loop. If any worker has, no thread samples this batch, so no thread waits for one that has
+stopped; a worker that continues regardless raises an error. An error in a thread stops the second group and reaches all
+threads, and each raises it in the loop of its worker.
 
-Kernels and waits release Python's lock, so a thread is enough to use another core.
+Kernels and waits release Python's lock, so a thread can use another core.
 """
 
 import atexit
@@ -197,7 +197,7 @@ class DataLoader:
         """Let a thread sample: see [Note: a thread ahead]. It stays for the next epoch."""
         with session.current_group().guard() as group:
             source = self._sampler.prepare(self._graph, self._call)
-            thread, self._thread = self._thread, None  # so that another iteration meanwhile has a thread of its own
+            thread, self._thread = self._thread, None  # so that a concurrent iteration uses a separate thread
             number = 0 if thread is None or thread.group.failure is not None else thread.number
             if set(group.agree(self._call, number)) != {number} or thread is None or not number:
                 thread = SamplingThread(self._num_workers)
@@ -237,7 +237,7 @@ class SamplingThread(threading.Thread):
         self.group.close()
 
     def sample(self, source: SamplingSource, batches: Sequence[tuple[Tensor, int]]) -> Iterator[Batch]:
-        """Sample an epoch, batches of these seeds and keys; errors of this thread and of others are raised here."""
+        """Sample an epoch with batches of these seeds and keys. Raises errors of this thread and of other workers."""
         epoch = self._sampling = _Epoch(source, batches, threading.Semaphore(self._ahead))
         self._epochs.put(epoch)
         try:
@@ -254,7 +254,7 @@ class SamplingThread(threading.Thread):
             self._sampling = None
 
     def end(self) -> None:
-        """Let the thread end: at once, or if an epoch is not finished, as soon as the other workers know."""
+        """Let the thread end at once, or in an unfinished epoch after the other workers have been told."""
         self._epochs.put(None)
         if self._sampling is not None:
             self._sampling.leave()
@@ -262,16 +262,16 @@ class SamplingThread(threading.Thread):
 
 @dataclass(eq=False)
 class _Epoch:
-    """The batches of an epoch on their way from the thread to the loop."""
+    """The batches of an epoch, passed from the thread to the loop."""
 
     source: SamplingSource
     batches: Sequence[tuple[Tensor, int]]  # seeds and key of each
-    allowed: threading.Semaphore  # batches that the thread may still make
+    allowed: threading.Semaphore  # batches that the thread may still sample
     made: "queue.SimpleQueue[Batch | BaseException]" = field(default_factory=queue.SimpleQueue)
     left: bool = False  # whether the loop has been left
 
     def make(self, group: Group) -> None:
-        """Sample the batches, in the thread; an error takes the place of a batch."""
+        """Sample the batches, in the thread; an error replaces a batch."""
         try:
             for seeds, key in self.batches:
                 self.allowed.acquire()
@@ -286,7 +286,7 @@ class _Epoch:
             self.made.put(error)
 
     def leave(self) -> None:
-        """Let the thread tell the others that no more batches are wanted."""
+        """Let the thread tell other workers that no more batches are needed."""
         self.left = True
         self.allowed.release()
 
