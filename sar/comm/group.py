@@ -150,7 +150,7 @@ class Group:
         self._connected = True
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
-        """Tell all workers, once, that this one cannot go on, and why: see [Note: agreement and failure]."""
+        """Tell all workers, once, why this one cannot continue: see [Note: agreement and failure]."""
         told = f"{self._transport.name(self.rank).capitalize()} raised {type(error).__name__}: {error}"
         if isinstance(error, CommunicationError):
             self.stop(Failure(str(error), told, final or error.final))
@@ -298,7 +298,7 @@ class Group:
         return self.wait_for(self._transport.post, call, inbound, outbound, tag, peer=message.peer)
 
     def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Send `buffers[q]` to every worker q; return the buffers sent to this one, by rank, its own one uncopied.
+        """Send `buffers[q]` to every worker q; return received buffers by rank. The worker's own buffer is not copied.
 
         The workers must have agreed on a call, which may have several such exchanges. Received data is written to
         `into`. Without it, buffers are bytes in CPU memory that begin with their number as an int64.
@@ -315,14 +315,14 @@ class Group:
     def share(
         self, read: Sequence[Tensor], added_to: Sequence[Tensor], call: str, *, in_order: bool = False
     ) -> dict[int, Shared]:
-        """Share tensors with `local_peers`, until all call this again; return those of each, by rank.
+        """Share tensors with `local_peers`, until all call this again; return the tensors of each, by rank.
 
-        They read some, which nobody changes, and add to others. If `in_order`, they go on in the order of their ranks.
+        They read some tensors, which are constant, and add to others. With `in_order`, they continue in order of ranks.
         """
         return self.swap(self._transport.shared(read, added_to), call, in_order=in_order)
 
     def swap(self, brought: T, call: str, *, in_order: bool = False) -> dict[int, T]:
-        """What each worker of this process has brought, by rank; in an agreed call."""
+        """Gather the contributions of this process's workers, by rank; in an agreed call."""
         if self._alone:
             return {self.rank: brought}
         swapped = self.wait_for(partial(self._transport.swap, brought, in_order=in_order), call)
@@ -331,7 +331,7 @@ class Group:
     def new_name(self, call: str) -> str:
         """A random name, drawn by worker 0 for all workers and unique to this job; only inside an agreed call.
 
-        A counter would not do, because a restarted job finds the store and the files of the run before it.
+        A counter would not be unique, because a restarted job finds the store and the files of the run before it.
         """
         return f"{self.gather_numbers(secrets.randbits(62), call)[0]:x}"
 

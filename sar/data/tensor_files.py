@@ -153,7 +153,7 @@ class ArraySpec(NamedTuple):
 
 
 class FileLayout:
-    """A file's bytes but for the values of its arrays; the methods that append are those of `Cursor`."""
+    """The bytes of a file except the values of its arrays. Methods that append are named as in `Cursor`."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, bytes] = {}  # bytes between the arrays, by offset
@@ -169,7 +169,7 @@ class FileLayout:
         self._add(text.encode())
 
     def zeros(self, until: int) -> None:
-        """Fill the file up to a place."""
+        """Fill the file with zeros up to an offset."""
         self._size = until
 
     def array(self, name: str, spec: ArraySpec) -> None:
@@ -193,7 +193,7 @@ class FileLayout:
         self._size += len(piece)
 
     def create(self, path: Path) -> None:
-        """Make the file, or make it anew, with zeros for the values."""
+        """Create or overwrite the file, with zeros for the values."""
         with path.open("wb") as file:
             for offset, piece in self._pieces.items():
                 file.seek(offset)
@@ -207,7 +207,7 @@ class FileLayout:
 
 
 def tensor_file_layout(specs: Mapping[str, ArraySpec]) -> FileLayout:
-    """A file of tensors by name, as `dgl.data.utils.load_tensors` reads it."""
+    """The layout of a file of tensors by name, for `dgl.data.utils.load_tensors`."""
     layout = FileLayout()
     layout.numbers("QQQ", TENSOR_FILE_MARK, len(specs), len(specs))
     for name, spec in specs.items():
@@ -217,7 +217,7 @@ def tensor_file_layout(specs: Mapping[str, ArraySpec]) -> FileLayout:
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type as which DGL's files hold a field: little-endian, and uint8 for bool; `ConfigError` if they cannot."""
+    """The dtype of a field in DGL's files: little-endian, and uint8 for bool; `ConfigError` if not supported."""
     stored = np.dtype(np.uint8) if dtype.kind == "b" else dtype.newbyteorder("<")
     if stored not in _CODES:
         raise ConfigError(f"its type is {dtype}; expected uint8, signed integers, floats of up to 64 bits, or bool.")

@@ -1,11 +1,11 @@
-"""Versioned saves of all workers to one folder, each complete or absent; and rows of nodes in them.
+"""Versioned saves of all workers to one folder, each complete or absent, with rows of nodes.
 
 [Note: versions]
-A version is a directory with a file of every worker, one that is the same for all, and a manifest. Workers write to a
-draft beside it and wait until the disk has their files. Then worker 0 adds the manifest, with sizes and sums, gives the
-directory its name and only then removes older versions. So a kill at any moment leaves the last version, and at most a
-draft, which the next save removes. A version is read once all its files agree with the manifest. All workers have to
-see one folder, as over NFS, and one job at a time writes to it.
+A version is a directory with one file per worker, one shared file, and a manifest. Workers write to a draft in the same
+folder and wait until their files are on disk. Then worker 0 adds the manifest, with sizes and checksums, renames the
+directory and only then removes older versions. So a kill at any moment leaves the last version, and at most a
+draft, which the next save removes. A version is only read if all of its files match the manifest. All workers must
+share the folder, for example over NFS, and only one job at a time may write to it.
 """
 
 import json

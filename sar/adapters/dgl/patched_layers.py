@@ -250,7 +250,7 @@ def group_rev_res(original: Forward, layer: Any, graph: Any, x: Tensor, *args: A
 
 
 def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, *args: Any) -> Any:
-    """The inverse of `GroupRevRes`: the original frees `y`, slices of which the kernels share."""
+    """The inverse of `GroupRevRes`: the original frees `y`, but kernels share slices of it."""
     return original(layer, graph, y.clone(), *args)
 
 
