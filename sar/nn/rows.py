@@ -110,7 +110,7 @@ def fetch_rows(graph: GraphShardManager, tensor: Tensor, node_ids: Tensor, ntype
 
     Args:
         graph: the whole graph.
-        tensor: (N_i, ...), one row for each of this worker's nodes; the same dtype and width on all workers.
+        tensor: (N_i, ...), one row for each of this worker's nodes of the type; equal dtype and width on all workers.
         node_ids: global IDs of nodes on any worker, (K,) int64. IDs may repeat; K may be 0.
         ntype: node type; optional if there is only one.
 

@@ -24,7 +24,7 @@ class EarlyStopping:
         file: also save each new best model to this file with `save_model`. Default None.
 
     Attributes:
-        best: the best value; None before the first step.
+        best: the best value; None until there is one.
 
     Raises:
         ConfigError: for invalid arguments.
