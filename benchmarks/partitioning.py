@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="of each process (%(default)s)")
     arguments = parser.parse_args(argv)
     size = GeneratedEdges(arguments.nodes, arguments.edges, arguments.communities, arguments.homophily)
-    words = f"each run in a process of its own, {arguments.threads} threads; {arguments.repeats} repeats, median"
+    words = f"each run in a separate process, {arguments.threads} threads; {arguments.repeats} repeats, median"
     generated = ", ".join(f"{key} {value:,}" for key, value in vars(size).items())
     options = {"runs": words, "parts": str(arguments.parts), "generated graphs": generated}
     conditions = setting(command.shown("benchmarks.partitioning", argv), options)

@@ -1,6 +1,6 @@
-"""What the model examples share: their options, and the loop of `full_graph.py`.
+"""Shared code of the model examples: their options, and the loop of `full_graph.py`.
 
-A model is a `torch.nn.Module` that returns a row for each of this worker's nodes; it is written as for one machine.
+A model is a `torch.nn.Module` that returns one row per node of this worker, written as for one machine.
 """
 
 import argparse
@@ -16,7 +16,7 @@ def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser
     """A parser with the options of every model example; `defaults` replaces values below and adds more options."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partition-json", required=True, help="the JSON file of a partition directory")
-    parser.add_argument("--checkpoint", metavar="DIR", help="save every epoch to DIR, and go on from what is there")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save every epoch to DIR, and resume from it")
     values = {"epochs": 100, "hidden": 64, "lr": 0.01, "weight_decay": 5e-4, "dropout": 0.0, "seed": 0} | defaults
     for name, value in values.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")
@@ -24,7 +24,7 @@ def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser
 
 
 def load(partition_json: str) -> tuple[sar.GraphShardManager, Tensor, sar.Task]:
-    """This worker's part of a homogeneous graph, its features, (N_i, F), and the classes to learn."""
+    """Load this worker's part of a homogeneous graph, its features, (N_i, F), and its task."""
     sar.initialize_comms()  # rank, number of workers and address come from torchrun
     data = sar.load_dgl_partition_data(partition_json, sar.rank(), "cpu")
     return sar.construct_full_graph(data), sar.suffix_key_lookup(data.node_features, "feat"), sar.Task.of(data)
@@ -47,16 +47,16 @@ def train(
     """Train with Adam, and print loss and quality of every epoch.
 
     Args:
-        model: called as `model(*inputs)`; alike on all workers.
+        model: called as `model(*inputs)`; the same on all workers.
         inputs: the graph, features and so on.
-        task: its `loss` is this worker's share of the loss, of what the model returns.
+        task: its `loss` returns this worker's share of the loss for the model's output.
         arguments: from `options`.
-        quality: what to print beside the loss, of the task and what the model returns.
-        local_parameters: parameters of this worker's nodes only. Their gradients are whole after the backward, so they
-            are neither copied from worker 0 nor summed.
+        quality: called with the task and the model's output; returns text to print after the loss.
+        local_parameters: parameters of this worker's nodes only. Their gradients are complete after the backward, so
+            they are neither copied from worker 0 nor summed.
 
     Returns:
-        The loss of every epoch, and what the model returns after the last one, without dropout.
+        The loss of every epoch, and the model's final output without dropout.
     """
     sar.sync_params(model)
     parameters = [*model.parameters(), *local_parameters]
@@ -82,7 +82,7 @@ def train(
 
 
 def predictions(model: nn.Module, inputs: Sequence[Any]) -> Tensor:
-    """What the model returns for this worker's nodes, without dropout."""
+    """The model's output for this worker's nodes, without dropout."""
     model.eval()
     with torch.no_grad():
         made: Tensor = model(*inputs)

@@ -57,7 +57,7 @@ def run_cluster(
     time_limit: float = 600,
     quiet: bool = False,
 ) -> Usage:
-    """Run a script on every trainer of a cluster, with a server beside them on each machine.
+    """Run a script on every trainer of a cluster, with one server on each machine.
 
     Args:
         script: the file and its arguments, or -m and a module.

@@ -34,7 +34,7 @@ parser.add_argument("--parameters", help="a file to write the trained parameters
 
 
 def train(model: DistributedDataParallel, graph: Any, arguments: argparse.Namespace) -> None:
-    """Train on sampled neighbours, as one does with DistDGL alone."""
+    """Train on sampled neighbors, as in any DistDGL script."""
     nodes = dgl.distributed.node_split(graph.ndata["train_mask"], graph.get_partition_book(), force_even=True)
     sampler = dgl.dataloading.NeighborSampler(arguments.fanouts)
     loader = dgl.dataloading.DistNodeDataLoader(graph, nodes, sampler, batch_size=arguments.batch_size, shuffle=True)

@@ -4,8 +4,8 @@
     sar launch --workers 1 --memory 2GiB --spill /local/disk examples/evaluate.py \\
         --partition-json partitions/cora/cora.json --parameters sage.pt --logits logits.npy
 
-Every node sees all of its neighbours, as on one machine. With --memory a process has one partition in memory at a
-time; without, as many workers as there are run side by side.
+Every node uses all of its neighbors, as on one machine. With --memory a process keeps one partition in memory at a
+time; without, all workers run in parallel.
 """
 
 import argparse

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--partition-json", required=True, help="the JSON file of a partition directory")
 parser.add_argument("--epochs", type=int, default=200, help="at most (%(default)s)")
-parser.add_argument("--patience", type=int, default=20, help="epochs without a better validation (%(default)s)")
-parser.add_argument("--checkpoint", metavar="DIR", help="save every epoch to DIR, and go on from what is there")
+parser.add_argument("--patience", type=int, default=20, help="epochs without better validation accuracy (%(default)s)")
+parser.add_argument("--checkpoint", metavar="DIR", help="save every epoch to DIR, and resume from it")
 parser.add_argument("--hidden", type=int, default=64)
 parser.add_argument("--lr", type=float, default=0.01)
 
@@ -40,18 +40,18 @@ def main() -> None:
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")  # sar: this worker's partition
     graph = sar.construct_full_graph(data)  # sar: a graph for DGL's layers that spans all workers
     x: Any = data["feat"]  # sar: instead of graph.ndata; (N_i, F)
-    task = sar.Task.of(data)  # sar: labels and masks, and what has to be known of the other workers'
+    task = sar.Task.of(data)  # sar: labels and masks, with counts over all workers
 
     sar.seed(0)  # sar: dropout would differ between workers
     model = GraphSAGE(x.shape[1], arguments.hidden, task.num_classes)
-    sar.sync_params(model)  # sar: the parameters of worker 0 for all
+    sar.sync_params(model)  # sar: copies the parameters of worker 0
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
     stop = sar.EarlyStopping(arguments.patience)  # sar: keeps the best model
 
     state: dict[str, Any] = {"model": model, "optimizer": optimizer, "loaders": stop}
     first = 0
     if arguments.checkpoint:
-        first = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)["step"]  # sar: model, draws and all
+        first = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)["step"]  # sar: resumes
 
     for epoch in range(first, arguments.epochs):
         model.train()
@@ -68,7 +68,7 @@ def main() -> None:
         done = stop.step(accuracy, model)  # sar: the same on all workers
         if arguments.checkpoint:
             sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1)
-        if sar.should_stop():  # sar: the job is to end, and goes on from the checkpoint when it is started again
+        if sar.should_stop():  # sar: the job must end; it resumes from the checkpoint when restarted
             return
         if done:
             break

@@ -1,4 +1,4 @@
-"""Link prediction on the whole graph: a GCN, and dot products of pairs of nodes wherever they are.
+"""Link prediction on the whole graph: a GCN, and dot products of node pairs on any workers.
 
     torchrun --nproc-per-node 2 examples/link_prediction.py --partition-json partitions/cora/cora.json
 
@@ -81,7 +81,7 @@ class LinkTask:
 
     def mrr(self, h: Tensor) -> float:
         """The mean reciprocal rank of the held-out links, over all workers."""
-        # Scores are where a pair's destination is; here they go back to where the pair and its rivals come from.
+        # Scores are on the worker of a pair's destination; return them to the worker that passed the pair.
         linked, others = (pairs.in_given_order(scores(pairs, h)) for pairs in (self.tests, self.others))
         return mean_reciprocal_rank(linked, others.view(-1, self.arguments.ranked))
 
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> tuple[list[float], float]:
     x = sar.suffix_key_lookup(data.node_features, "feat")
     torch.manual_seed(arguments.seed)
     model = GCN(x.shape[1], arguments.hidden)
-    torch.manual_seed(arguments.seed + 1 + sar.rank())  # each worker draws pairs of its own
+    torch.manual_seed(arguments.seed + 1 + sar.rank())  # each worker draws different pairs
     task = LinkTask(sar.construct_full_graph(data), data, arguments)
     losses, h = train(model, (task.graph, x), task, arguments, lambda task, h: f"test MRR {task.mrr(h):.4f}")
     return losses, task.mrr(h)

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     sampler = sar.DistNeighborSampler(
         arguments.fanouts, input_node_features={"feat": x}, output_node_features={"label": task.labels}
     )
-    sar.seed(arguments.seed)  # of batches too
+    sar.seed(arguments.seed)  # also seeds batches
     loader = sar.DataLoader(
         graph,
         seeds,
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
         first = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)["step"]
     for epoch in range(first, arguments.epochs):
         total = torch.zeros(())
-        for blocks in loader:  # as many on every worker, some of which may be empty
+        for blocks in loader:  # the same number on all workers; some may be empty
             labels = blocks[-1].dstdata["label"]
             count = sar.all_sum(len(labels))  # seeds of this batch on all workers
             logits = model(blocks, blocks[0].srcdata["feat"])

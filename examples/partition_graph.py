@@ -1,4 +1,4 @@
-"""Divide a graph into partitions, in a directory that the other examples train on.
+"""Partition a graph into a directory that the other examples train on.
 
     python examples/partition_graph.py --parts 2 --out partitions/cora
 
@@ -18,11 +18,11 @@ import torch
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--graph", help="a class of dgl.data, or a file of dgl.save_graphs")
 parser.add_argument("--parts", type=int, default=2, help="number of partitions (%(default)s)")
-parser.add_argument("--out", required=True, type=Path, help="directory to make")
+parser.add_argument("--out", required=True, type=Path, help="output directory")
 
 
 def generated(num_nodes: int = 2708, num_edges: int = 10_556, num_classes: int = 7) -> Any:
-    """A graph whose nodes have features like those of their class, and most edges within it."""
+    """A graph whose features depend on the class, with most edges within classes."""
     torch.manual_seed(0)
     label = torch.randint(num_classes, (num_nodes,))
     src, dst = torch.randint(num_nodes, (2, 5 * num_edges))
@@ -40,7 +40,7 @@ def load(name: str | None) -> Any:
 
 
 def prepare(graph: Any) -> Any:
-    """The graph with what training needs."""
+    """Prepare the graph for training."""
     if len(graph.canonical_etypes) > 1:
         return dgl.AddReverse()(graph)
     graph = dgl.add_self_loop(dgl.remove_self_loop(dgl.to_bidirected(graph, copy_ndata=True)))

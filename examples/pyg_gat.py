@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     task = sar.Task(data.y, {"train": data.train_mask, "test": data.test_mask})  # sar: counts over all workers
     sar.seed(0)
     model = GAT(data.num_features, arguments.hidden, arguments.heads, task.num_classes, arguments.dropout)
-    sar.sync_params(model)  # sar: the parameters of worker 0 for all
+    sar.sync_params(model)  # sar: copies the parameters of worker 0
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr, weight_decay=5e-4)
     losses = []
     for epoch in range(arguments.epochs):

@@ -17,11 +17,9 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--partition-json", required=True, help="the JSON file of a partition directory")
-parser.add_argument(
-    "--checkpoint", metavar="DIR", required=True, help="save every epoch to DIR, go on from what is there"
-)
-parser.add_argument("--workers", type=int, default=2, help="as many as partitions, best of all (%(default)s)")
-parser.add_argument("--cpus", type=int, default=1, help="cores of a worker, and so its threads (%(default)s)")
+parser.add_argument("--checkpoint", metavar="DIR", required=True, help="save every epoch to DIR, and resume from it")
+parser.add_argument("--workers", type=int, default=2, help="best one per partition (%(default)s)")
+parser.add_argument("--cpus", type=int, default=1, help="cores and threads of a worker (%(default)s)")
 parser.add_argument("--max-failures", type=int, default=1, help="how often to start again (%(default)s)")
 parser.add_argument("--epochs", type=int, default=100)
 parser.add_argument("--hidden", type=int, default=64)
@@ -29,7 +27,7 @@ parser.add_argument("--lr", type=float, default=0.01)
 
 
 def train(config: dict[str, Any]) -> float:
-    """What a worker does. It imports what it needs, as it is another process; returns the test accuracy."""
+    """Train on one worker, and return the test accuracy. Imports are inside because it runs in another process."""
     import sar  # isort: skip  (before dgl)
     import dgl.nn
     import torch
@@ -43,7 +41,7 @@ def train(config: dict[str, Any]) -> float:
         def forward(self, graph, x):  # x: (N_i, F) -> (N_i, C), N_i nodes of this worker's partition
             return self.last(graph, self.first(graph, x).relu())
 
-    sar.initialize_comms()  # takes the process group that Ray has made
+    sar.initialize_comms()  # uses Ray's process group
     data = sar.load_dgl_partition_data(config["partition_json"], sar.rank(), "cpu")
     graph = sar.construct_full_graph(data)
     x: Any = data["feat"]
@@ -73,7 +71,7 @@ def train(config: dict[str, Any]) -> float:
 
 def main() -> None:
     arguments = vars(parser.parse_args())
-    for name in ("partition_json", "checkpoint"):  # workers have folders of their own
+    for name in ("partition_json", "checkpoint"):  # workers have separate folders
         arguments[name] = os.path.abspath(arguments[name])
     trainer = TorchTrainer(
         train,

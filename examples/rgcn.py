@@ -43,7 +43,7 @@ class RGCN(nn.Module):
 
 
 def embeddings(counts: dict[str, int], width: int, seed: int) -> nn.ParameterDict:
-    """For each node type a learned row for each of its nodes, (N_i, width)."""
+    """A learned row for each node, (N_i, width), by node type."""
     generator = torch.Generator().manual_seed(seed)
     return nn.ParameterDict({ntype: torch.randn(n, width, generator=generator) for ntype, n in counts.items()})
 

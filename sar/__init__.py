@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sar.adapters.dgl.shim import install_shim, require_dgl
 from sar.host.huge_pages import ask_for_huge_pages
 from sar.logging_setup import logger as logger
-from sar.logging_setup import logging_setup as logging_setup  # now, as the module has this name, too
+from sar.logging_setup import logging_setup as logging_setup  # import it now, because the module has the same name
 from sar.removed import advice
 
 install_shim()  # before anything imports dgl
@@ -102,7 +102,7 @@ _NAMES = {
     "train.script": "print seed",
     "train.task": "Task",
 }
-"""Public names by the module that has them. It is imported when a name is used, as commands need few of them."""
+"""Public names by module. Modules are imported when a name is first used, because commands need few of them."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 

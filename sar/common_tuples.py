@@ -1,7 +1,7 @@
-"""The data of one partition, which readers hand to the engine, free of DGL; and the lookup of features in it.
+"""The data of one partition, which readers pass to the engine, and lookup of its features. Does not import DGL.
 
-Node and edge IDs are *global* and homogeneous: partition p owns the contiguous range `node_ranges[p]`, inside which
-nodes of one type follow each other in runs.
+Node and edge IDs are *global* and homogeneous: partition p owns the contiguous range `node_ranges[p]`, in which
+nodes of one type form consecutive runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ ORIG_ID: Final = "orig_id"
 """DGL's own names for type and ID fields (`dgl.NTYPE` and so on), spelled out so that the engine needs no DGL."""
 
 GIVEN_ID: Final = "id"
-"""Node field with the IDs that nodes have in an input whose IDs are strings or have gaps: (N,) int64, or strings in
-UTF-8, (N, L) uint8 with zeros at the end."""
+"""Node field with the input's IDs, if they are strings or have gaps: (N,) int64, or UTF-8 strings, (N, L) uint8, padded
+with zeros."""
 
 SPLIT: Final = ("train_mask", "val_mask", "test_mask")
-"""Node fields with the nodes to train, validate and test on."""
+"""Node fields with training, validation and test nodes."""
 
 CanonicalEtype = tuple[str, str, str]
 AnyEtype = str | CanonicalEtype | None
@@ -34,12 +34,12 @@ StrPath = str | PathLike[str]
 
 
 class ShardEdgesAndFeatures(NamedTuple):
-    """The edges from one source partition into this worker's partition, by destination and then edge ID.
+    """The edges from one source partition into this worker's partition, sorted by destination and then edge ID.
 
     edges: (source, destination) global node IDs, int64, (E_shard,) each.
-    edge_features: `_TYPE` (index into `edge_type_names`; may be absent with one edge type), `_ID` and `orig_id` if
-        known, (E_shard,) each, and the user's features. With one edge type these go by their bare name, (E_shard, ...);
-        with several by `src:rel:dst/name`, with rows for the edges of that relation only.
+    edge_features: `_TYPE` (index into `edge_type_names`; optional with one edge type), `_ID` and `orig_id` if known,
+        (E_shard,) each, and the user's features. With one edge type keys are `name`, (E_shard, ...); with several,
+        `src:rel:dst/name`, and rows are the edges of that relation only.
     """
 
     edges: tuple[Tensor, Tensor]
@@ -47,22 +47,21 @@ class ShardEdgesAndFeatures(NamedTuple):
 
 
 class PartitionData(NamedTuple):
-    """Everything one worker knows about its partition; `data["feat"]` is the node feature of that name.
+    """The nodes, in-edges and features of one worker's partition. `data["feat"]` is a node feature.
 
-    A name is enough if one node type has it; `data["paper/feat"]` says which. For mypy, which takes an entry of a
-    tuple for one of its fields, write `suffix_key_lookup(data.node_features, "feat")`; it does the same.
+    If several node types have a feature, the key includes the type: `data["paper/feat"]`. The type checker mypy
+    rejects strings as indices of a tuple; `suffix_key_lookup(data.node_features, "feat")` is equivalent.
 
     all_shard_edges: one entry per source partition, in order.
     node_ranges: the [start, end) range of global node IDs of every partition.
-    node_features: features of this worker's nodes under `ntype/name`, (N_i of that type, ...), plus `_TYPE`, (N_i,)
-        (may be absent with one node type) and `_ID` and `orig_id` if known.
+    node_features: features of this worker's nodes by `ntype/name`, (N_i of that type, ...), plus `_TYPE`, (N_i,)
+        (optional with one node type), and `_ID` and `orig_id` if known.
     node_type_names: node types; `_TYPE` holds indices into this list.
     edge_type_names: canonical edge types (source type, relation, destination type).
-    partition_book: DGL's partition book, or None for data made in memory or without DGL.
-    directory: digest of the description of the directory that it is from, which workers compare; empty for data made in
-        memory.
-    part_ranges: the [start, end) range of global node IDs of each partition, or piece of one, that this worker has;
-        empty if there is one, with all of the worker's nodes.
+    partition_book: DGL's partition book, or None for data created in memory or without DGL.
+    directory: digest of the partition directory's description, which workers compare; empty for data created in memory.
+    part_ranges: the [start, end) range of global node IDs of each partition, or piece of a partition, on this worker;
+        empty if a single range covers all of the worker's nodes.
     """
 
     all_shard_edges: list[ShardEdgesAndFeatures]
@@ -82,7 +81,7 @@ class PartitionData(NamedTuple):
         return suffix_key_lookup(self.node_features, key) if isinstance(key, str) else tuple.__getitem__(self, key)
 
     def __repr__(self) -> str:
-        """The shapes of its tensors, one line for each type."""
+        """The shapes of tensors, one line per type."""
         edges = sum(len(shard.edges[0]) for shard in self.all_shard_edges)
         nodes = ", ".join(f"{name} {list(values.shape)} {values.dtype}" for name, values in self.node_features.items())
         return (
@@ -92,7 +91,7 @@ class PartitionData(NamedTuple):
         )
 
     def __contains__(self, key: object) -> bool:
-        """Whether a node feature has the name, of one type or of several."""
+        """Whether any node type has a feature of this name."""
         return isinstance(key, str) and any(f"/{name}".endswith(f"/{key}") for name in self.node_features)
 
 
@@ -102,25 +101,25 @@ def suffix_key_lookup(
     expand_to_all: bool = False,
     type_list: Sequence[str | CanonicalEtype] | None = None,
 ) -> Tensor:
-    """Find the feature `type/key` without naming the type.
+    """Look up a feature by name, without its type.
 
-    `feat` finds `paper/feat` and `feat`, never `paper/my_feat`; a key that is there as it stands is taken as it stands.
+    `feat` matches `paper/feat` and `feat`, never `paper/my_feat`. An exact match is returned first.
 
     Args:
         feature_dict: `PartitionData.node_features`, or the `edge_features` of a shard.
         key: name of the feature, with or without its type.
-        expand_to_all: return a row for every node (or edge), with zeros for the types that lack the feature.
-        type_list: `node_type_names` (`edge_type_names`) of the `PartitionData`; needed for `expand_to_all` unless there
-            is one type only.
+        expand_to_all: return a row for every node (or edge), with zeros for types without the feature. Default False.
+        type_list: `node_type_names` (`edge_type_names`) of the `PartitionData`; required for `expand_to_all` with
+            several types.
 
     Returns:
-        The rows of one type, (N_type, ...); with `expand_to_all` those of all types, (N, ...), in node (edge) order.
+        The rows of one type, (N_type, ...); with `expand_to_all` the rows of all types, (N, ...), in node (edge) order.
 
     Raises:
         FieldError: no feature matches, or several do.
     """
     matches = [name for name in feature_dict if name.endswith(f"/{key}")]
-    if key in feature_dict and (key != NTYPE or not matches):  # `_TYPE` that a user has set comes first
+    if key in feature_dict and (key != NTYPE or not matches):  # a user's `_TYPE` takes precedence
         matches = [key]
     if not matches:
         raise FieldError(f"There is no feature {key!r}; expected one of {sorted(feature_dict)}.")
@@ -134,7 +133,7 @@ def suffix_key_lookup(
 def _expand(
     feature_dict: Mapping[str, Tensor], key: str, matches: list[str], type_list: Sequence[str | CanonicalEtype] | None
 ) -> Tensor:
-    """The matches side by side: rows in the order of `_TYPE`, zeros if a type has no match."""
+    """Merge the matches: rows in the order of `_TYPE`, zeros for types without a match."""
     first = feature_dict[matches[0]]
     types = feature_dict.get(NTYPE)
     if len(matches) == 1 and (types is None or len(first) == len(types)):

@@ -50,22 +50,22 @@ class GlobalConfig:
         comm_buffer_bytes (an integer of at least 1; default 33554432):
             Bytes that all exchange buffers of a worker together may take in modes 1 and 2. Kept rows do not count.
         allocator ('auto', 'least', 'kept' or 'system'; default 'auto'):
-            Tells `initialize_comms` how to set up glibc's allocator for freed memory: "least" returns it to the system,
-            "kept" keeps it, which is faster for mini-batches, "auto" keeps it from the first `DataLoader` on, "system"
-            changes nothing. The environment variable SAR_ALLOCATOR sets another default. Ignored if GLIBC_TUNABLES or a
-            MALLOC_ variable is set, or another allocator is loaded.
+            Policy of glibc's allocator for freed memory, which `initialize_comms` sets. "least" returns it to the
+            system; "kept" keeps it, which is faster for mini-batches; "auto" keeps it from the first `DataLoader` on;
+            "system" changes nothing. The environment variable SAR_ALLOCATOR changes the default. Ignored if
+            GLIBC_TUNABLES or a MALLOC_ variable is set, or another allocator is loaded.
         wire_dtype_features (None or torch.bfloat16; default None):
             Round features to this dtype on their way between workers; sums are kept in float32. None is exact.
         wire_dtype_gradients (None or torch.bfloat16; default None):
             The same for gradients on their way back.
         check_replicas (True or False; default True):
-            Compare the workers' models bit for bit after steps of torch's optimizers, and raise if they differ. Turn it
-            off on all workers if models are meant to differ, or if hosts with different processors round differently.
+            Compare the workers' models bit for bit after optimizer steps, and raise if they differ. Disable it on all
+            workers if models should differ, or if hosts with different processors round differently.
         patch_dgl (True or False; default True):
-            Call `sar.patch_dgl` whenever a distributed graph is made while DGL is imported. False leaves DGL as it is.
+            Call `sar.patch_dgl` whenever a distributed graph is created and DGL is imported.
         timeout (a positive number of seconds; default 600.0):
-            Longest wait for other workers. The death of a worker is noticed at once, whatever the timeout. A frozen
-            one, or one whose host has vanished, is named when the wait ends.
+            Longest wait for other workers. The death of a worker is noticed at once, regardless of the timeout. After
+            the timeout, the error names workers that are frozen or whose host is unreachable.
     """
 
     disable_sr: bool = False
@@ -90,7 +90,7 @@ class GlobalConfig:
         super().__setattr__(name, value)
 
     def validate(self) -> None:
-        """Raise `ConfigError` if a default is not accepted: that of `allocator` comes from the environment."""
+        """Raise `ConfigError` if a default is invalid, as the environment variable of `allocator` may be."""
         for name in _ACCEPTED:
             setattr(self, name, getattr(self, name))
 

@@ -1,4 +1,4 @@
-"""Every exception that sar raises on purpose; each says what was found, what was expected and how to correct it."""
+"""The exceptions of sar. Messages describe what was found, what was expected and how to fix the problem."""
 
 
 class SarError(Exception):
@@ -14,11 +14,11 @@ class PartitionError(SarError, ValueError):
 
 
 class CheckpointError(SarError, ValueError):
-    """Saved training state that cannot be written, is missing or damaged, or is of something else."""
+    """Saved training state that cannot be written, is missing or damaged, or belongs to a different model."""
 
 
 class GraphError(SarError, ValueError):
-    """A graph operation that the graph at hand does not allow."""
+    """A graph operation that this graph does not allow."""
 
 
 class MissingMethodError(GraphError, AttributeError):
@@ -26,7 +26,7 @@ class MissingMethodError(GraphError, AttributeError):
 
 
 class FieldError(SarError, KeyError):
-    """A node or edge field, or a node or edge type, that the graph does not have."""
+    """A node or edge feature, or a node or edge type, that the graph does not have."""
 
     def __str__(self) -> str:
         # KeyError prints the repr of its argument, which mangles a sentence.
@@ -38,7 +38,7 @@ class NotInitializedError(SarError, RuntimeError):
 
 
 class CommunicationError(SarError, RuntimeError):
-    """Communication with the other workers failed; `sar.recover` on all workers goes on, unless one has died.
+    """Communication with the other workers failed. `sar.recover` resumes, unless a worker has died.
 
     final: whether the workers cannot recover.
     """
@@ -59,7 +59,7 @@ class CommunicationTimeout(CommunicationError, TimeoutError):
 
 
 class SpillError(SarError, OSError):
-    """Tensors could not be written to the disk that workers who share a process keep them on."""
+    """Tensors could not be written to disk in out-of-core training."""
 
 
 class DglError(SarError, ImportError):

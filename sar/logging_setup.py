@@ -1,4 +1,4 @@
-"""The package's logger and its set-up, and how errors of sar that end a script are printed."""
+"""The package's logger and its configuration, and printing of errors that end a script."""
 
 import logging
 import sys
@@ -22,9 +22,9 @@ def logging_setup(
 
     Args:
         log_level: a level of `logging`, as number or name.
-        _rank: this worker's rank; left out of the lines when negative.
-        _world_size: number of workers; left out when negative.
-        log_file: file to append to; None for standard error.
+        _rank: this worker's rank; omitted from lines if negative.
+        _world_size: number of workers; omitted if negative.
+        log_file: file to append to. Default None: standard error.
     """
     where = f" {_rank}" if _rank >= 0 else ""
     where += f"/{_world_size}" if where and _world_size >= 0 else ""
@@ -39,7 +39,7 @@ def logging_setup(
 
 @contextmanager
 def told_on_stderr() -> Iterator[None]:
-    """Send the log of level INFO to standard error, as commands do if that is no terminal."""
+    """Send the log of level INFO to standard error, for commands whose standard error is not a terminal."""
     handler, level = logging.StreamHandler(), logger.level
     handler.setFormatter(_form())
     logger.addHandler(handler)
@@ -57,10 +57,10 @@ def _form(where: str = "") -> logging.Formatter:
 
 @cache
 def print_errors_briefly() -> None:
-    """Let an error of sar, or Ctrl-C, that ends the script print its message first, and then the script's own calls.
+    """Print the message of an error of sar, or of Ctrl-C, that ends the script, followed by only the script's frames.
 
-    As every worker prints its error, the calls inside of sar and torch would hide the sentence that matters. They are
-    printed as usual if the log has level DEBUG. Other errors are printed as before.
+    Every worker prints its error, so frames inside sar and torch would hide the message. They are printed if the log
+    has level DEBUG. Other errors are printed as usual.
     """
     before = sys.excepthook
 

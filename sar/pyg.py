@@ -22,21 +22,20 @@ __all__ = [
 
 
 def load_partition(partition_json_file: StrPath, device: torch.device | str = "cpu") -> Data | HeteroData:
-    """This worker's part of a partitioned graph, for layers of PyTorch Geometric; called by all workers together.
+    """Load this worker's part of a partitioned graph for PyTorch Geometric. All workers must call this together.
 
     Args:
-        partition_json_file: the JSON file of a partition directory, or the directory.
-        device: of all tensors. Default "cpu".
+        partition_json_file: the partition directory, or its JSON file.
+        device: device of all tensors. Default "cpu".
 
     Returns:
-        Its nodes and the edges into them, each field under its name (`feat` as `x`, `label` as `y`, `_TYPE` as
-        `node_type` and `edge_type`), and `edge_index`, with which layers reach the nodes of all workers. Rows of nodes
-        are this worker's only; `orig_id` are their IDs in the graph that was partitioned, if the directory has them.
-        `batch` is a batch vector of graphs across workers, one graph if the directory has none, and `graph` the
-        distributed graph, to sample from.
+        This worker's nodes and in-edges. Features keep their names, except that `feat` is `x`, `label` is `y`, and
+        `_TYPE` is `node_type` and `edge_type`. With `edge_index`, layers read the nodes of all workers. Rows are this
+        worker's nodes only; `orig_id` holds their IDs in the input graph, if known. `batch` is a distributed batch
+        vector, of one graph unless the directory has a `batch` feature. `graph` is the distributed graph, for sampling.
 
     Raises:
-        PartitionError, CommunicationError: as `sar.load_dgl_partition_data` and `sar.construct_full_graph`.
+        PartitionError, CommunicationError: as in `sar.load_dgl_partition_data` and `sar.construct_full_graph`.
     """
     partition = load_dgl_partition_data(partition_json_file, rank(), device)
     return make_data(partition.node_features, construct_full_graph(partition))

@@ -1,4 +1,4 @@
-"""The command line: one command of `sar` after the other."""
+"""The command line: parses arguments and runs a command of `sar`."""
 
 import argparse
 import contextlib
@@ -18,10 +18,10 @@ from sar.removed import advice
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: the command's own, or 1 after an error of sar.
+    """Run one command and return its exit status, or 1 after an error of sar.
 
     Args:
-        argv: arguments without the program's name; None takes them from the command line.
+        argv: arguments without the program name; None reads the command line.
     """
     with _printing():
         return _run(sys.argv[1:] if argv is None else argv)
@@ -37,7 +37,7 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (add_arguments, what) in COMMANDS.items():
-        # What stands behind the script of `sar launch` is the script's, also if it begins as an option does.
+        # Arguments after the script of `sar launch` belong to the script, even if they look like options.
         add_arguments(commands.add_parser(name, help=what, description=what, allow_abbrev=name != "launch"))
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -65,9 +65,9 @@ def _run(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _printing() -> Iterator[None]:
-    """Print characters that the terminal lacks as escapes, and end in order if the output cannot be written.
+    """Escape characters that the terminal does not support, and exit cleanly if the output cannot be written.
 
-    That is so if the reader of a pipe leaves, as `head` does, which is not worth a message.
+    This happens silently if the reader of a pipe exits, as `head` does.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -79,7 +79,7 @@ def _printing() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again at exit
         if error.errno == errno.EPIPE:
             raise SystemExit(128 + signal.SIGPIPE) from None
         raise SystemExit(f"sar: the output cannot be written ({error.strerror})") from None
@@ -89,9 +89,9 @@ _OF_THE_FILE_SYSTEM = (
     errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EISDIR, errno.EMFILE, errno.ENAMETOOLONG, errno.ENOENT,
     errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
 )  # fmt: skip
-"""Errors that a user can mend by another path or more room, so a traceback would only hide them."""
+"""Errors that users can fix with another path or more space, so we print no traceback."""
 
 
 def _end(number: int, _: object) -> None:
-    """End as the signal asks, but let `finally` and `with` clean up first."""
+    """Exit as the signal requests, after `finally` and `with` blocks clean up."""
     raise SystemExit(128 + number)

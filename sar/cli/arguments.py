@@ -1,4 +1,4 @@
-"""Arguments of all commands. Imports only what parses them, so that `--help` and a wrong option answer at once."""
+"""Arguments of all commands. Imports no heavy modules, so `--help` and invalid options respond immediately."""
 
 import argparse
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 from sar.errors import ConfigError
 from sar.host.memory import parse_bytes
 
-# Named here, because the modules that have them import compilers and libraries; a test compares.
+# Repeated here because the modules that define them import compilers and libraries. A test compares them.
 METHODS = "random", "spring", "ldg", "multilevel", "metis"
 FORMATS = "text", "parquet", "npy", "dgl", "chunked"
 
 
 def _chunk(parser: argparse.ArgumentParser) -> None:
     _add_input(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
-    parser.add_argument("--name", help="of the graph; default: its own, or that of the first file")
-    parser.add_argument("--chunks", type=int, default=1, metavar="N", help="files for each list of edges (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of --split (%(default)s)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output directory")
+    parser.add_argument("--name", help="name of the graph (default: from the input, or of the first file)")
+    parser.add_argument("--chunks", type=int, default=1, metavar="N", help="files per edge type (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of --split (default: %(default)s)")
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
@@ -41,149 +41,150 @@ def _demo(parser: argparse.ArgumentParser) -> None:
 
 def _infer(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
-    model = "a function that makes the model, FILE.py:FUNCTION, as for sar plan"
+    add("directory", type=Path, metavar="DIR_OR_JSON", help="partition directory, or its JSON file")
+    model = "function that returns the model, as for sar plan"
     add("--model", required=True, metavar="FILE.py:FUNCTION", help=model)
-    add("--weights", type=Path, required=True, metavar="FILE", help="a state dict, as sar.save_model writes it")
-    out = "an .npy file, in the order of the input; or a .parquet file, with a column of IDs"
+    add("--weights", type=Path, required=True, metavar="FILE", help="state dict, as written by sar.save_model")
+    out = "output file: .npy in the order of the input, or .parquet with a column of IDs"
     add("--out", type=Path, required=True, metavar="FILE", help=out)
-    nodes = "write these only: IDs in .npy (S,), Parquet, or text such as CSV; of several columns FILE#COLUMN"
+    nodes = "write only these nodes: IDs in .npy (S,), Parquet or text; FILE#COLUMN selects a column"
     add("--nodes", metavar="FILE", help=nodes)
-    add("--header", action=argparse.BooleanOptionalAction, help="whether text begins with names of columns (found out)")
-    add("--ntype", help="node type of the outputs; may be left out if there is one")
-    add("--classes", type=int, metavar="C", help="of the model; default: one more than the greatest label")
-    workers = "workers of this process, which take turns; default: one for each partition. 1 has all in memory"
+    add("--header", action=argparse.BooleanOptionalAction, help="text begins with column names (default: detected)")
+    add("--ntype", help="node type of the outputs; optional if there is only one")
+    add("--classes", type=int, metavar="C", help="classes of the model (default: the greatest label plus one)")
+    workers = "workers of this process, which take turns (default: one per partition); 1 keeps the graph in memory"
     add("--workers", type=int, metavar="W", help=workers)
-    memory = "for all workers of this machine, such as 5GiB; default: what there is"
+    memory = "memory of all workers on this machine, such as 5GiB (default: all available)"
     add("--memory", type=size, metavar="SIZE", help=memory)
-    add("--spill", type=Path, metavar="DIR", help="a folder on a disk for waiting workers; default: that of --out")
+    add("--spill", type=Path, metavar="DIR", help="folder on disk for waiting workers (default: that of --out)")
 
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
-    add("--verify", action="store_true", help="also compare every byte with the parts' checksums")
+    add("directory", type=Path, metavar="DIR_OR_JSON", help="partition directory, or its JSON file")
+    add("--verify", action="store_true", help="also verify the checksums of all files")
     add("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def _launch(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    workers = "default: one for each GPU, else one for each partition up to the cores, else one"
+    workers = "number of workers (default: one per GPU; else one per partition, at most one per core; else one)"
     add("--workers", type=int, metavar="W", help=workers)
-    add("--threads", type=int, metavar="T", help="of each worker; default: OMP_NUM_THREADS, else cores / workers")
-    named = "of the partitions to count, or its directory; default: the first among the script's own arguments"
+    add("--threads", type=int, metavar="T", help="threads per worker (default: OMP_NUM_THREADS, else cores / workers)")
+    named = "JSON file or partition directory, to count partitions (default: the first in the script's arguments)"
     add("--partition-json", type=Path, metavar="FILE", help=named)
     add(
         "--allocator",
         choices=("mimalloc", "auto", "least", "kept", "system"),
-        help="mimalloc keeps freed memory for the next epoch, and is the default in memory if it is installed "
-        "(pip install cmeel-mimalloc); the others are values of Config.allocator, of which auto is the default",
+        help="mimalloc keeps freed memory for the next epoch, and is the default for training in memory if installed "
+        "(pip install cmeel-mimalloc); other choices are values of Config.allocator (default: auto)",
     )
-    memory = "for all workers, such as 5GiB: each trains one partition after the other, and has one in memory at a time"
+    memory = "train out of core in this much memory, such as 5GiB, for all workers: one partition at a time in each"
     add("--memory", type=size, metavar="SIZE", help=memory)
-    add("--resident", type=int, metavar="1", help="the same in what memory there is, of the machine or its container")
-    spill = "with --memory or --resident: a folder on a disk for the others; default: that of the partitions"
+    add("--resident", type=int, metavar="1", help="train out of core in the memory of the machine or container")
+    spill = "with --memory or --resident: folder on disk for waiting partitions (default: that of the partitions)"
     add("--spill", type=Path, metavar="DIR", help=spill)
-    add("--max-restarts", type=int, default=0, metavar="N", help="of all workers, if one fails (%(default)s)")
-    grace = "that the workers have to end after SIGTERM or SIGUSR1 (%(default)s); see sar.should_stop"
+    add("--max-restarts", type=int, default=0, metavar="N", help="restarts if a worker fails (default: %(default)s)")
+    grace = "time that workers have to exit after SIGTERM or SIGUSR1 (default: %(default)s); see sar.should_stop"
     add("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
-    add("script", type=Path, help="the training script, in Python; options of sar launch stand before it")
+    add("script", type=Path, help="Python training script; options of sar launch come before it")
     add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 
 
 def _partition(parser: argparse.ArgumentParser) -> None:
     _add_input(parser)
     add = parser.add_argument
-    parts = "number of parts; any number of workers can train on them; auto: as --workers and their memory need"
+    parts = "number of parts, for any number of workers; auto: chosen from --workers and their memory"
     add("--parts", type=_parts, required=True, metavar="P", help=parts)
-    add("--out", type=Path, metavar="DIR", help="directory to make")
-    add("--name", help="of the graph and of its JSON file; default: its own, or that of the first file")
+    add("--out", type=Path, metavar="DIR", help="output directory")
+    add("--name", help="name of the graph and its JSON file (default: from the input, or of the first file)")
     add(
         "--num-hops",
         type=int,
         metavar="H",
-        help="keep a halo of H hops and the edges out of each part, as dgl.distributed.partition_graph does; default: "
-        "only the edges into a part, which is all that sar reads",
+        help="keep a halo of H hops and the edges out of each part, as dgl.distributed.partition_graph does (default: "
+        "only edges into a part, which is all that sar reads)",
     )
     add = parser.add_argument_group("assignment").add_argument
-    methods = f"{', '.join(METHODS)}; metis is multilevel (%(default)s)"
+    methods = f"{', '.join(METHODS)}; metis is an alias of multilevel (default: %(default)s)"
     add("--method", default="multilevel", metavar="METHOD", help=methods)
-    add("--seed", type=int, default=0, help="of the method, and of --split (%(default)s)")
-    balance = "node fields that parts share evenly, for instance train_mask; in_edges; or in_edges/FIELD of edges"
+    add("--seed", type=int, default=0, help="random seed of the method and of --split (default: %(default)s)")
+    balance = "node features to balance over parts, such as train_mask; in_edges; or in_edges/FEATURE of edges"
     add("--balance", nargs="+", default=[], metavar="FIELD", help=balance)
-    imbalance = "how much larger than the mean a part may be (%(default)s)"
+    imbalance = "allowed excess over the mean part size (default: %(default)s)"
     add("--imbalance", type=float, default=0.05, metavar="SHARE", help=imbalance)
     add(
         "--volume-bound",
         type=float,
         metavar="SHARE",
-        help="of spring: above this sum of degrees a cluster takes no more nodes; of a part's mean sum (0.5)",
+        help="spring: maximum sum of degrees in a cluster, relative to the mean sum of a part (0.5)",
     )
-    add("--assignment", type=Path, metavar="DIR", help="take this one: NTYPE.txt for each type")
-    add("--write-assignment", type=Path, metavar="DIR", help="write the assignment in that form")
-    add("--assign-only", action="store_true", help="write nothing but that: no --out")
+    add("--assignment", type=Path, metavar="DIR", help="read the assignment from NTYPE.txt for each node type")
+    add("--write-assignment", type=Path, metavar="DIR", help="write the assignment in this form")
+    add("--assign-only", action="store_true", help="only write the assignment, without --out")
     fitting = parser.add_argument_group("for --parts auto, such as --workers 4 --memory-per-worker 8GiB")
     add = fitting.add_argument
-    add("--workers", type=int, metavar="Q", help="the fewest parts: one for each")
-    memory = "that each part has to fit; default: that of this machine"
+    add("--workers", type=int, metavar="Q", help="minimum number of parts")
+    memory = "memory that each part must fit in (default: that of this machine)"
     add("--memory-per-worker", type=size, metavar="SIZE", help=memory)
-    reserve = "memory that a worker needs beside graph and features (T of SDT-GNN); default: two thirds"
+    reserve = "memory of a worker in addition to graph and features (T of SDT-GNN; default: two thirds)"
     add("--reserve", type=size, metavar="SIZE", help=reserve)
 
 
 def _plan(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
+    add("directory", type=Path, metavar="DIR_OR_JSON", help="partition directory, or its JSON file")
     add(
         "--model",
         default="sage",
         metavar="MODEL",
-        help="sage, gcn or gat, or FILE.py:FUNCTION, which returns a module when called with the graph's types and "
-        "widths (sar.train.counted_graph.GraphInfo) (%(default)s)",
+        help="sage, gcn, gat, or FILE.py:FUNCTION, a function that takes sar.train.counted_graph.GraphInfo (types and "
+        "widths) and returns a module (default: %(default)s)",
     )
-    add("--layers", type=int, default=3, metavar="L", help="of sage, gcn and gat (%(default)s)")
-    add("--hidden", type=int, default=256, metavar="D", help="their width, of gat of all heads together (%(default)s)")
-    add("--heads", type=int, default=4, metavar="H", help="of gat (%(default)s)")
-    add("--features", type=int, metavar="F", help="input width; default: that of the feature 'feat'")
-    add("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
-    memory = "plan for one process, which trains one partition after the other in so much memory, such as 5GiB"
+    add("--layers", type=int, default=3, metavar="L", help="layers of sage, gcn and gat (default: %(default)s)")
+    add("--hidden", type=int, default=256, metavar="D", help="hidden width, over all heads (default: %(default)s)")
+    add("--heads", type=int, default=4, metavar="H", help="heads of gat (default: %(default)s)")
+    add("--features", type=int, metavar="F", help="input width (default: that of the feature 'feat')")
+    add("--classes", type=int, metavar="C", help="number of classes (default: the greatest 'label' plus one)")
+    memory = "plan for one process that trains one partition at a time in this much memory, such as 5GiB"
     add("--memory", type=size, metavar="SIZE", help=memory)
-    spill = "with --memory: the folder on a disk for the other partitions; default: that of the partitions"
+    spill = "with --memory: folder on disk for waiting partitions (default: that of the partitions)"
     add("--spill", type=Path, metavar="DIR", help=spill)
     add("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
     """Declare the input, its options, and the memory to use."""
-    what = "files in order, a directory or a pattern; or edges of several types: NTYPE:RELATION:NTYPE=FILE ..."
+    what = "files in order, a directory or a pattern; for several edge types: NTYPE:RELATION:NTYPE=FILE ..."
     parser.add_argument("input", nargs="+", metavar="INPUT", help=what)
-    memory = "memory to use beside Python and its libraries, such as 2GiB"
+    memory = "memory to use in addition to Python and its libraries, such as 2GiB"
     parser.add_argument("--memory-limit", dest="memory", type=size, metavar="SIZE", help=memory)
     group = parser.add_argument_group("input")
     add = group.add_argument
-    add("--format", choices=FORMATS, help="default: by the names of the files")
-    add("--num-nodes", action="append", default=[], metavar="[NTYPE=]N", help="of edge lists; default: by their IDs")
-    ids = "number nodes whose IDs are strings, or integers with gaps; --node-feature id=FILE#COLUMN gives the order"
+    add("--format", choices=FORMATS, help="format of the input (default: from file names)")
+    nodes = "number of nodes of edge lists (default: from IDs)"
+    add("--num-nodes", action="append", default=[], metavar="[NTYPE=]N", help=nodes)
+    ids = "map IDs that are strings or integers with gaps to 0, 1, ...; --node-feature id=FILE#COLUMN gives the order"
     add("--ids", choices=["map"], help=ids)
-    field = "one more field; of a table FILE#COLUMN, such as label=nodes.csv#label"
+    field = "additional feature; FILE#COLUMN selects a column of a table, such as label=nodes.csv#label"
     for kind, form in (("node", "[NTYPE/]NAME=FILE"), ("edge", "[NTYPE:RELATION:NTYPE/]NAME=FILE")):
         add(f"--{kind}-feature", action="append", default=[], metavar=form, help=field)
-    delimiter = "between fields of text: a character, or TAB; default: found out from the first row of each file"
+    delimiter = "delimiter of text files: a character, or TAB (default: detected in each file)"
     add("--delimiter", type=lambda text: "\t" if text in ("TAB", "\\t") else text, metavar="CHARACTER", help=delimiter)
-    header = "whether text begins with names of columns, in all tables; default: found out in each"
+    header = "text files begin with column names (default: detected in each file)"
     add("--header", action=argparse.BooleanOptionalAction, help=header)
-    add("--columns", nargs=2, metavar=("SRC", "DST"), help="of text and Parquet, by name or number")
-    split = "make masks of these shares of the labelled nodes, such as 0.6,0.2,0.2, drawn with --seed"
+    add("--columns", nargs=2, metavar=("SRC", "DST"), help="columns of text and Parquet files, by name or number")
+    split = "create random masks with these fractions of the labelled nodes, such as 0.6,0.2,0.2; see --seed"
     add("--split", type=_shares, metavar="TRAIN,VAL,TEST", help=split)
     for name in ("train", "val", "test"):
-        listed = f"file with the IDs of the nodes of {name}_mask, such as train.csv, an .npy file or FILE#COLUMN"
+        listed = f"node IDs of {name}_mask: a file such as train.csv or train.npy, or FILE#COLUMN"
         add(f"--{name}-nodes", action="append", default=[], metavar="[NTYPE=]FILE", help=listed)
-    add("--allow-nan", action="store_true", help="take NaN and infinity in features")
-    undirected = "add reverse edges; of parallel edges only the first one stays, with its features (says how many go)"
+    add("--allow-nan", action="store_true", help="accept NaN and infinity in features")
+    undirected = "add reverse edges, and keep only the first of duplicate edges (logs how many were removed)"
     add("--undirected", action="store_true", help=undirected)
-    add("--remove-duplicates", action="store_true", help="of parallel edges only the first one stays")
+    add("--remove-duplicates", action="store_true", help="keep only the first of duplicate edges")
     add("--remove-self-loops", action="store_true", help="remove all self-loops")
-    loops = "give each node exactly one self-loop: those that are there go first, with or without --remove-self-loops"
+    loops = "give each node exactly one self-loop, which replaces existing self-loops"
     add("--add-self-loops", action="store_true", help=loops)
 
 
@@ -197,7 +198,7 @@ def size(text: str) -> int:
 
 def _parts(text: str) -> int | str:
     if text != "auto" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of parts; expected one, such as 4, or auto")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parts; expected a number, such as 4, or auto")
     return text if text == "auto" else int(text)
 
 
@@ -205,19 +206,19 @@ def _shares(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(share) for share in text.split(","))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of shares; expected one, such as 0.6,0.2,0.2") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of fractions such as 0.6,0.2,0.2") from error
 
 
 COMMANDS = {
-    "chunk": (_chunk, "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it."),
+    "chunk": (_chunk, "Write a graph in DGL's chunked format, for its distributed partitioning pipeline."),
     "demo": (_demo, "Train in memory, by several workers and out of core, compare, and write all outputs."),
-    "infer": (_infer, "Write a trained model's outputs for all nodes, or for some, one partition in memory at a time."),
-    "inspect": (_inspect, "Show what is in a partition directory, and check that its files fit together."),
-    "launch": (_launch, "Start the workers of one host, as torchrun does, with threads and network set up."),
+    "infer": (_infer, "Compute a trained model's outputs for all or some nodes, one partition in memory at a time."),
+    "inspect": (_inspect, "Show the contents of a partition directory, and check that its files are consistent."),
+    "launch": (_launch, "Start the workers of one host, as torchrun does, with threads and network configured."),
     "partition": (
         _partition,
-        "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read.",
+        "Partition a graph that may be larger than memory into a directory that DGL, DistDGL and sar read.",
     ),
-    "plan": (_plan, "Predict bytes sent and peak memory of every worker for a model on a partition directory."),
+    "plan": (_plan, "Predict traffic and peak memory of every worker for a model on a partition directory."),
 }
-"""What declares the arguments of a command, and what it does. Its module, `sar.cli.NAME`, has `run(arguments)`."""
+"""Function that declares a command's arguments, and description. The module `sar.cli.NAME` has `run(arguments)`."""

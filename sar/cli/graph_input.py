@@ -25,7 +25,7 @@ T = TypeVar("T", AssigningOptions, OutputOptions)
 
 
 def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -> T:
-    """Options whose fields are the arguments of the same names, but for those that are converted."""
+    """Create options from the arguments of the same names, with `converted` ones replaced."""
     given = {one.name: getattr(arguments, one.name) for one in fields(kind) if one.name not in converted}
     return kind(**given, **converted)
 
@@ -33,7 +33,7 @@ def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -
 def input_of(
     arguments: argparse.Namespace, progress: Progress = lambda doing, share: None
 ) -> Callable[[Path], GraphSource]:
-    """Reads the input with the options that `add_input` declares; its argument is a directory for copies."""
+    """Return a function that reads the input with the options of `_add_input`, given a directory for copies."""
     as_given = ("format", "delimiter", "header", "allow_nan", "ids")
     return partial(
         read_input,
@@ -56,7 +56,7 @@ def input_of(
 
 
 def default_name(arguments: argparse.Namespace) -> str:
-    """The name asked for, else that of the first input file; empty for chunked graphs, which have their own."""
+    """The value of `--name`, or the name of the first input file; empty for chunked graphs, which contain a name."""
     file = Path(_TYPED.sub(r"\2", arguments.input[0])).absolute()
     if arguments.name or file.name == METADATA or (file / METADATA).is_file():
         return arguments.name or ""
@@ -65,7 +65,7 @@ def default_name(arguments: argparse.Namespace) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Shows stages: a bar for each on a terminal, else lines of the log."""
+    """Show the progress of stages, as bars on a terminal, otherwise as log lines."""
     if not sys.stderr.isatty():
         with told_on_stderr():
             yield logged_stages()
@@ -113,7 +113,7 @@ def _node_lists(option: str, given: Sequence[str]) -> str | dict[str, str] | Non
 
 
 def _named(option: str, pairs: Sequence[str]) -> dict[str, str]:
-    """The values that are given as NAME=VALUE, by name."""
+    """Parse NAME=VALUE arguments into values by name."""
     named: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

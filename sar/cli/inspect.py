@@ -1,4 +1,4 @@
-"""`sar inspect`: shows the content of a partition directory, and checks it."""
+"""`sar inspect`: shows the contents of a partition directory, and checks it."""
 
 import argparse
 import json

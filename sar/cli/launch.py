@@ -1,4 +1,4 @@
-"""`sar launch`: torchrun for the workers of one host, with their environment set up well."""
+"""`sar launch`: torchrun for the workers of one host, with threads, network and allocator configured."""
 
 import argparse
 import os
@@ -28,7 +28,7 @@ _OPTIONS = {"--workers", "--threads", "--memory", "--resident", "--spill"}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the script in every worker and return its exit status: the first one that is not 0, or 128 + a signal."""
+    """Run the script in every worker; return the first exit status that is not 0, or 128 + signal."""
     for name in ("workers", "threads"):
         given = getattr(arguments, name)
         if given is not None and given < 1:
@@ -44,11 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
     if sys.platform == "linux":
         os.environ["SAR_LAUNCHER"] = str(os.getpid())
-    with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun leaves its own behind
+    with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun does not remove its own
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}", f"--log-dir={folder}"]
         options.append(f"--max-restarts={arguments.max_restarts}")
         parser = torchrun.get_args_parser()
-        parser.allow_abbrev = False  # else it looks for its options among the script's arguments
+        parser.allow_abbrev = False  # otherwise it interprets the script's arguments as its options
         asked = parser.parse_args([*options, str(arguments.script), *arguments.script_arguments])
         asked.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"  # torch before 2.8 handles SIGTERM itself, with status 143
         before = {number: signal.signal(number, partial(_hand_on, arguments.grace)) for number in ENDING}
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             if failure.exitcode == -signal.SIGKILL:
                 print("sar launch: a worker was killed (signal 9), as if memory was short", file=sys.stderr)
             return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-        except SignalException as error:  # Ctrl-C, for one; the workers are gone
+        except SignalException as error:  # for example Ctrl-C; the workers have ended
             return 128 + error.sigval
         finally:
             for number, handler in before.items():
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _hand_on(grace: float, number: int, _: object) -> None:
-    """Hand a signal on to the workers and wait for them; unless all end with status 0, end torchrun."""
+    """Forward a signal to the workers and wait for them; unless all exit with status 0, end torchrun."""
     workers = [int(pid) for tasks in Path("/proc/self/task").glob("*/children") for pid in tasks.read_text().split()]
     for pid in workers:
         os.kill(pid, number)
@@ -97,14 +97,14 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
 
 
 def _partitions(arguments: argparse.Namespace) -> PartitionJson | None:
-    """Those that are named to this command or to the script."""
+    """The partition directory named in the arguments of this command or of the script."""
     if arguments.partition_json is not None:
         return read_partition_json(arguments.partition_json)
     return first_named(arguments.script_arguments)
 
 
 def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
-    """The variables to set: those of the command line, and defaults for those that are not set."""
+    """The environment variables to set: from the command line, and defaults for unset variables."""
     out_of_core = (arguments.memory or arguments.resident) is not None
     if arguments.spill is not None and not out_of_core:
         raise ConfigError("--spill goes with --memory SIZE or --resident 1, before the script.")
@@ -135,7 +135,7 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
                 settings["SAR_PARTS"] = str(partitions.num_parts)
         settings |= {"SAR_RESIDENT": str(arguments.resident or 1), "SAR_SPILL_DIR": str(folder.absolute())}
         settings |= {} if arguments.memory is None else {"SAR_MEMORY": f"{arguments.memory}B"}
-        # The workers would say if these are wrong.
+        # The workers report errors in these.
         wanted({**os.environ, **settings}, [str(arguments.script), *arguments.script_arguments])
     return settings
 

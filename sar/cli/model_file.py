@@ -1,4 +1,4 @@
-"""Loads the function FILE.py:FUNCTION that makes a user's model, for `sar plan` and `sar infer`."""
+"""Loads the function FILE.py:FUNCTION that creates a user's model, for `sar plan` and `sar infer`."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ from sar.train.plan import MakeModel
 
 
 def load_model(source: str, expected: str = "FILE.py:FUNCTION") -> MakeModel:
-    """The function that FILE.py:FUNCTION names; `expected` is for the error if the text has another form."""
+    """Load the function FILE.py:FUNCTION; `expected` is for the error if the text has another form."""
     file, _, name = source.rpartition(":")
     path = Path(file)
     if not file.endswith(".py") or not name:
@@ -18,7 +18,7 @@ def load_model(source: str, expected: str = "FILE.py:FUNCTION") -> MakeModel:
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"--model {source}: there is no file {path}.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)  # where dataclasses look themselves up
+    sys.modules.setdefault(spec.name, module)  # dataclasses look up their module here
     sys.path.insert(0, str(path.absolute().parent))  # as for a script that is run
     spec.loader.exec_module(module)
     make_model: MakeModel | None = getattr(module, name, None)

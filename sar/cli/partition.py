@@ -1,4 +1,4 @@
-"""`sar partition`: divide a graph that may be larger than memory, and write a directory that DGL and sar read."""
+"""`sar partition`: partitions a graph that may be larger than memory into a directory for DGL and sar."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`sar plan`: memory and traffic of training a model on a partition directory, before it is trained."""
+"""`sar plan`: predicts memory and traffic of training a model on a partition directory."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         patch_dgl()
     load_kernels()
     torch.optim.Adam([torch.zeros(1)])  # the first optimizer loads more of torch
-    code = PeakMemory().baseline  # of this process before it reads a graph, as of a worker
+    code = PeakMemory().baseline  # of this process before it reads a graph, like a worker's
     own_code = anonymous_memory()
     spec = read_partition_json(arguments.directory)
     if spec.counts is None:
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _tables(workers: Sequence[WorkerPlan]) -> str:
-    """Bytes sent for each layer, by the worker that sends most; and traffic and memory of all workers."""
+    """Format bytes sent per layer, by the worker that sends most, and traffic and memory of all workers."""
     most = max(workers, key=lambda worker: worker.bytes_sent)
     layers: list[tuple[str, ...]] = [("layer", "distributed call", "forward", "backward")]
     layers += [(call.layer, call.operation, mega(call.forward), mega(call.backward)) for call in most.calls]
@@ -90,13 +90,12 @@ def _tables(workers: Sequence[WorkerPlan]) -> str:
         each.append((str(rank), *map(mega, sizes)))
     return (
         f"Sent in an epoch, by the worker that sends most\n{as_text(layers)}\n\n"
-        "Sent in an epoch, and resident memory at the peak of training with its uses beside it\n"
-        + as_text(each, left=1)
+        "Sent in an epoch, and peak resident memory of training by use\n" + as_text(each, left=1)
     )
 
 
 def _out_of_core(plan: OutOfCorePlan, number: int, memory: int, speed: DiskSpeed) -> str:
-    """How many partitions fit, and what an epoch of those that there are moves to and from the disk."""
+    """Format the number of partitions that fits, and the disk traffic of an epoch with the existing partitions."""
     fits = of_limit(memory)
     if not plan.partitions:
         return (

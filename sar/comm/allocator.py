@@ -1,18 +1,18 @@
 """Settings of this process's allocator for freed memory (`initialize_comms`), and of huge pages (`import sar`).
 
 [Note: allocator]
-glibc gives a large block a mapping of its own, which goes back to the system when it is freed. But each such block that
-is freed raises the threshold to its own size (up to 32 MB). After one epoch nearly all tensors come from heaps, which
-keep freed blocks, and resident memory is several times the live tensors. Fixed thresholds keep it near them. Fresh
-mappings cost page faults, which huge pages make cheap. Torch asks for huge pages if an environment variable is set
-before the first tensor is created. `import torch_geometric` creates one, so `import sar` sets the variable.
+glibc gives a large block a separate mapping, which returns to the system when it is freed. But each freed block of this
+kind raises the threshold to its size (up to 32 MB). After one epoch nearly all tensors come from heaps, which keep
+freed blocks, and resident memory is several times the live tensors. Fixed thresholds keep it close to live tensors.
+Fresh mappings cost page faults, which huge pages make cheap. Torch requests huge pages if an environment variable is
+set before the first tensor is created. `import torch_geometric` creates one, so `import sar` sets the variable.
 
-mimalloc keeps freed blocks, too, but gives away the rest of what it holds, so it needs little more memory and no fresh
-pages. It has to be loaded before the process starts, which `sar launch` does.
+mimalloc also keeps freed blocks, but returns other memory, so it needs little more memory and no fresh
+pages. It must be loaded before the process starts, which `sar launch` does.
 
-Mini-batches ask for blocks of the same sizes over and over, so for them "kept" does the opposite. "auto" is "least"
-until a loader of mini-batches exists, and then "kept". For workers that share a process, smaller blocks get mappings of
-their own, too, because only these can become pages of a file ([Note: memory of the file]).
+Mini-batches allocate the same sizes repeatedly, so "kept" does the opposite for them. "auto" is "least"
+until a mini-batch loader exists, and then "kept". For workers that share a process, smaller blocks also get
+separate mappings, because only these can become pages of a file ([Note: memory of the file]).
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from sar.host.huge_pages import left_alone
 from sar.logging_setup import logger
 
 LARGE = 2**18
-"""Size in bytes from which a block has a mapping of its own under "least"."""
+"""Minimum size in bytes of blocks with separate mappings under "least"."""
 SMALL = 2**14
 """The same for workers that share a process. Smaller blocks stay in memory."""
 
@@ -41,9 +41,9 @@ _PARAMETERS = {
 
 
 def set_allocator(*, spilled: bool = False, batches: bool = False) -> None:
-    """Set up glibc's allocator by `Config.allocator`, unless the user has done so: see [Note: allocator].
+    """Configure glibc's allocator by `Config.allocator`, unless the user has done so: see [Note: allocator].
 
-    With `batches`, "auto" keeps memory. `spilled` is for workers that share a process. It overrides both settings, and
+    With `batches`, "auto" keeps memory. `spilled`, for workers that share a process, overrides both settings, and
     raises a ConfigError if the allocator is not glibc's.
     """
     policy = "spilled" if spilled else Config.allocator
@@ -66,10 +66,7 @@ def set_allocator(*, spilled: bool = False, batches: bool = False) -> None:
 
 
 def preloads() -> dict[str, str]:
-    """Environment variables that load mimalloc into a process before all else; empty if it is not installed.
-
-    It keeps freed blocks without fragmenting, so epochs spend no time on fresh pages, in little more memory.
-    """
+    """Environment variables that load mimalloc into a new process; empty if it is not installed."""
     try:
         files = importlib.metadata.files("cmeel-mimalloc") or []
     except importlib.metadata.PackageNotFoundError:

@@ -39,15 +39,16 @@ _EXTREMES = (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
 
 
 def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device: bool = False) -> None:
-    """Combine a tensor over all workers, in place.
+    """Reduce a tensor over all workers, in place.
 
     Args:
-        tensor: same shape and dtype on every worker.
-        op: a `torch.distributed.ReduceOp`.
-        move_to_comm_device: send a copy on the communication device; needed if the tensor is on another device.
+        tensor: the same shape and dtype on all workers.
+        op: a `torch.distributed.ReduceOp`. Default: SUM.
+        move_to_comm_device: send a copy on the communication device, required for tensors on other devices. Default
+            False.
 
     Raises:
-        ConfigError: if tensors of this dtype cannot be combined, or the tensor is on another device.
+        ConfigError: the dtype is not supported, or the tensor is on another device.
     """
     with current_group().guard() as group:
         _check_device(group, tensor, move_to_comm_device)
@@ -83,12 +84,13 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
     """Send `send_tensors[q]` to every worker q, and receive `recv_tensors[p]` from every worker p, in place.
 
     Args:
-        recv_tensors: one tensor per worker, of the size that it sends.
+        recv_tensors: one tensor per worker p, of the size that p sends.
         send_tensors: one tensor per worker.
-        move_to_comm_device: send copies on the communication device; needed if the tensors are on another device.
+        move_to_comm_device: send copies on the communication device, required for tensors on other devices. Default
+            False.
 
     Raises:
-        ConfigError: if a tensor differs in size from the one that arrives.
+        ConfigError: a received tensor has another size.
     """
     with current_group().guard() as group:
         if len(recv_tensors) != group.world_size or len(send_tensors) != group.world_size:
@@ -105,17 +107,17 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
 
 
 def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None = None) -> list[Tensor]:
-    """Send `tensors[q]` to every worker q; return the tensors that arrive, by rank.
+    """Send `tensors[q]` to every worker q, and return the received tensors by rank.
 
     Args:
-        tensors: one tensor per worker, of any length; equal dtype and trailing shape on all workers.
-        recv_sizes: the expected lengths, which are checked; None to accept any.
+        tensors: one tensor per worker, of any length; dtype and trailing shape are the same on all workers.
+        recv_sizes: expected lengths, to be checked. Default None: any length.
 
     Returns:
-        One tensor per worker, on the communication device. The worker's own tensor is not copied.
+        One tensor per worker, on the communication device. The tensor that this worker sends to itself is not copied.
 
     Raises:
-        ConfigError: if the tensors differ in dtype or trailing shape, or if a length is not the expected one.
+        ConfigError: dtype or trailing shape differ, or a length is not the expected one.
     """
     with current_group().guard() as group:
         if len(tensors) != group.world_size:
@@ -136,11 +138,11 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
 
 
 def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, send_tensor: Tensor) -> None:
-    """Send a tensor to one worker while receiving one, in place, from another.
+    """Send a tensor to one worker and receive a tensor, in place, from another.
 
     Args:
-        recv_idx: worker to receive from; it has to send to this one.
-        send_idx: worker to send to; it has to receive from this one.
+        recv_idx: worker to receive from; it must send to this worker.
+        send_idx: worker to send to; it must receive from this worker.
         recv_tensor: tensor for the received data, of the size that `recv_idx` sends.
         send_tensor: tensor to send.
     """
@@ -161,13 +163,13 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
 
 
 def sync_params(model: Module) -> None:
-    """Copy all parameters and buffers of worker 0 to every worker.
+    """Copy all parameters and buffers of worker 0 to every worker. A collective call.
 
     Raises:
-        ConfigError: for a lazy module that has not seen its first input; for a norm layer that `sar.convert_batchnorm`
-            has not converted, if this worker has an edge index of PyTorch Geometric.
-        DisagreementError: if the workers' models differ in the number, shapes or dtypes of these; for a buffer that
-            seems to hold rows of this worker's own nodes or edges.
+        ConfigError: for a lazy module before its first input, or a norm layer that `sar.convert_batchnorm` has not
+            converted, if this worker has an edge index of PyTorch Geometric.
+        DisagreementError: the number, shapes or dtypes of parameters or buffers differ between workers, or a buffer
+            seems to hold rows of this worker's nodes or edges.
     """
     with current_group().guard() as group:
         group.check_model(model, "sync_params")
@@ -192,9 +194,9 @@ def copy_from_first(model: Module) -> None:
 
 
 def _refuse_own_rows(group: Group, call: str, model: Module) -> None:
-    """Raise an error for buffers of users' modules that differ and have, on all workers, as many rows as own nodes.
+    """Raise for buffers of users' modules that differ and have one row per own node or edge on all workers.
 
-    Modules of libraries hold none, and their buffers, such as running statistics, may happen to be as long.
+    Libraries' modules hold no such rows, but their buffers, such as running statistics, may have this length by chance.
     """
     buffers = {}
     for prefix, module in model.named_modules():
@@ -216,17 +218,17 @@ _OWN_BUFFER: Final = "Keep own rows in a plain attribute, self.x = x.to(device),
 
 
 def gather_grads(model: Module) -> None:
-    """Sum the gradients of a model's parameters over all workers, in place.
+    """Sum the gradients of a model's parameters over all workers, in place. A collective call.
 
-    Call it once per step, after the backward and before the optimiser. With a loss of (local sum / global count) the
-    result is the gradient of the loss over the whole graph. If a parameter has no gradient on any worker, its gradient
-    stays None. If only some workers lack one, theirs counts as zero.
+    Call it once per step, between backward and optimizer step. If the loss is (local sum / global count), the result is
+    the gradient of the loss over the whole graph. A parameter without a gradient on all workers keeps None; if only
+    some workers lack it, theirs counts as zero.
 
     Raises:
-        ConfigError: for gradients that `DistributedDataParallel` has combined, which needs `ddp_sum_hook` instead; if
-            all gradients are sums of an earlier call; for sparse gradients; for a lazy module that has not seen its
-            first input; for a norm layer that has not been converted, as `sync_params`.
-        DisagreementError: if the workers' models differ in the number, shapes or dtypes of their parameters.
+        ConfigError: for gradients that `DistributedDataParallel` has already reduced, which needs `ddp_sum_hook`
+            instead; gradients that are all sums of an earlier call; sparse gradients; lazy modules before their first
+            input; or norm layers that have not been converted, as in `sync_params`.
+        DisagreementError: the number, shapes or dtypes of parameters differ between workers.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for _, p in named]
@@ -265,7 +267,7 @@ def _agree_on_model(
 ) -> bool:
     """Agree on a call over a model that has the same layout on all workers.
 
-    Returns whether `present` is the same, too.
+    Returns whether `present` is also the same.
     """
     refuse_sharded(model, call)
     for name, tensor in named:
@@ -291,8 +293,8 @@ def _agree_on_model(
                 )
     if group.replicas is None or not group.replicas.share(model, call) or model in _told_of_norms:
         return alike
-    # Warn of batch normalisation over each worker's own rows. DGL's layers are excluded, because they are patched, and
-    # so are those that the user meant when calling `sar.convert_batchnorm`.
+    # Warn of batch normalisation over each worker's own rows, except in DGL's layers, which are patched, and in layers
+    # that the user has marked as local with `sar.convert_batchnorm`.
     layers = [module for module in model.modules() if type(module).__module__.startswith("dgl.")]
     covered = {id(inner) for layer in layers for inner in layer.modules()}
     covered |= {id(module) for module in model.modules() if hasattr(module, "knows_its_rows")}
@@ -345,28 +347,28 @@ T = TypeVar("T")
 
 
 def all_sum(x: T) -> T:
-    """Return the sum over all workers, as a new tensor or number; a collective call.
+    """Return the sum over all workers, as a new tensor or number. A collective call.
 
-    It has no gradient: a backward through it raises a `ConfigError`. In a model use `sar.nn.global_sum`.
+    Not differentiable: a backward through it raises a `ConfigError`. In a model use `sar.nn.global_sum`.
 
     Args:
-        x: a tensor, a number, or a list, tuple or dictionary of them. Structure, shapes and dtypes are the same on all
-            workers.
+        x: a tensor, a number, or a list, tuple or dictionary of these, with the same structure, shapes and dtypes on
+            all workers.
 
     Returns:
-        The same structure as `x`. Sums of booleans and integers are integers, or int64 tensors, as in `torch.sum`.
+        The sum in the structure of `x`. As in `torch.sum`, booleans and integers become integers or int64 tensors.
 
     Raises:
-        DisagreementError: if the workers' `x` differ in structure, shapes or dtypes.
-        ConfigError: if `x` contains anything else.
+        DisagreementError: structure, shapes or dtypes differ between workers.
+        ConfigError: `x` contains other types.
     """
     return _over_all("all_sum", x, dist.ReduceOp.SUM)
 
 
 def all_max(x: T) -> T:
-    """Return the greatest value of `x` over all workers, element by element; arguments as of `all_sum`.
+    """Return the elementwise maximum over all workers; arguments as for `all_sum`.
 
-    Dtypes do not change, and NaN is the greatest value, as in `torch.max`.
+    Dtypes do not change. NaN is the greatest value, as in `torch.max`.
     """
     return _over_all("all_max", x, dist.ReduceOp.MAX)
 

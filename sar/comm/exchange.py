@@ -12,13 +12,13 @@ exchange took 6 to 8 % of an epoch's processor time on a small graph. We return 
 layers' own tensors are largest between exchanges.
 
 A worker computes its own edges while the first messages travel: rows, or, in an exchange without rows, the gradients of
-the first tiles. At the start, more tiles of rows are in flight, because they may use the buffers of gradients and of
-the tile that is computed, too. For the same reason we wait for gradients only when their buffers are needed, after
-posting more rows.
+the first tiles. At the start, more tiles of rows are in flight, because they may also use the buffers of gradients and
+of the computed tile. For the same reason we wait for gradients only when their buffers are needed, after posting more
+rows.
 
 [Note: rows of a device]
-If rows are on a device and travel through CPU memory, each message has pinned memory of its own, from torch, which uses
-it again once the device has read it. So copies to the device are only queued. Rows to send are gathered and copied in a
+If rows are on a device and travel through CPU memory, each message has separate pinned memory, which torch reuses once
+the device has read it. So copies to the device are only queued. Rows to send are gathered and copied in a
 second stream, and the host waits for this stream before it posts: tile k + 1 is gathered while tile k is computed. The
 host waits for the gradients of a tile in the stream that computes them.
 

@@ -1,10 +1,10 @@
 """Checks that gradients are summed over workers once: by `gather_grads`, or by DDP with `ddp_sum_hook`.
 
 [Note: averages]
-Without a hook DDP (`DistributedDataParallel`) averages. That is right for mini-batches of this worker's own, and wrong
-for a share of a loss over the graph. So DDP models record the backwards that reach them, and so do distributed calls
-and `Task.loss`. A backward that reaches both raises. FSDP averages, too: that of wrappers is watched like DDP, and
-parameters of `fully_shard` are refused when an optimizer steps them (`replicas.py`).
+Without a hook DDP (`DistributedDataParallel`) averages. This is right for a worker's own mini-batches, and wrong for a
+share of a loss over the graph. So DDP models, distributed calls and `Task.loss` record the backwards that reach them.
+A backward that reaches both kinds raises. FSDP also averages: its wrappers are treated like DDP, and parameters of
+`fully_shard` are rejected when an optimizer steps them (`replicas.py`).
 
 [Note: sums]
 A sum that is changed in place, as by clipping, still counts as a sum. It no longer does if the gradient is set to None,
@@ -56,20 +56,19 @@ _backwards: Final = {"share": -1, "average": -2}
 
 
 def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> Future[Tensor]:
-    """DDP communication hook that sums gradients over workers during the backward, instead of averaging them.
+    """DDP communication hook that sums gradients over workers instead of averaging them. Replaces `gather_grads`.
 
-    It replaces `gather_grads`. With a loss of (local sum / global count) the parameters get the gradient of the loss
-    over the whole graph.
+    If the loss is (local sum / global count), parameters get the gradient of the loss over the whole graph.
 
         ddp_model = DistributedDataParallel(model)
         ddp_model.register_comm_hook(None, sar.ddp_sum_hook)
 
     Args:
-        process_group: the first argument of `register_comm_hook`; None for the group of all workers.
+        process_group: the first argument of `register_comm_hook`; None for all workers.
         bucket: gradients, from DDP.
 
     Returns:
-        A future of their sum.
+        A future of the sum.
     """
     counters.bytes_sent += bucket.buffer().nbytes
     counters.bytes_received += bucket.buffer().nbytes
@@ -111,7 +110,7 @@ def _watch_backward(ddp: Any, args: Any, output: Any) -> None:
 
 
 def _combine(ddp: Any, parameters: Iterable[Parameter], _: Tensor) -> None:
-    """Record that a backward has reached a DDP model. Torch's own communication hooks average, too."""
+    """Record that a backward has reached a DDP model. Torch's own communication hooks also average."""
     if dist.get_world_size(ddp.process_group) == 1:
         return
     _combined.update((p, p._version) for p in parameters)
@@ -153,7 +152,7 @@ def end_sum(parameters: Sequence[Parameter], rank: int) -> None:
 
 
 def watch(parameters: Iterable[Parameter], rank: int) -> None:
-    """Let parameters check and note the backwards that add to their gradients."""
+    """Make parameters check and record the backwards that add to their gradients."""
     for p in parameters:
         if p.requires_grad and p not in _hooks and not p.is_inference():
             _hooks[p] = p.register_hook(partial(_before_adding, TensorWeakRef(p), rank))
@@ -165,7 +164,7 @@ def _note_version(p: Any) -> None:
 
 
 def warn_of_mistakes(group: Group, model: Module, parameters: Sequence[Parameter]) -> None:
-    """Log once for a model, on worker 0, that its loss or its clipping seems to be as on one machine."""
+    """Log once for a model, on worker 0, that its loss or clipping seems to be unchanged from one machine."""
     present: list[Any] = [p for p in parameters if p.grad is not None]
     log = logger.warning if group.rank == 0 else logger.debug
     if present and not group.has_summed and model not in _told_of_loss:
@@ -187,9 +186,9 @@ def warn_of_mistakes(group: Group, model: Module, parameters: Sequence[Parameter
 
 
 def warn_of_nan(group: Group, call: str, model: Module, bucket: Sequence[Parameter], total: Tensor) -> None:
-    """Log once for a model, on worker 0, which workers brought NaN or infinity into the sum of gradients `total`.
+    """Log once for a model, on worker 0, which workers contributed NaN or infinity to the sum of gradients `total`.
 
-    `bucket` has the parameters, still with the gradients of this worker.
+    `bucket` holds the parameters, still with the gradients of this worker.
     """
     # On a device, the host would wait for the sum. A sum of its entries is the quickest look, but may overflow.
     if total.device.type != "cpu" or total.sum().isfinite() or total.isfinite().all():
@@ -205,7 +204,7 @@ def warn_of_nan(group: Group, call: str, model: Module, bucket: Sequence[Paramet
 
 
 def _before_adding(of: Any, rank: int, _: Tensor) -> None:
-    """Hook that runs before a backward adds to a gradient. torch.autograd.grad runs it, too, but adds to none."""
+    """Hook that runs before a backward adds to a gradient. torch.autograd.grad also runs it, without adding."""
     p = of()
     if p is not None and p.grad in _sums:
         with suppress(RuntimeError), torch.enable_grad():  # in earlier torch the edge is that of a view

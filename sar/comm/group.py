@@ -12,21 +12,20 @@ A wait ends in one of four ways:
 - `Config.timeout` passes, because the peer is frozen, its host has vanished, or it takes that long.
 
 `abort` first leaves a note with the reason in the store. A worker that loses a connection looks for the note, closes
-its own connections, so that the workers that wait for *it* get the error, too, and raises. Nobody polls during a
-transfer.
+its own connections, which passes the error to workers that wait for *it*, and raises. Nobody polls during transfers.
 
 [Note: recovery]
 After an error the group is stopped on every worker: each further call raises at once, or, on a worker that has not
-noticed yet, finds its connections closed. If workers went on by themselves, one worker's next step could meet the step
-that another one repeats. To go on, all call `Group.recover`. It begins a new *generation* with connections of its own,
-so that no message of the old one can arrive, and all agree on the step to go on from. A worker that makes another call
-instead gets an error. A worker that fails before the new connections exist leaves its note in the new generation, and
-the workers that wait for it read it. A death is final.
+noticed yet, finds its connections closed. If workers continued by themselves, one worker's next step could meet the
+step that another one repeats. To resume, all workers call `Group.recover`. It begins a new *generation* with new
+connections, in which no old message can arrive, and all agree on the step to resume from. A worker that makes another
+call instead raises an error. A worker that fails before the new connections exist leaves a note in the new generation,
+and the workers that wait for it read the note. A death is final.
 
 [Note: one thread at a time]
 If calls of two threads overlapped, their order could differ between workers. So a call belongs to the thread that
 agreed on it until its innermost `guard` ends. A call of another thread before that stops the group. Threads may make
-calls one after the other: autograd runs backwards on CUDA devices in a thread of its own.
+calls one after the other: autograd runs backwards on CUDA devices in a separate thread.
 """
 
 import hashlib
@@ -89,7 +88,7 @@ class Group:
         # Called by `sync_params` and `gather_grads` with the model and the call's name; raise if they refuse the model.
         self.model_checks: set[Callable[[Any, str], None]] = set()
         self.own_sizes: set[int] = set()  # of this worker's nodes and edges, whose rows `sync_params` does not replace
-        self.stopping = False  # whether a worker has told of a signal in an agreement: see `should_stop`
+        self.stopping = False  # whether a worker has reported a signal in an agreement: see `should_stop`
         self.has_summed = False  # whether the user has made a sum over workers, by which a loss may be divided
         self.counters = counters if counted else Statistics()
         self._transport = transport
@@ -151,7 +150,7 @@ class Group:
         self._connected = True
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
-        """Tell all workers, once, that this one cannot go on, and why: see [Note: agreement and failure]."""
+        """Tell all workers, once, why this one cannot continue: see [Note: agreement and failure]."""
         told = f"{self._transport.name(self.rank).capitalize()} raised {type(error).__name__}: {error}"
         if isinstance(error, CommunicationError):
             self.stop(Failure(str(error), told, final or error.final))
@@ -299,7 +298,7 @@ class Group:
         return self.wait_for(self._transport.post, call, inbound, outbound, tag, peer=message.peer)
 
     def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Send `buffers[q]` to every worker q; return the buffers sent to this one, by rank, its own one uncopied.
+        """Send `buffers[q]` to every worker q; return received buffers by rank. The worker's own buffer is not copied.
 
         The workers must have agreed on a call, which may have several such exchanges. Received data is written to
         `into`. Without it, buffers are bytes in CPU memory that begin with their number as an int64.
@@ -316,14 +315,14 @@ class Group:
     def share(
         self, read: Sequence[Tensor], added_to: Sequence[Tensor], call: str, *, in_order: bool = False
     ) -> dict[int, Shared]:
-        """Share tensors with `local_peers`, until all call this again; return those of each, by rank.
+        """Share tensors with `local_peers`, until all call this again; return the tensors of each, by rank.
 
-        They read some, which nobody changes, and add to others. If `in_order`, they go on in the order of their ranks.
+        They read some tensors, which are constant, and add to others. With `in_order`, they continue in order of ranks.
         """
         return self.swap(self._transport.shared(read, added_to), call, in_order=in_order)
 
     def swap(self, brought: T, call: str, *, in_order: bool = False) -> dict[int, T]:
-        """What each worker of this process has brought, by rank; in an agreed call."""
+        """Gather the contributions of this process's workers, by rank; in an agreed call."""
         if self._alone:
             return {self.rank: brought}
         swapped = self.wait_for(partial(self._transport.swap, brought, in_order=in_order), call)
@@ -332,7 +331,7 @@ class Group:
     def new_name(self, call: str) -> str:
         """A random name, drawn by worker 0 for all workers and unique to this job; only inside an agreed call.
 
-        A counter would not do, because a restarted job finds the store and the files of the run before it.
+        A counter would not be unique, because a restarted job finds the store and the files of the run before it.
         """
         return f"{self.gather_numbers(secrets.randbits(62), call)[0]:x}"
 

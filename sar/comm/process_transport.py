@@ -1,7 +1,7 @@
 """The transport between processes: gloo, and NCCL for tensors on GPUs.
 
-Workers find each other, and leave the reasons of their errors, in the job's store, over a connection of their own if
-torch can make one. Requests are bounded in time: see [Note: a store that does not answer].
+Workers find each other, and leave the reasons of their errors, in the job's store, over a separate connection if
+torch supports it. Requests are bounded in time: see [Note: a store that does not answer].
 """
 
 import json
@@ -36,7 +36,7 @@ GATHERING_TAG: Final = 2**31 - 2
 LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
 """gloo's message for a broken connection. Any other error is this worker's own."""
 OVERDUE: Final = ("Timed out waiting", "timeout caused pair closure")
-"""gloo's messages for its own time-outs. "timed out" alone may be the system's message for a broken connection."""
+"""gloo's messages for its own time-outs. Just "timed out" may be the system's message for a broken connection."""
 
 
 class ProcessTransport(Transport):
@@ -52,7 +52,7 @@ class ProcessTransport(Transport):
     batch scheduling class, whose threads preempt no others when they wake up.
 
     [Note: order on the device]
-    NCCL has a stream of its own. A message begins there once the device has done all work queued before it was posted.
+    NCCL has a separate stream. A message begins there once the device has done all work queued before it was posted.
     A wait makes the computing stream wait for the message, and does not block the host, which goes on to queue the next
     tile's messages; these travel while this tile is computed. After the wait a buffer may be used again, because all
     later work on it, on the device or as a message, is queued behind. So only agreements, which travel over gloo, keep
@@ -63,7 +63,7 @@ class ProcessTransport(Transport):
         super().__init__(rank, world_size, device)
         self._store = store
         own = store.clone() if world_size > 1 and hasattr(store, "clone") else store
-        self._notes = dist.PrefixStore("sar", own)  # for what workers tell each other
+        self._notes = dist.PrefixStore("sar", own)  # for notes to other workers
         place = f"{socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)}"
         self._mark = f"Worker {rank} of {world_size} ({place})"  # by which others tell if it belongs to them
         self._generation = 0
@@ -112,9 +112,9 @@ class ProcessTransport(Transport):
         if own != self._mark or strangers:
             self._notes = dist.PrefixStore(f"sar/{self._mark}", self._store)  # the job goes on without this worker
             raise CommunicationError(
-                f"{self._mark} does not go with {own if own != self._mark else strangers[0]}: the workers of a job "
-                "have different ranks, and name one world size. If these are two jobs, give each a port or a "
-                "SAR_JOB_ID of its own."
+                f"{self._mark} does not fit {own if own != self._mark else strangers[0]}: the workers of a job "
+                "have different ranks and the same world size. If these are two jobs, use a different port or "
+                "SAR_JOB_ID for each."
             )
         self._absent = [rank for rank, mark in enumerate(marks) if mark is None]
         gone = self._read([f"left/{rank}" for rank in self._absent])

@@ -36,7 +36,7 @@ def refuse_sharded(model: Module, call: str) -> None:
 
 
 def refuse_shard(part: object, name: str) -> None:
-    """Raise `ConfigError` for a module or a parameter of which a worker has a shard."""
+    """Raise `ConfigError` for a sharded module or parameter."""
     if not {"DTensor", "FSDPModule", "FullyShardedDataParallel"}.isdisjoint(k.__name__ for k in type(part).__mro__):
         raise ConfigError(
             f"{name} is a {type(part).__name__}, of FSDP (fully_shard) or tensor parallelism; expected the whole of "
@@ -52,7 +52,7 @@ class Replicas:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()  # workers of one process are threads
-        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> passed to `gather_grads`, too
+        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> also passed to `gather_grads`
         self._gathered = False  # any parameter of the latest checksum
         self._stepped: dict[int, Tensor] = {}  # by `id`, in the order of the steps
         self.close = register_optimizer_step_post_hook(self._note).remove  # stops observing optimizers

@@ -20,7 +20,7 @@ from sar.tensors.lasting import lasting
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
 OWN_MAPPING = 2**17
-"""Size in bytes from which a buffer gets a mapping of its own. For smaller ones, mapping takes longer than using it."""
+"""Minimum size in bytes of buffers with separate mappings. Mapping smaller buffers takes longer than using them."""
 HUGE_PAGE = 2**21
 """Size in bytes from which a buffer may have huge pages."""
 FORMATS, LAYOUTS = 64, 1024
@@ -101,7 +101,7 @@ def _row_format(fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...], dtype: 
 class BufferPool:
     """Pool of one worker's message buffers.
 
-    Large buffers in CPU memory get mappings of their own, because an allocator would keep most of the freed memory
+    Large buffers in CPU memory are mapped separately, because an allocator would keep most of the freed memory
     (docs/memory.md).
     """
 

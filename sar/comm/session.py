@@ -94,7 +94,7 @@ def world_size() -> int:
 
 
 def comm_device() -> torch.device:
-    """The device of tensors that travel."""
+    """The device of tensors that workers send."""
     return current_group().device
 
 
@@ -110,19 +110,19 @@ def backend() -> str:
 
 
 def master_ip() -> str | None:
-    """The address of worker 0; None if torch's process group existed before sar."""
+    """The address of worker 0; None if the process group was created outside sar."""
     return job().master_ip
 
 
 def master_port() -> int | None:
-    """The port of worker 0; None if torch's process group existed before sar."""
+    """The port of worker 0; None if the process group was created outside sar."""
     return job().master_port
 
 
 def shut_down(group: Group, *, started: bool) -> None:
     """Join gloo's threads before the interpreter shuts down. During the shutdown, the process would sometimes abort."""
     if started and group.rank == 0 and group.world_size > 1 and group.failure is not None:
-        time.sleep(HEARD_SECONDS)  # this process hosts the store, where the others look for the error
+        time.sleep(HEARD_SECONDS)  # this process hosts the store, where other workers look for the error
     group.close()
     if started and dist.is_initialized():
         dist.destroy_process_group()
@@ -144,30 +144,30 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def recover(step: int = 0) -> int:
-    """Recover from an error in a distributed call, together with all other workers.
+    """Resume after an error in a distributed call. All workers must call this together.
 
-    After such an error every further call raises. All workers must call this, even those that saw no error, and then
-    repeat the step that it returns. With one worker it does nothing.
+    After such an error every further distributed call raises. All workers, including those without an error, call
+    `recover` and repeat the step that it returns. With one worker it does nothing.
 
     Args:
-        step: the first step that this worker has not finished.
+        step: the first step that this worker has not finished. Default 0.
 
     Returns:
-        The least of all workers' `step`: the first one that not all have finished.
+        The minimum of `step` over all workers.
 
     Raises:
-        PeerError: if a worker has died or left, which is final, or raised an error meanwhile.
-        CommunicationTimeout: if a worker does not call this within five minutes, or `Config.timeout` if less.
+        PeerError: a worker has died or left, which is final, or raised an error during recovery.
+        CommunicationTimeout: a worker does not call this within five minutes, or `Config.timeout` if less.
     """
     return current_group().recover(step)
 
 
 def should_stop() -> bool:
-    """Whether a worker has got SIGTERM or SIGUSR1, by which schedulers announce the end of a job.
+    """Return whether any worker has received SIGTERM or SIGUSR1, which schedulers send before they end a job.
 
-    The result is the same on all workers at the same call. The signal travels with the next distributed call, such as
-    `gather_grads`, so asking sends nothing. From the first call on, these two signals no longer end the process, and
-    handlers that were set before are not called.
+    The result is the same on all workers. The signal travels with the next distributed call, such as `gather_grads`, so
+    this call sends nothing. From the first call on, the two signals no longer end the process, and earlier handlers are
+    not called.
     """
     group = current_group()
     note_signals()

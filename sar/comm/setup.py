@@ -1,11 +1,11 @@
-"""How workers come together, in the order in which it happens: `connect`, and `nfs_ip_init` before it.
+"""Set-up of a job: `connect`, in the order of its steps, and `nfs_ip_init`, which precedes it.
 
 [Note: stale files]
 A file left by an earlier run must be detected. So worker 0 starts the job's store, puts a fresh nonce into it, and
 writes address, port and nonce to the file. The others trust a file only if a store at that address has the nonce; until
 then they read the file again. `initialize_comms` removes nonce and file once all workers are connected, so a run that
-has ended or is past its set-up confirms no file. Two runs that start on one file at the same time cannot be told apart:
-give each its own.
+has ended or is past its set-up confirms no file. Two runs that start on one file at the same time cannot be told apart;
+use one file per run.
 
 [Note: one job]
 Any process that reaches the port reaches the store, and workers of two jobs on one port would exchange data. So the
@@ -70,8 +70,8 @@ def connect(
 ) -> None:
     """Join this process to its job, with the arguments and errors of `sar.initialize_comms`.
 
-    `within` is its `group`. If workers are to share this process, its memory is set up for them, and models are
-    compared by them alone.
+    `within` is its `group`. If workers are to share this process, its memory is configured for them, and only
+    they compare models.
     """
     print_errors_briefly()  # before torch.distributed starts, which puts the rank before each line
     Config.validate()
@@ -259,18 +259,18 @@ announced_stores: Final[list[AnnouncedStore]] = []
 
 
 def nfs_ip_init(_rank: int, ip_file: str) -> str:
-    """Send worker 0's address to all workers through a file that all of them see.
+    """Send worker 0's address to all workers through a file on shared storage.
 
     Args:
-        _rank: this worker.
-        ip_file: path of the file; worker 0 replaces it. An old file does no harm: see [Note: stale files].
+        _rank: rank of this worker.
+        ip_file: path of the file; worker 0 replaces it. Old files are safe: see [Note: stale files].
 
     Returns:
         The address of worker 0, for `initialize_comms`.
 
     Raises:
-        ConfigError: if worker 0 cannot write the file.
-        CommunicationTimeout: if no living worker 0 shows up within `Config.timeout`.
+        ConfigError: worker 0 cannot write the file.
+        CommunicationTimeout: no live worker 0 is found within `Config.timeout`.
     """
     path = Path(ip_file)
     if _rank == 0:
@@ -308,6 +308,6 @@ def stop_announcing() -> None:
         if announced.file is not None:
             announced.store.delete_key("sar/nonce")
             with suppress(OSError):
-                if announced.nonce in announced.file.read_text():  # else it is somebody else's by now
+                if announced.nonce in announced.file.read_text():  # otherwise another run has replaced it
                     announced.file.unlink()
     announced_stores.clear()

@@ -12,11 +12,11 @@ from sar.logging_setup import logger
 class Statistics:
     """This worker's traffic and waiting times since the process started.
 
-    bytes_sent, bytes_received: payload of point-to-point messages and collectives, without headers. If workers share a
-        process, the rows that they read of each other count, too.
+    bytes_sent, bytes_received: payload of point-to-point messages and collectives, without headers. Includes rows that
+        workers in one process read from each other.
     messages_sent: number of point-to-point messages.
     seconds_waited: time the main thread was blocked on other workers.
-    seconds_late: the part of it spent waiting for other workers to reach a call; the rest is waiting for messages.
+    seconds_late: the part of `seconds_waited` before other workers reached a call; the rest is waiting for messages.
     """
 
     bytes_sent: int = 0
@@ -36,7 +36,7 @@ counters = Statistics()
 
 
 def statistics() -> Statistics:
-    """Return a snapshot of this worker's counters. The difference of two snapshots counts the time between them."""
+    """Return a snapshot of this worker's counters. Subtract two snapshots to measure an interval."""
     return replace(counters)
 
 

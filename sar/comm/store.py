@@ -2,9 +2,9 @@
 
 [Note: a store that does not answer]
 Requests to torch's store have no timeout. If the process that hosts it is frozen, or its host is gone, a request waits
-for ever, and blocks all others over the same connection. So requests run in a thread that is left behind if no answer
-comes. At its end the interpreter waits a little for such threads, because an answer that comes during shutdown would
-abort the process.
+forever, and blocks all others over the same connection. So requests run in a thread that is abandoned if no answer
+comes. The interpreter briefly waits for such threads at exit, because an answer during shutdown would abort the
+process.
 """
 
 import atexit

@@ -54,13 +54,13 @@ class HaloPlan:
         self.send_rows = [moved_to_file(rows) for rows in send_rows]
         self.halo_counts: list[list[int]] = halo_counts.tolist()  # [p][r]: the number of rows of p that r reads
         self.mean_rows = mean_rows  # rows of a worker, averaged over all workers
-        self.local_rows = local_rows  # if several workers share a process, each one's `send_rows`, concatenated
+        self.local_rows = local_rows  # if several workers share a process, the `send_rows` of each, concatenated
         self._per_process = max(len(local_rows), 1)
         self.rows_of_process = mean_rows * self._per_process  # of all workers of a process; equal on all workers
         # Offset of each reader's rows in an owner's `local_rows`.
         self._begins = [list(accumulate(counts, initial=0)) for counts in self.halo_counts if local_rows]
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile; the latest used is last
-        # Rows that are written for their readers and have not changed, as features, with their contents' version.
+        # Rows written for readers that have not changed, such as features, with the version of their contents.
         self.letters: dict[Any, tuple[Any, Any]] = {}
 
     def to(self, device: torch.device) -> "HaloPlan":
@@ -97,12 +97,12 @@ class HaloPlan:
     def schedule(self, tile_rows: int) -> list[Step]:
         """All steps of an exchange with tiles of at most `tile_rows` rows; cached.
 
-        In round k every process p reads from (p - k) mod W and sends to (p + k) mod W. A round has as many steps as its
-        longest halo list needs, *on every worker*. So all go through the same sequence of steps, and the worker that is
-        furthest behind never waits for a message that has not been posted.
+        In round k every process p reads from (p - k) mod W and sends to (p + k) mod W. The longest halo list of a round
+        sets its number of steps *on every worker*. So all workers take the same sequence of steps, and the slowest
+        worker never waits for a message that has not been posted.
 
-        If several workers share a process, those of the same place in their processes exchange at the same time. Such a
-        worker receives the rows that it reads itself, and sends rows of all workers of its process.
+        If several workers share a process, workers at the same position in their processes exchange at the same time.
+        Such a worker receives the rows that it reads itself, and sends rows of all workers of its process.
         """
         if tile_rows in self._schedules:
             steps = self._schedules[tile_rows] = self._schedules.pop(tile_rows)  # now the latest used
@@ -200,7 +200,7 @@ class Tile(NamedTuple):
 
 
 OWN_ROWS = Tile(None, None, None)
-"""Stands for a tile to compute the edges that read this worker's own rows."""
+"""Placeholder for computing the edges that read this worker's own rows."""
 
 
 class LocalFields(NamedTuple):

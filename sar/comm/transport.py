@@ -70,8 +70,8 @@ class Spilled(NamedTuple):
 class Transport:
     """One worker's connections to all others, over which payloads travel from and to `device`.
 
-    This class itself carries nothing: every operation is done at once, as if all workers did the same as this one. That
-    is enough for a worker without others, and for plans.
+    This class itself carries nothing: every operation completes at once, as if all workers did the same as this one.
+    This suffices for a single worker, and for plans.
 
     All operations but `post` block. They raise RuntimeError, which `explain` turns into an error for the user, or
     CommunicationError. Each rank of a transport may stand for a process with several workers, `each` of them.
@@ -189,11 +189,11 @@ class Transport:
     # -- workers of the same process
 
     def swap(self, brought: Any, *, in_order: bool) -> list[Any]:
-        """What each worker of this process has brought, by rank. If `in_order`, they go on in the order of ranks."""
+        """Gather the contributions of this process's workers, by rank. With `in_order`, they continue in this order."""
         return [brought]
 
     def shared(self, read: Sequence[Tensor], added_to: Sequence[Tensor]) -> Shared:
-        """Tensors to `swap`: some that the workers of this process read, which nobody changes, and some they add to."""
+        """Tensors to `swap`: constant tensors that the workers of this process read, and tensors that they add to."""
         return Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))
 
     def rows_of_process(self, spec: Any) -> Any:

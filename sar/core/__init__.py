@@ -1,6 +1,6 @@
 """The public import path `sar.core`: distributed graphs and their constructors, the same objects as in `sar`.
 
-A facade over the engine and the adapter for DGL. No other file of sar imports it, except `sar` itself.
+Only `sar` itself imports this file; the engine and the adapter for DGL define the objects.
 """
 
 from importlib import import_module
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """The public names, imported when they are used: files of this folder are imported by those of the names."""
+        """Import public names on first use, because their modules import files of this folder."""
         if name == "sampling":
             return import_module("sar.core.sampling")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = "sar.adapters.dgl.graphs" if name.startswith("construct_") else "sar.core.graph.graph"
-        # SAR's name for the class of graphs of several types: here one class serves all.
+        # SAR's class for graphs of several types; here one class serves all graphs.
         return getattr(import_module(found), name.removeprefix("Hetero"))
 
 

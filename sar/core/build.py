@@ -241,16 +241,16 @@ def _check_edge_ids(of_edges: list[list[list[int]]]) -> None:
 
 
 class Halos(NamedTuple):
-    """The nodes of others that a worker reads in a relation, and those of its own that others read."""
+    """The remote nodes that a worker reads in a relation, and its own nodes that other workers read."""
 
-    read: list[Tensor]  # of each worker: partition-local IDs over all types, ascending; empty for its own
-    read_by: list[Tensor]  # by each worker: rows of this one
-    edges: list[Tensor]  # of each worker: how many of its edges read each of `read_by`
-    sizes: Tensor  # (W, W): how many nodes of each worker a worker reads, by reader
+    read: list[Tensor]  # by owner: partition-local IDs over all types, ascending; empty for this worker
+    read_by: list[Tensor]  # by reader: rows of this worker
+    edges: list[Tensor]  # by reader: number of its edges that read each of `read_by`
+    sizes: Tensor  # (W, W): number of nodes of each worker that a worker reads, by reader
 
     @classmethod
     def exchanged(cls, graph: WorkerGraph, read: list[Tensor], edges: list[Tensor], etype: CanonicalEtype) -> "Halos":
-        """Tell all workers which of their nodes this one reads, and the number of edges that do; in an agreed call."""
+        """Send all workers the nodes that this worker reads, and the number of edges that do; in an agreed call."""
         group, call = graph.group, f"halo lists of {etype}"
         sizes = torch.tensor(group.gather_numbers([*map(len, read)], call), device="cpu")
         sent = [torch.stack(pair, 1) for pair in zip(read, edges, strict=True)]
@@ -271,7 +271,7 @@ def build_structure(
     with group.guard():
         graph = check_graph(data, group)
         part, index, counts = group.rank, graph.index, graph.nodes.counts
-        # All that needs no other worker comes first, while the edges are in memory.
+        # Local work comes first, while the edges are in memory.
         indexed = []
         for etype, shards in graph.shards.items():
             blocks, halos, edges, offset = [], [], [], 0

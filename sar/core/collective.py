@@ -4,8 +4,8 @@
 A backward that communicates must run on all workers or on none. So the workers agree in the forward on the inputs that
 need a gradient, the OR over all workers. The autograd node exists on every worker: its input includes an empty tensor,
 the anchor, that requires a gradient. If no worker needs a gradient, the results are marked non-differentiable. The
-backward begins with an agreement of its own, which names the forward by its number, so that gradients of two equal
-calls cannot be mixed up.
+backward begins with a separate agreement, which names the forward by its number, so gradients of two equal calls
+cannot be mixed up.
 
 [Note: saved tensors]
 Tensors for the backward are saved through autograd, so that checkpointing and offloading work. The backward unpacks
@@ -120,7 +120,7 @@ class Collective(ABC):
     """Base class of distributed operations. Subclasses define `forward` and `backward`; an instance is applied once."""
 
     def __init__(self, group: Group | None, signature: str, *, distributed: bool = True) -> None:
-        self.group = group  # None for an operation of this worker alone
+        self.group = group  # None for a local operation
         self.signature = signature  # text by which workers compare the call; see `CallContext.signature`
         self.distributed = distributed and group is not None and group.world_size > 1
         self.backward_communicates = self.distributed  # equal on all workers; the forward may set it
@@ -155,7 +155,7 @@ class Collective(ABC):
         """Compute the results, as one node of autograd."""
         if is_transforming():
             with self.guard():
-                refuse_transforms(*inputs)  # torch would ask for rules that no call has
+                refuse_transforms(*inputs)  # torch would require rules that calls do not define
         grad, needs = torch.is_grad_enabled(), []
         for x in inputs:
             self.dtypes.append(None if x is None else x.dtype)
@@ -207,7 +207,7 @@ class TileCall(Collective):
             operation.layouts[self.both_ways] = layout
         rereads = self.rereads and self.needed != 0
         keep, letters = settings.disable_sr and rereads, self.letters
-        if backward:  # the letters go at the end of the exchange, also if the graph is retained
+        if backward:  # letters are freed at the end of the exchange, even if the graph is retained
             self.letters = {}
         exchange = Exchange(
             *(structure.group, relation.plan, settings, layout, self.signature, structure.device),

@@ -1,1 +1,1 @@
-"""Files: the partition directory, loading of a worker's share, and versions of checkpoints; free of DGL."""
+"""Files: partition directories, loading of a worker's share, and versions of checkpoints. Does not import DGL."""

@@ -1,7 +1,7 @@
-"""Arrays in files, read and written a slice of rows at a time, and the opening of files for reading.
+"""Arrays in files, read and written in slices of rows; opens files for reading.
 
-Rows are read, not memory-mapped: pages of a mapping would count as memory of the process until the system takes them
-back, so that a stream through a large file would look like the whole file.
+Rows are read, not memory-mapped, because pages of a mapping count as memory of the process until the system reclaims
+them: streaming a large file would look like holding all of it.
 """
 
 import math
@@ -24,13 +24,13 @@ from sar.errors import PartitionError
 Array = NDArray[Any]
 
 BFLOAT16: Final = np.dtype("V2")
-"""Stands for bfloat16, which numpy lacks."""
+"""Represents bfloat16, which numpy lacks."""
 _SLICE_BYTES = 4 << 20  # of a tensor
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file: rows of equal size, in C order. It is a column, whose rows come as numpy arrays."""
+    """An array in a file, in C order. It is a column: slices of rows are numpy arrays."""
 
     path: Path
     offset: int  # bytes before the first row
@@ -58,9 +58,9 @@ class StoredArray:
         return values.astype(self.dtype, copy=False)
 
     def slices(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield consecutive rows, each time with the number of the first, in memory that the next ones overwrite.
+        """Yield the number of the first row and consecutive rows, in a buffer that the next slice overwrites.
 
-        The array is in the machine's byte order.
+        Rows are in the machine's byte order.
         """
         step = max(1, _SLICE_BYTES // self.row_bytes) if self.row_bytes else max(1, self.shape[0])
         with open_file(self.path) as file:
@@ -78,9 +78,9 @@ class StoredArray:
         *,
         empty: Callable[..., Tensor] = torch.empty,
     ) -> Tensor:
-        """Read all to a device slice by slice: row i of the file to row `position[i]` of the result, if given.
+        """Read the array to a device in slices; with `position`, row i of the file is row `position[i]` of the result.
 
-        `empty` makes the result, with the arguments of `torch.empty`.
+        `empty` creates the result, with the arguments of `torch.empty`.
         """
         result = empty(self.shape, dtype=self.tensor_dtype, device=device)
         if position is None and result.device.type == "cpu":
@@ -114,7 +114,7 @@ class ArrayWriter:
     def append(self, rows: Array) -> None:
         content = _bytes_of(np.ascontiguousarray(rows, self._dtype))
         self._file.seek(self._offset)
-        self._file.write(content)  # not tofile(), whose errors do not say why
+        self._file.write(content)  # not tofile(), whose errors lack the cause
         self._offset += len(content)
 
 
@@ -124,7 +124,7 @@ class ArrayFile(AbstractContextManager["ArrayFile"]):
     def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> None:
         self.path, self.dtype, self.row_shape = path, dtype, row_shape
         self.rows = 0
-        self._file = path.open("wb", buffering=0)  # so that a full disk shows at once
+        self._file = path.open("wb", buffering=0)  # reports a full disk at once
 
     def append(self, rows: Array) -> None:
         """Write rows, (n, *row_shape); `PartitionError` if the disk is full."""
@@ -151,15 +151,15 @@ def _bytes_of(rows: Array) -> memoryview:
 
 
 def open_file(path: Path, advice: str = "copy it again, or write it again.") -> BinaryIO:
-    """Open a file for reading; `advice` ends the error if this is not possible.
+    """Open a file for reading; `advice` is appended to errors.
 
-    `PartitionError` if it is missing, cannot be read, or is a pipe or a device, which might never end.
+    `PartitionError` if it is missing, unreadable, or a pipe or device, which might never end.
     """
 
     try:
-        # Without O_NONBLOCK opening a pipe would wait until somebody writes.
+        # Without O_NONBLOCK opening a pipe would wait for a writer.
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         raise unreadable(path, error, advice) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -171,15 +171,15 @@ _CHECK_NAME = "check its name, and copy it again."
 
 
 def unreadable(path: Path, error: OSError | ValueError, advice: str = _CHECK_NAME) -> PartitionError:
-    """The error for a file that the system does not let us read."""
+    """The error for an unreadable file."""
     return PartitionError(f"Cannot read {path} ({getattr(error, 'strerror', None) or error}); {advice}")
 
 
 def open_npy(path: Path) -> tuple[StoredArray, bool]:
-    """The array of an `.npy` file, and whether it is stored transposed (Fortran order).
+    """Open the array of an `.npy` file without reading it; also return whether it is transposed (Fortran order).
 
-    It is not read, and nothing is unpickled. `PartitionError` if the file is missing, truncated, no `.npy` file, or
-    holds other things than numbers.
+    Does not unpickle. `PartitionError` if the file is missing, truncated, not an `.npy` file, or does not contain
+    numbers.
     """
     with open_file(path, _CHECK_NAME) as file:
         try:

@@ -1,7 +1,7 @@
-"""Checksums of the files of a partition, in `sums.json` beside them, which DGL passes over.
+"""Checksums of the files of a partition, in `sums.json` next to them, which DGL ignores.
 
-Each partition has its own, so that it can be copied alone. They tell damaged data, pages that a crash of the machine
-has left zero, and half a copy. After a change on purpose they must be removed.
+Each partition has a separate file, so it can be copied by itself. Checksums detect damaged data, pages that are zero
+after a crash of the machine, and incomplete copies. They must be removed after intended changes.
 """
 
 import json
@@ -14,7 +14,7 @@ from sar.errors import PartitionError
 
 SUMS: Final = "sums.json"
 SUM_KIND: Final = "CRC-32"
-_BUFFER_BYTES = 1 << 18  # which the processor's cache holds
+_BUFFER_BYTES = 1 << 18  # fits in the processor's cache
 
 
 def file_sum(path: Path) -> int:
@@ -27,19 +27,19 @@ def file_sum(path: Path) -> int:
 
 
 def write_sums(folder: Path) -> None:
-    """Sum up the complete files of a partition."""
+    """Write the checksums of the complete files of a partition."""
     files = {file.name: [file.stat().st_size, file_sum(file)] for file in sorted(folder.glob("*.dgl"))}
     (folder / SUMS).write_text(json.dumps({"kind": SUM_KIND, "files": files}))
 
 
 def check_sums(folder: Path) -> None:
-    """Raise `PartitionError` if a file of a partition is not what its checksum says; without checksums, do nothing."""
+    """Raise `PartitionError` if a file of a partition does not match its checksum; without checksums, do nothing."""
     if problem := next(find_damage(folder), None):
         raise PartitionError(problem)
 
 
 def find_damage(folder: Path) -> Iterator[str]:
-    """The files of a partition that are not what their checksums say, in words."""
+    """Describe the files of a partition that do not match their checksums."""
     path = folder / SUMS
     if not path.is_file():
         return
@@ -53,18 +53,18 @@ def find_damage(folder: Path) -> Iterator[str]:
         return
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         yield (
-            f"{path} holds no checksums that this version of sar knows ({error}). Copy it again, or remove it to go "
-            "without."
+            f"{path} holds no checksums that this version of sar knows ({error}). Copy it again, or remove it to skip "
+            "this check."
         )
         return
-    mend = f"Copy it again, or partition again; if it was changed on purpose, remove {SUMS} beside it."
+    mend = f"Copy it again, or partition again; if it was changed on purpose, remove {SUMS} next to it."
     for file, (size, crc) in files.items():
         try:
             if not file.is_file():
-                yield f"{file} is missing, of which {path} has the checksum. {mend}"
+                yield f"{file} is missing, but {path} has its checksum. {mend}"
             elif (found := file.stat().st_size) != size:
                 yield f"{file} has {found} bytes, but {size} were written. {mend}"
             elif file_sum(file) != crc:
-                yield f"{file} is not what was written: the checksum is another. {mend}"
+                yield f"{file} is not what was written: its checksum does not match. {mend}"
         except OSError as error:
             yield f"Cannot read {file} ({error.strerror}). Copy it again."

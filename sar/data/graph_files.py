@@ -1,11 +1,11 @@
-"""DGL's graph files (`dgl.save_graphs`), read and written without DGL, as `tensor_files.py` does with tensors.
+"""Reads and writes DGL's graph files (`dgl.save_graphs`) without DGL, as `tensor_files.py` does with tensors.
 
-A graph file is: a header of 4096 bytes (mark, version, kind of graphs, count); the place of the first graph; tensors of
-the user's own, by name; the graphs; at the end the places of the graphs, between two copies of the size of this table.
+A graph file is: a header of 4096 bytes (mark, version, kind of graphs, count); the position of the first graph; the
+user's tensors by name; the graphs; finally the positions of the graphs, between two copies of the size of this table.
 
-A graph is the graph of its types (types of nodes joined by types of edges), its relations, numbers of nodes, fields of
-nodes and of edges by type and name, and the types' names. A relation is, for each sparse format in which it is saved:
-the graph of types again, mark, numbers of columns and of rows, three arrays, and bytes that say if they are sorted.
+A graph is its metagraph (node types connected by edge types), its relations, numbers of nodes, fields of
+nodes and of edges by type and name, and the types' names. A relation is, for each stored sparse format:
+the metagraph again, mark, numbers of columns and of rows, three arrays, and bytes that tell if they are sorted.
 """
 
 from collections.abc import Mapping
@@ -34,14 +34,14 @@ _HETEROGRAPHS = 2
 COO: Final = 1
 CSR: Final = 2
 CSC: Final = 4
-"""Bits of the sparse formats that a relation is saved in; they follow each other in this order."""
+"""Bits of the sparse formats of a relation, which are stored in this order."""
 
 
 class StoredEdges(NamedTuple):
     """The edges of one type on disk.
 
-    Of the kind `COO`, `rows` and `columns` are sources and destinations, (E,) each. `CSR`: `rows` are offsets into
-    `columns`, (num_rows + 1,). `CSC`: as `CSR`, with destinations for rows.
+    `COO`: `rows` and `columns` are sources and destinations, (E,) each. `CSR`: `rows` are offsets into
+    `columns`, (num_rows + 1,). `CSC`: as `CSR`, with destinations as rows.
     """
 
     kind: int
@@ -112,7 +112,7 @@ class StoredGraph(NamedTuple):
 
 
 def open_graph_file(path: Path) -> StoredGraph:
-    """Find the only graph of a file; its values are not read. `PartitionError` if there are none or several."""
+    """Find the only graph of a file, without reading values. `PartitionError` if there are none or several."""
     with open_file(path) as file:
         cursor = Cursor(path, file)
         start, end = _place(cursor)
@@ -129,7 +129,7 @@ def open_graph_file(path: Path) -> StoredGraph:
 
 
 def _place(cursor: Cursor) -> tuple[int, int]:
-    """The first and last byte of the graph, from the table at the end of the file, which a truncated file lacks."""
+    """The first and last byte of the graph, from the table at the end of the file; a truncated file lacks it."""
     if cursor.size >= GRAPH_FILE_HEADER_BYTES + 24:
         cursor.move(cursor.size - 8)
         table_bytes = cursor.number()
@@ -179,7 +179,7 @@ def _graph(cursor: Cursor) -> StoredGraph:
 
 
 def _edges(cursor: Cursor) -> StoredEdges:
-    """The edges of one type, in the first format if they are saved in several sparse formats."""
+    """The edges of one type, in the first of the stored sparse formats."""
     cursor.mark(RELATION_MARK, "a relation")
     bits, are_bits, _, _ = cursor.numbers("4i")
     if not are_bits or bits not in range(1, (COO | CSR | CSC) + 1):
@@ -208,9 +208,9 @@ def _sparse(cursor: Cursor, kind: int) -> StoredEdges:
 def graph_file_layout(
     num_nodes: int, num_edges: int, node_fields: Mapping[str, type], edge_fields: Mapping[str, type]
 ) -> FileLayout:
-    """A file of one homogeneous graph, as `dgl.load_graphs` reads it.
+    """The layout of a file with one homogeneous graph, for `dgl.load_graphs`.
 
-    The arrays are named `src`, `dst`, `node/FIELD` and `edge/FIELD`, with an entry for each node or edge.
+    The arrays are named `src`, `dst`, `node/FIELD` and `edge/FIELD`, with one entry per node or edge.
     """
     layout = FileLayout()
     graph_at = GRAPH_FILE_HEADER_BYTES + 16
@@ -219,7 +219,7 @@ def graph_file_layout(
     layout.numbers("QQ", graph_at, 0)  # no labels
     layout.numbers("Q", HETEROGRAPH_MARK)
     _add_type_graph(layout)
-    layout.numbers("QQiiii", 1, RELATION_MARK, COO, 1, COO | CSR | CSC, 1)  # COO is here; DGL may make any
+    layout.numbers("QQiiii", 1, RELATION_MARK, COO, 1, COO | CSR | CSC, 1)  # stored as COO; DGL may create any format
     _add_type_graph(layout)
     layout.numbers("QQQ", COO_MARK, num_nodes, num_nodes)
     for end in ("src", "dst"):
@@ -240,7 +240,7 @@ def graph_file_layout(
 
 
 def _add_type_graph(layout: FileLayout) -> None:
-    """One type of edges, which joins the one type of nodes to itself."""
+    """The metagraph of one edge type from the only node type to itself."""
     layout.numbers("QQQQ", META_GRAPH_MARK, CSR_MARK, 1, 1)
     for values in ((0, 1), (0,), (0,)):
         layout.integers(*values)

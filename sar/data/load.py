@@ -1,4 +1,4 @@
-"""Loads a worker's share of a partition directory, with features streamed from disk."""
+"""Loads a worker's share of a partition directory, streaming features from disk."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -42,10 +42,10 @@ def load_partition(
     verify: bool,
     make_book: MakeBook,
 ) -> PartitionData:
-    """Load a worker's share of a partition directory; arguments and errors as of `sar.load_dgl_partition_data`.
+    """Load a worker's share of a partition directory; arguments and errors as in `sar.load_dgl_partition_data`.
 
     Args:
-        make_book: makes DGL's partition book, given the directory and the partition.
+        make_book: creates DGL's partition book from the directory and the partition.
     """
     device = torch.device(device)
     with current_group().guard() if session.is_initialized() else nullcontext():
@@ -69,7 +69,7 @@ def load_partition(
 def _load_share(
     spec: PartitionJson, worker: int, parts: Sequence[int] | None, verify: bool, make_book: MakeBook
 ) -> PartitionData:
-    """Load a worker's share if there is not one partition for each worker."""
+    """Load a worker's share if the numbers of workers and partitions differ."""
     if not session.is_initialized():
         raise PartitionError("parts are chosen together by all workers; call sar.initialize_comms() first.")
     group = current_group()
@@ -93,9 +93,9 @@ def _load_share(
 
 
 def _chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tuple[list[int], WorkerShare]:
-    """All partitions in the order of the workers that name them, and this worker's share, in IDs of that order.
+    """All partitions in the order of the workers that request them, and this worker's share, in IDs of this order.
 
-    The share of a worker without partitions is no nodes of the first one. Called by all workers together.
+    A worker without partitions gets an empty share of the first one. A collective call.
     """
     own = torch.tensor(list(parts), dtype=torch.int64, device="cpu")
     if not bool(((own >= 0) & (own < spec.num_parts)).all()):
@@ -117,7 +117,7 @@ def _chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tu
 
 
 def on_device(data: PartitionData, device: torch.device) -> PartitionData:
-    """The data with all tensors on a device."""
+    """Move all tensors of the data to a device."""
     shards = [
         ShardEdgesAndFeatures(
             (src.to(device), dst.to(device)), {name: values.to(device) for name, values in features.items()}
@@ -138,7 +138,7 @@ def _load_part(
 ) -> PartitionData:
     """Load one partition; with `verify`, compare its files with their checksums first.
 
-    `graph` is its graph if that has been read already; its edges are moved out of it.
+    `graph` is its graph if already read; its edges are moved out of it.
     """
     if verify:
         check_sums(graph_path(spec, part).parent)
@@ -168,13 +168,13 @@ def _node_features(files: FeatureFiles, device: torch.device) -> dict[str, Tenso
 
 
 class ShardFields:
-    """The edges of a partition, in visible order, with their fields on `device`, to be cut into shards."""
+    """The edges of a partition in visible order, with fields on `device`, to be cut into shards."""
 
     def __init__(self, edges: VisibleEdges, edge_ranges: IdRanges, device: torch.device) -> None:
         self.edges = edges
         self.device = device
         self._bounds: list[int] = edges.bounds.tolist()
-        # In visible order, shard after shard; shard p has the rows [bounds[p], bounds[p + 1]).
+        # In visible order; shard p has the rows [bounds[p], bounds[p + 1]).
         self._fields: dict[str, tuple[Tensor, list[int]]] = {}
         several = edge_ranges.shape[1] > 1
         self._type_of_edge = types_of(edges.edge_id, edge_ranges) if several else None
@@ -187,19 +187,19 @@ class ShardFields:
         self._fields[name] = values.to(self.device), self._bounds
 
     def add_feature(self, etype: CanonicalEtype, name: str, values: Tensor, bounds: list[int]) -> None:
-        """Add a feature of an edge type; `bounds` as `rows_of` gives them."""
+        """Add a feature of an edge type; `bounds` are from `rows_of`."""
         key = name if self._type_of_edge is None else f"{':'.join(etype)}/{name}"
         self._fields[key] = values.to(self.device), bounds
 
     def rows_of(self, type_id: int) -> tuple[slice | Tensor, list[int]]:
-        """The rows of an edge type, and the bounds of each shard among them."""
+        """The rows of an edge type, and the bounds of the shards among them."""
         if self._type_of_edge is None:
             return slice(None), self._bounds
         rows = (self._type_of_edge == type_id).nonzero().squeeze(1)
         return rows, torch.searchsorted(rows, self.edges.bounds).tolist()
 
     def cut(self) -> list[ShardEdgesAndFeatures]:
-        """The shards, as `cut_shards` makes them."""
+        """Cut edges and fields into shards with `cut_shards`."""
         src, dst = self.edges.src.to(self.device), self.edges.dst.to(self.device)
         return cut_shards(src, dst, self._bounds, self._fields)
 
@@ -212,7 +212,7 @@ def _shards(edges: VisibleEdges, files: FeatureFiles, device: torch.device) -> l
     several = bool(orig_ids) and len(edge_types) > 1
     fields = ShardFields(edges, edge_ranges, device)
     ids_of_all_types = torch.empty(len(edges.edge_id) if several else 0, dtype=torch.int64, device=device)
-    # Original IDs come first, so that a feature of that name takes their place; those from files are filled in below.
+    # Original IDs come first, because a feature of that name replaces them; IDs from files are filled in below.
     if several:
         fields.add(ORIG_ID, ids_of_all_types)
 

@@ -1,4 +1,4 @@
-"""`to_original_order`: the rows that workers computed, in the order of the input graph."""
+"""`to_original_order`: arranges workers' rows in the order of the input graph."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -20,29 +20,29 @@ from sar.host.durable import put_in_place
 
 Rows = Tensor | Array | StrPath
 
-_SLICE_BYTES = 4 << 20  # of rows that are sent or written at once
+_SLICE_BYTES = 4 << 20  # of rows that are sent or written at a time
 
 
 def to_original_order(values: Rows | Sequence[Rows], ids: Rows | Sequence[Rows], out: StrPath | None = None) -> Array:
-    """Put the rows of all workers into the order of the input graph: `result[ids[i]] = values[i]`.
+    """Arrange the rows of all workers in the order of the input graph: `result[ids[i]] = values[i]`.
 
-    In a running job all workers call this together, each with its own rows, and worker 0 writes them into `out`.
-    Elsewhere, one process passes lists with the rows of all workers, or of all partitions.
+    In a running job, all workers call this together with their own rows, and worker 0 writes them into `out`. Outside
+    a job, one process passes lists with the rows of all workers or partitions.
 
     Args:
-        values: (N_i, ...) rows: a tensor, an array, or an `.npy` file, which is memory-mapped. Or a list of these.
-        ids: (N_i,) the place of each row, in the same form. `data["orig_id"]` are those of all nodes,
-            `graph.edges[etype].data["orig_id"]` those of edges. Together they are 0 to N - 1, each once; rows of a
-            single node type of several are `data["orig_id"][data["_TYPE"] == type_id]`.
-        out: an `.npy` file to write, which all workers see. It appears once it is complete, in place of an earlier one,
-            and memory holds one slice of rows. Default None: an array, which a running job does not make.
+        values: (N_i, ...) rows: a tensor, an array, an `.npy` file (memory-mapped), or a list of these.
+        ids: (N_i,) the index of each row in the result, in the same form: `data["orig_id"]` for all nodes,
+            `graph.edges[etype].data["orig_id"]` for edges, `data["orig_id"][data["_TYPE"] == type_id]` for one node
+            type of several. All IDs together are 0 to N - 1, each exactly once.
+        out: an `.npy` file on storage that all workers share. It is written one slice at a time, and replaces an
+            earlier file when complete. Default None returns an array; a running job needs `out`.
 
     Returns:
-        (N, ...) an array, or with `out` the file, memory-mapped.
+        (N, ...) an array, or with `out` the memory-mapped file.
 
     Raises:
-        ConfigError: values and IDs do not fit each other, or the IDs are not 0 to N - 1, each once.
-        PartitionError: `out` cannot be written, for one because the disk is full.
+        ConfigError: values and IDs have different lengths, or the IDs are not 0 to N - 1, each exactly once.
+        PartitionError: `out` cannot be written, for example because the disk is full.
         CommunicationError: another worker failed.
     """
     several = isinstance(values, list | tuple)
@@ -98,9 +98,9 @@ def _check(rows: Array, ids: Array, like: Array, whose: str) -> None:
 
 
 def _slices(ids: Array, rows: Array, least: int = 0) -> Iterator[tuple[Array, Array]]:
-    """Slices of IDs and rows, ascending, so that the pages of a large file are written one after the other.
+    """Slices of IDs and rows in ascending order, to write the pages of a large file sequentially.
 
-    Empty ones follow, until there are as many as of `least` rows.
+    Empty slices follow, up to the number of slices of `least` rows.
     """
     order = np.argsort(ids)
     step = max(1, _SLICE_BYTES // max(1, prod(rows.shape[1:]) * rows.dtype.itemsize))
@@ -117,7 +117,7 @@ def _scatter(ids: Array, rows: Array, result: Array, seen: Array) -> None:
 
 
 def _check_all(seen: Array) -> None:
-    """As many rows as places were seen, so that a repeated ID leaves another out."""
+    """Check that every position was set. As there is one row per position, a repeated ID leaves another unset."""
     if missing := int((~seen).sum()):
         raise ConfigError(
             f"{missing} of the ids 0 to {len(seen) - 1} are missing, {int(seen.argmin())} for one, and others are "
@@ -126,10 +126,10 @@ def _check_all(seen: Array) -> None:
 
 
 def _write_together(rows: Array, ids: Array, out: StrPath | None) -> Array:
-    """The process of worker 0 writes the rows of all; within `group.guard()`.
+    """Let the process of worker 0 write the rows of all workers; inside `group.guard()`.
 
-    One process does it alone, because hosts that map one file over NFS write whole pages, with the rows of other hosts
-    as they once were. Its workers write their own rows, the others send theirs to worker 0.
+    Only one process writes, because hosts that map a file over NFS write whole pages, including outdated rows of other
+    hosts. Workers of this process write their own rows; other workers send theirs to worker 0.
     """
     group, call = session.current_group(), "to_original_order"
     if out is None:
@@ -148,7 +148,7 @@ def _write_together(rows: Array, ids: Array, out: StrPath | None) -> Array:
         per_process = len(group.local_peers)
         most = max(counts[per_process:], default=[0])[0]  # of the workers that send
         sent = slice(0) if writer is not None else slice(None)
-        for some_ids, some in _slices(ids[sent], rows[sent], most) if most else ():  # as many on all workers
+        for some_ids, some in _slices(ids[sent], rows[sent], most) if most else ():  # the same number on all workers
             received = zip(_gather(some_ids.astype(np.int64)), _gather(some), strict=True)
             for own, values in received if group.rank == 0 else ():
                 _scatter(own, values, result, seen)
@@ -163,7 +163,7 @@ def _write_together(rows: Array, ids: Array, out: StrPath | None) -> Array:
 
 
 def _gather(rows: Array) -> list[Array]:
-    """The rows of all workers, on worker 0; nothing elsewhere."""
+    """Gather the rows of all workers on worker 0; returns nothing elsewhere."""
     group, width = session.current_group(), prod(rows.shape[1:]) * rows.dtype.itemsize
     own = torch.from_numpy(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(len(rows), width).copy())
     received = exchange_tensors([own if rank == 0 else own[:0] for rank in range(group.world_size)])
@@ -172,7 +172,7 @@ def _gather(rows: Array) -> list[Array]:
 
 @contextmanager
 def _created(out: StrPath | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Array]:
-    """An array, or a file that gets its name if the block ends without an error."""
+    """An array, or a file that is renamed to its name if the block ends without an error."""
     if out is None:
         yield np.empty(shape, dtype)
         return
@@ -182,7 +182,7 @@ def _created(out: StrPath | None, shape: tuple[int, ...], dtype: np.dtype[Any]) 
     try:
         result = np.lib.format.open_memmap(draft, "w+", dtype, shape)
         with draft.open("rb+") as file:
-            # All of it now: if the disk is full, writing to memory that is mapped to a hole kills the process.
+            # Reserve all space now: if the disk is full, writing to a mapped hole kills the process.
             os.posix_fallocate(file.fileno(), 0, draft.stat().st_size)
         yield result
         result.flush()

@@ -1,6 +1,6 @@
-"""The content of one partition's files: its graph, the names of its edge types, its features and original IDs.
+"""Reads the files of one partition: its graph, the names of its edge types, its features and original IDs.
 
-The graph is homogeneous, of own nodes and halo, with local node numbers. sar shows edges by source partition, then
+The graph is homogeneous, with own nodes and halo, and local node numbers. sar sorts edges by source partition, then
 destination, then edge ID: the visible order.
 """
 
@@ -35,7 +35,7 @@ EDGE_FIELDS: Final = {EID: np.int64, ETYPE: np.int32, INNER_EDGE: np.uint8}
 
 @dataclass
 class LocalGraph:
-    """The graph of one partition, with everything that the reader has no use for dropped."""
+    """The graph of one partition, reduced to the data that readers need."""
 
     node_id: Tensor  # (N,) global IDs of the partition's nodes and halo
     is_inner: Tensor  # (N,) whether the partition owns the node
@@ -43,16 +43,16 @@ class LocalGraph:
 
     @cached_property
     def owned(self) -> slice | Tensor:
-        """The edges into own nodes; a slice if they come first, as DGL writes them."""
+        """The edges into own nodes; a slice if they come first, as in files written by DGL."""
         inner = self.is_inner.index_select(0, self.edges[DST])
         count = np.count_nonzero(inner.numpy())
         return slice(count) if bool(inner[:count].all()) else inner.nonzero().squeeze(1)
 
 
 class PartFile:
-    """A `graph.dgl` that has not been read yet; `PartitionError` if it is missing, damaged or another file.
+    """An open `graph.dgl` whose values are read later; `PartitionError` if it is missing, damaged or another file.
 
-    nodes, edges: fields of DGL's own, a whole number for each node or edge.
+    nodes, edges: DGL's internal fields, one integer per node or edge.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +89,7 @@ def _no_partition(graph: StoredGraph, found: str) -> PartitionError:
 
 
 def read_part_graph(spec: PartitionJson, part: int) -> LocalGraph:
-    """Read the graph of a partition; `PartitionError` if it has other nodes or edges than the JSON file says."""
+    """Read the graph of a partition; `PartitionError` if its nodes or edges do not match the JSON file."""
     path = graph_path(spec, part)
     graph = PartFile(path).read()
     own = graph.node_id[graph.is_inner]
@@ -143,14 +143,14 @@ class FeatureFiles:
         self.counts = owned_counts(ranges, part)  # by type
 
     def features(self) -> list[Feature]:
-        """All features; `PartitionError` if the file is missing or damaged, or as from `feature`."""
+        """All features; `PartitionError` if the file is missing or damaged, and as in `feature`."""
         kind = "node_feats" if self.what == "nodes" else "edge_feats"
         path = self.spec.files[self.part].get(kind)
         if path is None:
             return []
         paths = [files[kind] for files in self.spec.files if kind in files]
         if self.spec.path.name == DISPATCH_JSON and not any(map(os.path.exists, paths)):
-            return []  # DGL's dispatch pipeline names files that no partition has
+            return []  # DGL's dispatch pipeline names files that do not exist
         return [self.feature(path, key, stored) for key, stored in open_tensors(path).items()]
 
     def feature(self, path: Path, key: str, stored: StoredArray) -> Feature:
@@ -164,14 +164,14 @@ class FeatureFiles:
             raise PartitionError(f"{path} has {key!r}; expected the types {', '.join(self.type_ids)}. {REWRITE}")
         if stored.shape[:1] != (self.counts[type_id],):
             raise PartitionError(
-                f"{key!r} in {path} has shape {tuple(stored.shape)}; expected {self.counts[type_id]} rows, as many as "
-                f"the partition has {self.what} of this type. {REWRITE}"
+                f"{key!r} in {path} has shape {tuple(stored.shape)}; expected {self.counts[type_id]} rows, one "
+                f"for each of the partition's {self.what} of this type. {REWRITE}"
             )
         is_bool = stored.dtype == np.uint8 and (name in SPLIT or key in self.spec.bool_fields)
         return Feature(type_id, name, stored, is_bool)
 
     def original_ids(self) -> list[Feature]:
-        """The IDs in the input graph, a feature for each type, if any; `PartitionError` if some are missing."""
+        """The original IDs, one feature per type, if any; `PartitionError` if some types lack them."""
         path = self.spec.files[self.part].get(self.what)
         if path is None or not os.path.exists(path):
             return []

@@ -1,8 +1,8 @@
-"""The JSON file at the head of a partition directory: read, checked and brought into one form, and written.
+"""Reads, checks, normalises and writes the JSON file that describes a partition directory.
 
-It is written by `dgl.distributed.partition_graph` of DGL 1.x and 2.x (as `<graph name>.json`), by DGL's dispatch
-pipeline (as `metadata.json`), and by sar, whose directories have the form of the former. DGL's own writer needs nodes
-and edges of every type in every part, which small types cannot have.
+`dgl.distributed.partition_graph` of DGL 1.x and 2.x writes it as `<graph name>.json`, DGL's dispatch pipeline as
+`metadata.json`. sar writes the former. DGL's writer requires nodes and edges of every type in every part, which small
+types may not have, so sar has its own.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ from sar.data.arrays import open_file
 from sar.errors import PartitionError
 
 DISPATCH_JSON: Final = "metadata.json"
-"""The name that DGL's dispatch pipeline gives the file."""
+"""The name of the file in DGL's dispatch pipeline."""
 GRAPH: Final = "graph.dgl"
 NODE_FEATURES: Final = "node_feat.dgl"
 EDGE_FEATURES: Final = "edge_feat.dgl"
 ORIGINAL_NODES: Final = "orig_nids.dgl"
 ORIGINAL_EDGES: Final = "orig_eids.dgl"
-"""The files of a part that sar writes. The last two are where DGL's dispatch pipeline leaves the original IDs of each
-part, beside the graph; the JSON file does not name them."""
+"""The files of a part that sar writes. The last two contain the original IDs of each part, as in DGL's dispatch
+pipeline; the JSON file does not name them."""
 PART_FILES: Final = {"node_feats": NODE_FEATURES, "edge_feats": EDGE_FEATURES, "part_graph": GRAPH}
 """By their keys in the JSON file."""
 ORIG_ID_FILES: Final = {"nodes": ORIGINAL_NODES, "edges": ORIGINAL_EDGES}
@@ -66,26 +66,25 @@ def part_folder(directory: Path, part: int) -> Path:
 class PartitionJson:
     """The content of the JSON file.
 
-    files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named, and
-        those of original IDs under `nodes` and `edges`, whether they are there or not.
-    bool_fields: names in the files of features that are bool, which these hold as uint8. sar adds them to the JSON
-        file; DGL passes over them.
-    counts: edges of each type into each partition from each, and distinct nodes of others that these come from,
-        (2, R, P, P). sar adds them for `sar plan`, which need not read the graphs then; None if the file has none.
+    files: by partition, the named files under `part_graph`, `node_feats` and `edge_feats`, and the files of original
+        IDs under `nodes` and `edges`, which may not exist.
+    bool_fields: names of bool features, which files store as uint8. sar adds them to the JSON file; DGL ignores them.
+    counts: edges of each type into each partition from each partition, and the number of their distinct sources,
+        (2, R, P, P). sar adds them for `sar plan`, to avoid reading the graphs; None if the file has none.
     """
 
-    path: Path  # of the file itself
-    name: str  # of the graph; empty if the file has none
-    method: str  # of its partitioning; likewise
-    halo_hops: Any  # of the parts' halo; None if the file does not say
+    path: Path  # of the JSON file
+    name: str  # name of the graph; empty if unknown
+    method: str  # partition method; empty if unknown
+    halo_hops: Any  # hops of the halo; None if unknown
     node_types: list[str]  # by type ID
-    edge_types: list[CanonicalEtype]  # likewise
-    node_ranges: IdRanges  # of global IDs, contiguous, partition-major, then by type
-    edge_ranges: IdRanges  # likewise
+    edge_types: list[CanonicalEtype]  # by type ID
+    node_ranges: IdRanges  # contiguous, partition-major, then by type
+    edge_ranges: IdRanges  # in the same order
     files: list[dict[str, Path]]
     bool_fields: Collection[str]
     counts: npt.NDArray[np.int64] | None
-    digest: str = ""  # of all that the file says but the counts, in whatever order
+    digest: str = ""  # of the content without counts, independent of its order
     edge_fix: str = REWRITE  # how to repair a directory whose edges do not add up
 
     @property
@@ -99,7 +98,7 @@ class PartitionJson:
 
     @property
     def edge_type_names(self) -> list[str]:
-        """As the file has them, `source:relation:destination`."""
+        """The names in the file, `source:relation:destination`."""
         return [":".join(etype) for etype in self.edge_types]
 
     def types(self, what: What) -> tuple[list[str], IdRanges]:
@@ -107,7 +106,7 @@ class PartitionJson:
         return (self.node_types, self.node_ranges) if what == "nodes" else (self.edge_type_names, self.edge_ranges)
 
     def write(self) -> None:
-        """Write the file; its name is that of the graph, and `files` are those that sar writes."""
+        """Write the file under the name of the graph, with the files that sar writes as `files`."""
         content = {
             "graph_name": self.name,
             "num_nodes": int(self.node_ranges[-1, -1, 1]),
@@ -132,10 +131,10 @@ class PartitionJson:
 
 
 def read_partition_json(partition_json_file: StrPath) -> PartitionJson:
-    """Read and check the JSON file of a partition directory, which is given by the file or the directory.
+    """Read and check the JSON file of a partition directory, from the path of either.
 
-    `PartitionError` where the file is missing, is not JSON, lacks a key, contradicts itself, is of a DGL before 1.0,
-    or names a file outside of its directory, also by a link.
+    `PartitionError` if the file is missing, not JSON, incomplete, inconsistent, from DGL before 1.0, or names a file
+    outside its directory, also through a link.
     """
     path = Path(partition_json_file)
     if path.is_dir():
@@ -197,7 +196,7 @@ def read_partition_json(partition_json_file: StrPath) -> PartitionJson:
 
 
 def first_named(words: Iterable[str]) -> PartitionJson | None:
-    """The partitions that the first of a command's words names, alone or after "=", by their JSON file or directory."""
+    """The first JSON file or partition directory among a command's arguments, also after "="."""
     for word in words:
         named = word.rpartition("=")[2]
         with suppress(PartitionError):
@@ -207,7 +206,7 @@ def first_named(words: Iterable[str]) -> PartitionJson | None:
 
 
 def parse_edge_type(name: str) -> CanonicalEtype | None:
-    """Take `src:rel:dst` apart; None for the plain name of an edge type."""
+    """Split `src:rel:dst`; None for the plain name of an edge type."""
     parts = name.split(":")
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else None
 
@@ -233,12 +232,12 @@ def graph_path(spec: PartitionJson, part: int) -> Path:
 
 
 def owned_counts(ranges: IdRanges, part: int) -> list[int]:
-    """How many nodes or edges of each type a partition owns."""
+    """The number of nodes or edges of each type that a partition owns."""
     return [int(end - start) for start, end in ranges[part]]
 
 
 def _names_parts(file: Path) -> bool:
-    """Whether a JSON file names the files of partitions, as reports beside it do not."""
+    """Whether a JSON file names the files of partitions, unlike reports in the same directory."""
     try:
         content = _parse(file)
     except PartitionError:
@@ -265,7 +264,7 @@ def _type_names(path: Path, key: str, content: dict[str, Any]) -> list[str]:
 
 
 def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: int, fix: str) -> IdRanges:
-    """A node or edge map as [start, end) by partition and type; an empty range may be given as two equal numbers."""
+    """Convert a node or edge map to [start, end) by partition and type; an empty range may be two equal numbers."""
     if not isinstance(id_map, dict) or any(isinstance(ids, str) for ids in id_map.values()):
         raise PartitionError(f"{path}: {key} is {id_map!r}; expected ranges of IDs by type: {_OLD}")
     if id_map.keys() != set(types):
@@ -327,14 +326,14 @@ def _part_files(path: Path, content: dict[str, Any], num_parts: int) -> list[dic
 
 
 def check_inside(what: str, file: Path, folder: str) -> None:
-    """Refuse what leads out of the folder; a directory from elsewhere could name any file of this machine.
+    """Reject paths outside the folder, because an untrusted directory could name any file of this machine.
 
-    `what` says in errors what names the file; `folder` is an `os.path.realpath`.
-    `PartitionError` where the file is not below it, also by a link.
+    `what` describes the reference in errors; `folder` is an `os.path.realpath`.
+    `PartitionError` if the file is not below it, also through a link.
     """
     try:
         real = os.path.realpath(file)
-    except ValueError as error:  # a name that no file can have
+    except ValueError as error:  # an invalid file name
         raise PartitionError(f"{what} is {str(file)!r}, which is no file name: {error}. {REWRITE}") from error
     if os.path.commonpath([folder, real]) != folder:
         raise PartitionError(

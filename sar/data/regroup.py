@@ -1,7 +1,8 @@
 """Assigns the nodes of a partitioned graph to any number of workers, and collects the data of a worker's nodes.
 
-With as many partitions as workers, worker r owns partition r; with more, consecutive partitions with about equally many
-edges; with fewer, the workers of a partition divide its nodes in runs of about equally many nodes and edges into them.
+With one partition per worker, worker r owns partition r. With more, a worker owns consecutive partitions with about
+the same number of edges. With fewer, the workers of a partition split its nodes into ranges with about equal numbers of
+nodes and in-edges.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ class WorkerShare(NamedTuple):
 
     @classmethod
     def of(cls, spec: PartitionJson, worker: int, workers: int, graphs: dict[int, LocalGraph]) -> "WorkerShare":
-        """The share of one worker of so many. If workers share a partition, its graph is read, and left in `graphs`."""
+        """The share of one of `workers` workers. If workers share a partition, its graph is read into `graphs`."""
         if workers <= spec.num_parts:
             ranges, run = spec.partition_ranges, deal_parts(_edges(spec), workers)[worker]
             return cls([*run], ranges[run[0]][0], ranges[run[-1]][1])
@@ -41,12 +42,12 @@ class WorkerShare(NamedTuple):
 
 
 def _edges(spec: PartitionJson) -> list[int]:
-    """Into the nodes of each partition."""
+    """The number of edges into each partition."""
     return (spec.edge_ranges[..., 1] - spec.edge_ranges[..., 0]).sum(axis=1).tolist()
 
 
 def _divided(spec: PartitionJson, part: int, workers: int, graphs: dict[int, LocalGraph]) -> list[WorkerShare]:
-    """The shares of a partition's workers; several divide it by its graph, which is left in `graphs`."""
+    """The shares of a partition's workers; several workers divide it by its graph, which is added to `graphs`."""
     first, end = spec.partition_ranges[part]
     if workers == 1:
         return [WorkerShare([part], first, end)]
@@ -56,7 +57,7 @@ def _divided(spec: PartitionJson, part: int, workers: int, graphs: dict[int, Loc
 
 
 def node_costs(graph: LocalGraph, own: tuple[int, int]) -> Tensor:
-    """The cost of each of a partition's nodes to its worker: one, and one for each in-edge, (N_i,) int64."""
+    """The cost of each node of a partition: one, plus one per in-edge, (N_i,) int64."""
     in_degrees = torch.bincount(graph.edges[DST], minlength=len(graph.node_id))
     costs = torch.ones(own[1] - own[0], dtype=torch.int64, device="cpu")
     costs[graph.node_id[graph.is_inner] - own[0]] += in_degrees[graph.is_inner]
@@ -69,14 +70,14 @@ class VisibleEdges(NamedTuple):
     src: Tensor
     dst: Tensor
     edge_id: Tensor
-    places: Tensor  # (E,) int32 or int64: of the edges in the order of their IDs
+    places: Tensor  # (E,) int32 or int64: positions of the edges, in the order of their IDs
     bounds: Tensor  # (num_parts + 1,) edges from partition p are [bounds[p], bounds[p + 1])
 
 
 def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
-    """Move the edges of a partition out of `graph`, sorted; `node_ranges`: [start, end) of each partition's nodes."""
-    # Memory: every column of the graph is let go once it is sorted. If edges are in the order of their IDs, as sar
-    # writes them, at most 36 bytes an edge are held, of which the result keeps 28.
+    """Sort a partition's edges and remove them from `graph`; `node_ranges`: [start, end) of each partition's nodes."""
+    # Memory: every column of the graph is freed once it is sorted. If edges are in the order of their IDs, as sar
+    # writes them, we hold at most 36 bytes per edge, and 28 afterwards.
     from sar.kernels.cpu.csr_view import NO_INDICES, place_edges, put  # loads the compiler
 
     columns, rows = graph.edges, graph.owned
@@ -100,7 +101,7 @@ def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int
     del src, dst, by_part
 
     def sort(name: str, table: NDArray[Any] = NO_INDICES) -> Tensor:
-        """A column, int64; of local nodes with a table of their global IDs."""
+        """Sort a column, as int64; a `table` converts local nodes to global IDs."""
         result = torch.empty(len(places), dtype=torch.int64, device="cpu")
         put(as_numpy(columns.pop(name)), table, as_numpy(places), as_numpy(result))
         return result
@@ -110,7 +111,7 @@ def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int
 
 
 def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:
-    """Consecutive partitions for every worker: at least one, and of about equal size together."""
+    """Consecutive partitions for every worker: at least one each, with about equal total sizes."""
     ends = list(accumulate(sizes))
     cuts = [0]
     for worker in range(1, workers):
@@ -121,7 +122,7 @@ def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:
 
 
 def deal_workers(sizes: Sequence[int], workers: int) -> list[range]:
-    """Consecutive workers for every partition: at least one, and more for those of greater size."""
+    """Consecutive workers for every partition: at least one each, in proportion to sizes."""
     counts = [1] * len(sizes)
     for _ in range(workers - len(sizes)):
         counts[max(range(len(sizes)), key=lambda part: sizes[part] / counts[part])] += 1
@@ -129,19 +130,19 @@ def deal_workers(sizes: Sequence[int], workers: int) -> list[range]:
 
 
 def runs_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs [begin, end) of these sizes, one after the other."""
+    """Consecutive ranges [begin, end) of these sizes."""
     return list(pairwise([0, *accumulate(sizes)]))
 
 
 def equal_runs(costs: Tensor, count: int) -> list[tuple[int, int]]:
-    """Cut rows into runs [begin, end) of about equal cost, (N,) each row's."""
+    """Split rows into ranges [begin, end) with about equal cost, from the cost of each row, (N,)."""
     reached = costs.cumsum(0)
     goals = torch.arange(1, count, device="cpu") * int(costs.sum()) // count
     return list(pairwise([0, *torch.searchsorted(reached, goals, right=True).tolist(), len(costs)]))
 
 
 def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionData:
-    """The data of partition `part` after partitions, and so node IDs, are reordered; `order` has the old numbers."""
+    """Renumber the data of partition `part` for a new order of partitions; `order` holds the old numbers."""
     if list(order) == sorted(order):
         return data
     ranges = runs_of([data.node_ranges[p][1] - data.node_ranges[p][0] for p in order])
@@ -157,10 +158,10 @@ def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionD
 
 
 def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int]], worker: int) -> PartitionData:
-    """The data on the CPU of a worker that owns a run of nodes: of one partition or of several, all or some of them.
+    """Collect the data, on the CPU, of a worker that owns a range of nodes from one or several partitions.
 
     `parts` are the partitions that own the nodes, by number, ascending. Each feature is removed from them when it is
-    copied, so that memory holds one feature twice at most. The node ranges are those of the workers, [start, end).
+    copied, so memory holds at most one feature twice. The node ranges are those of the workers, [start, end).
     """
     own, first = node_ranges[worker], next(iter(parts.values()))
     ranges = [part.node_ranges[number] for number, part in parts.items()]
@@ -178,7 +179,7 @@ def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int
 
 def _node_features(parts: Mapping[int, PartitionData], own: tuple[int, int]) -> dict[str, Tensor]:
     """Features of the nodes in the range `own`."""
-    cuts: list[dict[str, slice]] = []  # by part: the rows of every node type, and under "" those of all
+    cuts: list[dict[str, slice]] = []  # by part: the rows of every node type, and all rows under ""
     for number, part in parts.items():
         start, end = part.node_ranges[number]
         high = max(min(own[1], end) - start, 0)
@@ -239,7 +240,7 @@ def _shards(
 def cut_shards(
     src: Tensor, dst: Tensor, bounds: Sequence[int], fields: Mapping[str, tuple[Tensor, Sequence[int]]]
 ) -> list[ShardEdgesAndFeatures]:
-    """Shards of edges and of their fields as slices, so that those of a field lie one after the other in memory.
+    """Cut edges and fields into shards, as slices, so the shards of a field are contiguous in memory.
 
     Every field comes with the bounds of its shards.
     """

@@ -1,17 +1,16 @@
-"""DGL's tensor files (`dgl.data.utils.save_tensors`), and the arrays in all of its files: read and written without DGL.
+"""Reads and writes DGL's tensor files (`dgl.data.utils.save_tensors`), and arrays in its other files, without DGL.
 
-DGL 1.1 and 2.1 write the same layout, and both read and write whole files. Here arrays are found, and stay on disk
-until they are asked for; and a file is laid out first, with space for every array, and then filled in by whoever has
-the values, a few rows at a time.
+DGL 1.1 and 2.1 write the same layout, and read and write whole files. We locate arrays, and read their values on
+demand. To write a file, we first lay it out with space for every array, and then fill in values a few rows at a time.
 
 Files are little-endian. Every structure begins with a mark of 8 bytes; counts before lists and lengths before names
 have 8 bytes. An array is a header (`_ARRAY_HEADER`, shape, size in bytes) and its values in C order. A tensor file is:
 mark, count, count; then for each tensor its name and the array.
 
 [Note: files are not trusted]
-Whatever a file says of itself (counts, lengths, shapes) is compared with its size before anything is allocated or
-repeated by it, and every number that is used as an index is compared with what it points into. So reading ends with the
-content or with a `PartitionError`, in time and memory that grow with the file. Nothing is unpickled.
+Counts, lengths and shapes in a file are compared with its size before they determine an allocation or a loop, and every
+index is checked against the size of its target. So reading ends with the content or with a `PartitionError`, in time
+and memory proportional to the file. Nothing is unpickled.
 """
 
 import math
@@ -50,9 +49,9 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items() if dtype != BFLOAT16}
 
 
 class Cursor:
-    """Goes through an open file, and never beyond its end; see [Note: files are not trusted].
+    """Reads an open file sequentially, never beyond its end; see [Note: files are not trusted].
 
-    Every method raises `PartitionError` if the file ends, or has something else.
+    Every method raises `PartitionError` if the file ends or has other content.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -88,7 +87,7 @@ class Cursor:
             raise self.unknown("a name that is not UTF-8") from error
 
     def array(self) -> StoredArray:
-        """An array's header; its values are passed by."""
+        """Read an array's header, and skip its values."""
         mark, _, device, _, ndim, code, bits, lanes = self.numbers(_ARRAY_HEADER)
         dtype = _DTYPES.get((code, bits))
         if (mark, device, lanes) != (ARRAY_MARK, _CPU, 1) or dtype is None or not 1 <= ndim <= _MAX_DIMENSIONS:
@@ -97,7 +96,7 @@ class Cursor:
             )
         *shape, data_bytes = self.numbers(f"{ndim + 1}q")
         stored = StoredArray(self.path, self.at, tuple(shape), dtype)
-        largest = math.prod(max(1, size) for size in shape) * dtype.itemsize  # torch multiplies sizes next to 0, too
+        largest = math.prod(max(1, size) for size in shape) * dtype.itemsize  # torch does the same with sizes of 0
         if min(shape) < 0 or largest >= 2**63 or data_bytes != shape[0] * stored.row_bytes:
             raise self.unknown(f"an array of shape {tuple(shape)} in {data_bytes} bytes")
         if data_bytes > self.size - self.at:
@@ -154,7 +153,7 @@ class ArraySpec(NamedTuple):
 
 
 class FileLayout:
-    """A file's bytes but for the values of its arrays; the methods that append are those of `Cursor`."""
+    """The bytes of a file except the values of its arrays. Methods that append are named as in `Cursor`."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, bytes] = {}  # bytes between the arrays, by offset
@@ -170,7 +169,7 @@ class FileLayout:
         self._add(text.encode())
 
     def zeros(self, until: int) -> None:
-        """Fill the file up to a place."""
+        """Fill the file with zeros up to an offset."""
         self._size = until
 
     def array(self, name: str, spec: ArraySpec) -> None:
@@ -194,7 +193,7 @@ class FileLayout:
         self._size += len(piece)
 
     def create(self, path: Path) -> None:
-        """Make the file, or make it anew, with zeros for the values."""
+        """Create or overwrite the file, with zeros for the values."""
         with path.open("wb") as file:
             for offset, piece in self._pieces.items():
                 file.seek(offset)
@@ -208,7 +207,7 @@ class FileLayout:
 
 
 def tensor_file_layout(specs: Mapping[str, ArraySpec]) -> FileLayout:
-    """A file of tensors by name, as `dgl.data.utils.load_tensors` reads it."""
+    """The layout of a file of tensors by name, for `dgl.data.utils.load_tensors`."""
     layout = FileLayout()
     layout.numbers("QQQ", TENSOR_FILE_MARK, len(specs), len(specs))
     for name, spec in specs.items():
@@ -218,7 +217,7 @@ def tensor_file_layout(specs: Mapping[str, ArraySpec]) -> FileLayout:
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type as which DGL's files hold a field: little-endian, and uint8 for bool; `ConfigError` if they cannot."""
+    """The dtype of a field in DGL's files: little-endian, and uint8 for bool; `ConfigError` if not supported."""
     stored = np.dtype(np.uint8) if dtype.kind == "b" else dtype.newbyteorder("<")
     if stored not in _CODES:
         raise ConfigError(f"its type is {dtype}; expected uint8, signed integers, floats of up to 64 bits, or bool.")

@@ -1,11 +1,11 @@
-"""Versioned saves of all workers to one folder, each complete or absent; and rows of nodes in them.
+"""Versioned saves of all workers to one folder, each complete or absent, with rows of nodes.
 
 [Note: versions]
-A version is a directory with a file of every worker, one that is the same for all, and a manifest. Workers write to a
-draft beside it and wait until the disk has their files. Then worker 0 adds the manifest, with sizes and sums, gives the
-directory its name and only then removes older versions. So a kill at any moment leaves the last version, and at most a
-draft, which the next save removes. A version is read once all its files agree with the manifest. All workers have to
-see one folder, as over NFS, and one job at a time writes to it.
+A version is a directory with one file per worker, one shared file, and a manifest. Workers write to a draft in the same
+folder and wait until their files are on disk. Then worker 0 adds the manifest, with sizes and checksums, renames the
+directory and only then removes older versions. So a kill at any moment leaves the last version, and at most a
+draft, which the next save removes. A version is only read if all of its files match the manifest. All workers must
+share the folder, for example over NFS, and only one job at a time may write to it.
 """
 
 import json
@@ -46,18 +46,18 @@ class Version:
     files: dict[str, tuple[int, int]]  # by name, size in bytes and sum
 
     def read(self, rank: int | None = None) -> Any:
-        """The contents that a worker saved, whose tensors are read when they are used; or with None the shared ones.
+        """The content that a worker saved, or with None the shared content. Tensors are read on first use.
 
         Nothing in the file is executed.
         """
         path = self.path / (SHARED if rank is None else part_name(rank))
         try:
             return _load(path, mapped=rank is not None)
-        except Exception as error:  # the unpickler and the reader of the archive raise all sorts
+        except Exception as error:  # unpickler and archive reader raise many exceptions
             raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
     def fault(self, rank: int, world_size: int) -> str | None:
-        """The first damage in the files that worker `rank` of `world_size` checks, which divide them; or None."""
+        """The first damage in the files that worker `rank` of `world_size` checks, or None. Workers share the files."""
         for name in sorted(self.files)[rank::world_size]:
             try:
                 actual = _size_and_sum(self.path / name)
@@ -74,13 +74,13 @@ def part_name(rank: int) -> str:
 
 
 def write_version(folder: StrPath, step: int, part: Any, shared: Any, keep: int) -> None:
-    """Write a version, and keep the newest `keep`; called by all workers together.
+    """Write a version, and keep the newest `keep` versions. A collective call.
 
     Each worker saves its `part`, and worker 0 also `shared`: tensors, numbers, strings, and lists, tuples and
-    dictionaries of them.
+    dictionaries of these.
 
     Raises:
-        CheckpointError: if a file cannot be written or read back; the earlier versions are as before.
+        CheckpointError: if a file cannot be written or read back; earlier versions are unchanged.
     """
     group, folder = session.current_group(), Path(folder)
     with group.guard():
@@ -105,7 +105,7 @@ def write_version(folder: StrPath, step: int, part: Any, shared: Any, keep: int)
                     sync(draft)
             except CheckpointError as error:
                 failure = error
-            # Nobody raises, and removes the draft, while another still writes to it.
+            # No worker raises, and removes the draft, while another still writes to it.
             for rank, (size, crc) in enumerate(group.gather_numbers(own_file, f"{call}: all have written")):
                 files[part_name(rank)] = (size, crc)
             if failure is not None:
@@ -118,14 +118,14 @@ def write_version(folder: StrPath, step: int, part: Any, shared: Any, keep: int)
                     _remove(old.path)
             group.agree(f"{call}: the version is in place")
         except BaseException:
-            # Others may be past this, so that the draft is worker 0's alone.
+            # Other workers may be past this, so only worker 0 uses the draft.
             if group.rank == 0:
                 shutil.rmtree(draft, ignore_errors=True)
             raise
 
 
 def write_file(path: Path, contents: Any) -> None:
-    """Write a file of this worker alone, which replaces an earlier one once it is on the disk; not collective."""
+    """Write a file of this worker, which replaces an earlier one once it is on disk. Not collective."""
     draft = path.with_name(f".draft-{path.name}")
     with _writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,9 +137,9 @@ def write_file(path: Path, contents: Any) -> None:
 
 
 def newest_version(folder: StrPath, step: int | None = None) -> Version | None:
-    """The newest undamaged version, of this step of training if one is given; called by all workers together.
+    """The newest undamaged version, optionally of a given step; None if there is no version. A collective call.
 
-    All its files are read. None if there is no version at all.
+    Reads all of its files.
 
     Raises:
         CheckpointError: if all versions are damaged, or workers see different folders.
@@ -221,12 +221,12 @@ def _put_in_place(folder: Path, draft: Path, step: int, world_size: int, files: 
     try:
         (folder / name / LATEST).write_text(f"{name}\n")
         put_in_place(folder / name / LATEST, folder / LATEST)
-    except OSError as error:  # the version is saved all the same
+    except OSError as error:  # the version is saved nevertheless
         logger.warning("%s does not tell the newest version, %s: %s", folder / LATEST, name, error)
 
 
 def _versions(folder: Path) -> list[Version]:
-    """The versions with a sound manifest, the newest first."""
+    """The versions with a valid manifest, newest first."""
     versions = []
     for path in folder.glob("step-*"):
         try:
@@ -241,7 +241,7 @@ def _versions(folder: Path) -> list[Version]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a version. It loses its name first, so that a half removed one is never read."""
+    """Remove a version. It is renamed first, so an incomplete version is never read."""
     draft = path.with_name(f".draft-{path.name}")
     try:
         path.rename(draft)
@@ -252,15 +252,15 @@ def _remove(path: Path) -> None:
 
 @dataclass
 class Rows:
-    """Tensors with a row for each of some nodes; saved with node IDs, so that any number of workers can read them."""
+    """Tensors with one row per node, saved with node IDs so that any number of workers can read them."""
 
-    names: str  # of the kind of node IDs; rows are found by IDs of the same kind only
+    names: str  # the kind of node IDs, which must match when reading
     node_ids: Tensor  # (N,) int64, distinct
     columns: dict[str, Tensor]  # by name, (N, ...) each
     scalars: dict[str, Any]  # numbers by name, the same on all workers
 
     def packed(self) -> dict[str, Any]:
-        """As a dictionary on the CPU, to be saved by one worker."""
+        """Convert to a dictionary on the CPU, to be saved by one worker."""
         [length] = {len(column) for column in self.columns.values()}
         if self.node_ids.shape != (length,) or self.node_ids.dtype != torch.int64:
             raise CheckpointError(
@@ -286,7 +286,7 @@ def find_rows(version: Version, key: str, wanted: Rows) -> None:
             break
         saved = version.read(rank)["rows"].get(key)
         if not saved:
-            raise CheckpointError(f"{version.path} has no rows of these embeddings; load as many as were saved.")
+            raise CheckpointError(f"{version.path} has no rows of these embeddings; load those that were saved.")
         if saved["names"] != wanted.names:
             raise CheckpointError(
                 f"{version.path} has rows by {saved['names']}; this worker asks for them by {wanted.names}. Global IDs "

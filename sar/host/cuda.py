@@ -13,21 +13,21 @@ class PeakCudaMemory:
         self.baseline = torch.cuda.memory_allocated()
 
     def restart(self) -> None:
-        """Forget the peak, but not the level that `above_baseline` counts from."""
+        """Reset the peak, but not the baseline of `above_baseline`."""
         torch.cuda.reset_peak_memory_stats()
 
     def above_baseline(self) -> int:
-        """The most bytes of tensors since construction or `restart`, less those at construction."""
+        """Peak bytes of tensors since construction or `restart`, minus the bytes at construction."""
         return max(0, torch.cuda.max_memory_allocated() - self.baseline)
 
 
 def peak_memory(device: torch.device) -> PeakMemory | PeakCudaMemory:
-    """A measurement of the memory that holds tensors of a device."""
+    """Start a measurement of the memory for tensors of a device."""
     return PeakCudaMemory() if device.type == "cuda" else PeakMemory()
 
 
 def why_no_cuda(devices: int = 1) -> str | None:
-    """The reason why this process has fewer CUDA devices than that, or None."""
+    """The reason why this process has fewer CUDA devices than requested, or None."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     there = torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""Files that outlast a crash of the machine."""
+"""Writes files that survive a crash of the machine."""
 
 import os
 from pathlib import Path
@@ -14,9 +14,9 @@ def sync(path: Path) -> None:
 
 
 def put_in_place(draft: Path, path: Path) -> None:
-    """Give a finished file, or a directory of synced files, its name: after a crash the old one is there or the new.
+    """Rename a finished file, or a directory of synced files, atomically: after a crash the old or the new one exists.
 
-    An earlier file, or an empty directory, of that name is replaced.
+    Replaces an earlier file, or an empty directory, of this name.
     """
     sync(draft)
     draft.replace(path)

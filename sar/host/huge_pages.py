@@ -1,4 +1,4 @@
-"""Huge pages for tensors, which torch asks for if a variable is set before the first one is made."""
+"""Huge pages for tensors, which torch requests if a variable is set before the first tensor is created."""
 
 import ctypes
 import os
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 
 def ask_for_huge_pages() -> None:
-    """Let torch ask for huge pages for large tensors, unless the user has chosen: see [Note: allocator]."""
+    """Make torch request huge pages for large tensors, unless the user has chosen: see [Note: allocator]."""
     if left_alone(os.environ) is None:
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def left_alone(environ: Mapping[str, str]) -> str | None:
-    """The reason not to change the allocator; None if there is none."""
+    """The reason not to change the allocator, or None."""
     for name in environ:
         if name == "GLIBC_TUNABLES" or name.startswith("MALLOC_"):
             return f"{name} is set"

@@ -1,4 +1,4 @@
-"""Sizes of memory in words, resident memory of this process, and the memory of this machine."""
+"""Parses sizes of memory, and measures the memory of this process and this machine."""
 
 import contextlib
 import ctypes
@@ -16,16 +16,16 @@ _CONTROL_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of 8GiB (powers of 1024), 500MB or 500M (powers of 1000), or 500B; not of 3, which few mean as bytes."""
+    """Parse 8GiB (powers of 1024), 500MB or 500M (powers of 1000), or 500B. A number without a unit is rejected."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?=[KMGTB])([KMGT]?)(i)?B?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise ConfigError(f"{text!r} is no size; expected a number and a unit, such as 8GiB or 500MB")
+        raise ConfigError(f"{text!r} is not a size; expected a number and a unit, such as 8GiB or 500MB")
     number, unit, binary = found.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
 
 
 def anonymous_memory(process: int | str = "self") -> int:
-    """Bytes of a process's resident memory that belong to no file; 0 if it is gone."""
+    """Bytes of a process's resident memory that do not belong to files; 0 if the process has ended."""
     try:
         _, resident, of_files, *_ = Path(f"/proc/{process}/statm").read_text().split()
     except OSError:
@@ -43,7 +43,7 @@ def machine_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take, of the machine and in its control groups; page cache is not taken."""
+    """Bytes still available to this process, on the machine and in its control groups; page cache counts as free."""
     free = [_numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024]
     with contextlib.suppress(OSError):
         of = dict(line.split(":", 2)[1:] for line in _OWN_GROUP.read_text().splitlines())
@@ -73,19 +73,19 @@ class PeakMemory:
 
     def __init__(self) -> None:
         gc.collect()
-        # glibc only: give freed blocks back, so that they count again when they are used again.
+        # glibc only: return freed blocks, so they count again when they are reused.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
         self.restart()
         self.baseline = _resident("VmRSS")  # that level, in bytes
 
     def restart(self) -> None:
-        """Forget the peak, but not the level that `above_baseline` counts from."""
+        """Reset the peak, but not the baseline of `above_baseline`."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
     def above_baseline(self) -> int:
-        """Highest resident memory since construction or `restart`, less that at construction, in bytes."""
+        """Peak resident memory since construction or `restart`, minus that at construction, in bytes."""
         return max(0, _resident("VmHWM") - self.baseline)
 
 

@@ -1,8 +1,7 @@
-"""Values that hold while something runs, in the thread that runs it.
+"""Values that are set temporarily in one thread.
 
-Workers of one process are threads that pass turns in distributed calls ([Note: workers of one process]). A global that
-is set around such a call, and set back after it, would be seen by the others meanwhile, and be set back in another
-order than set.
+Workers of one process are threads that pass turns in distributed calls ([Note: workers of one process]). If a global
+were set during such a call and restored afterwards, other threads would see it, and restore it in another order.
 """
 
 import threading
@@ -14,14 +13,14 @@ T = TypeVar("T")
 
 
 class PerThread(threading.local, Generic[T]):
-    """A value that each thread has for itself; `torch.compile` follows it, as it does not a `ContextVar`."""
+    """A separate value for each thread. Unlike a `ContextVar`, `torch.compile` can trace it."""
 
     def __init__(self, value: T) -> None:
         self.value = value  # threading.local calls this in every thread
 
     @contextmanager
     def set_to(self, value: T) -> Iterator[None]:
-        """Give it another value inside."""
+        """Context with another value."""
         before, self.value = self.value, value
         try:
             yield

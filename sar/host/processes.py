@@ -1,4 +1,4 @@
-"""Worker processes on this host: spawned, watched, and gone when the call returns."""
+"""Spawns and supervises worker processes on this host; all have ended when the call returns."""
 
 import ctypes
 import multiprocessing
@@ -19,7 +19,7 @@ from sar.errors import CommunicationTimeout, PeerError, SarError
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 GRACE = 3.0
-"""Seconds that the other workers get, after one failed, to say why they stop."""
+"""Seconds for other workers to report why they stop after one has failed."""
 
 
 class WorkerError(SarError, RuntimeError):
@@ -46,7 +46,7 @@ def run_workers(
     """Call `target(report, *args)` in spawned processes and return their results, by rank.
 
     The workers find each other as under `torchrun`: `sar.initialize_comms()` needs no arguments. The rendezvous store
-    lives in this process, at a port chosen by the kernel, so that no other program can take the port in between.
+    is in this process, at a port chosen by the kernel, so no other program can take the port in between.
 
     Args:
         target: a top-level function; `report(anything)` in a worker calls `on_progress(anything)` here.
@@ -80,7 +80,7 @@ def run_workers(
             for rank in range(n_workers):
                 parent_end, child_end = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(child_end, target, args), daemon=True)
-                variables = shared | {"RANK": rank, "LOCAL_RANK": rank}  # which a process inherits when it starts
+                variables = shared | {"RANK": rank, "LOCAL_RANK": rank}  # inherited by the process
                 os.environ.update({name: str(value) for name, value in variables.items()})
                 with child_end:
                     process.start()
@@ -149,7 +149,7 @@ def _end(processes: dict[Connection, SpawnProcess]) -> None:
 def _work(channel: Connection, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Run `target` in this worker and send its result or error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the parent, whatever ends it
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the parent in all cases
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid != os.getppid():
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Names of what is running: ranges of tiles, waits and kernels in the traces of torch.profiler, and the module."""
+"""Names ranges of tiles, waits and kernels in the traces of torch.profiler, and the running module."""
 
 import sys
 from collections.abc import Callable
@@ -16,14 +16,14 @@ traced: Callable[[], bool] = torch.autograd._profiler_enabled
 
 
 def named(what: str) -> AbstractContextManager[Any]:
-    """A range of this name in the trace if there is one, else nothing (0.1 microseconds)."""
+    """A range of this name in the trace if torch.profiler is running (otherwise 0.1 microseconds)."""
     return record_function(what) if traced() else _NOTHING
 
 
 def running_module() -> tuple[str, str]:
     """Name and class of the innermost module whose forward is running; both are empty outside of modules.
 
-    The name is that in the outermost module, and empty for this one itself.
+    The name is relative to the outermost module, and empty for the outermost module.
     """
     frame: FrameType | None = sys._getframe()
     running: list[torch.nn.Module] = []

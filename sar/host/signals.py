@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1, by which schedulers announce the end of a job, noted instead of ending the process."""
+"""Records SIGTERM and SIGUSR1, with which schedulers announce the end of a job, instead of ending the process."""
 
 import ctypes
 import os
@@ -20,12 +20,12 @@ def signal_noted() -> bool:
 
 
 def note_signals() -> None:
-    """From now on, let `ENDING` set `signal_noted`; from any thread."""
+    """From now on, record the signals `ENDING` for `signal_noted`. May be called from any thread."""
     if _usual:
         return
     if threading.current_thread() is threading.main_thread():
         _replace_handlers()
-    else:  # Python sets handlers in its main thread only, which gets to this between two of its own steps
+    else:  # Python sets handlers only in its main thread, which runs this between two bytecodes
         ctypes.pythonapi.Py_AddPendingCall(_replacing, None)
 
 
@@ -38,7 +38,7 @@ def _replace_handlers(_: Any = None) -> int:
 def _note(process: int, number: int, _: object) -> None:
     if os.getpid() == process:
         _noted.append(number)
-    else:  # a forked process, such as a loader's worker that its parent terminates: it ends by the signal as usual
+    else:  # a forked process, such as a loader's worker that its parent terminates, ends as usual
         _set_handler(number, _usual[number] or signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

@@ -83,7 +83,7 @@ class _Named:
 
 
 def choose(*tensors: Tensor | None) -> Backend:
-    """The backend for these operands and results; None stands for an operand that is not given."""
+    """The backend for these operands and results; None stands for a missing operand."""
     devices, dtypes, empty = set(), set(), False
     for tensor in tensors:
         if tensor is not None:
@@ -103,7 +103,7 @@ def _choose(devices: frozenset[str], dtypes: frozenset[torch.dtype]) -> Backend:
     if devices != {"cpu"}:
         return torch_kernels
     if any(dtypes <= together for together in COMPILED_DTYPES):
-        # Imported at the first use, because Numba takes long to load.
+        # Imported at first use, because Numba takes long to load.
         import sar.kernels.cpu.kernels as cpu_kernels
         from sar.kernels.compiler import converts_float16
 
@@ -126,7 +126,7 @@ def _warn_of_cuda() -> None:
 
 
 def load_kernels() -> None:
-    """Load the compiler of the CPU kernels now (0.5 s and 100 MB, once a process) and not in somebody's first epoch."""
+    """Load the compiler of the CPU kernels now (0.5 s and 100 MB, once per process) instead of in the first epoch."""
     rows, values = torch.zeros(1, dtype=torch.int32, device="cpu"), torch.zeros(1, 1, device="cpu")
     choose(values).add_rows(rows, values, torch.zeros(1, 1, device="cpu"))
 

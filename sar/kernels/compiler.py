@@ -44,11 +44,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[Callable[..., Any]], Any]
 
 intrinsic: Decorator = numba.extending.intrinsic
-"""The decorated function takes one argument more than its callers pass, the first."""
+"""The decorated function has an additional first argument, which callers do not pass."""
 
 CACHE_LINE = 64  # bytes
 DIGEST_BYTES = 16  # of a file with compiled code
-NOTED_SECONDS = 0.5  # what compiles faster is not worth a line in the log
+NOTED_SECONDS = 0.5  # faster compilations are not logged
 
 HERE = Path(__file__).parent
 SHARED_SOURCES = [*HERE.glob("*.py"), *(HERE / "cpu").glob("*.py")]
@@ -135,9 +135,9 @@ inline: Decorator = numba.njit(**_HELPERS, pipeline_class=_compiler(_Part))
 """Compiles a helper into each kernel that calls it."""
 
 inline_distinct: Decorator = numba.njit(**_HELPERS, pipeline_class=_compiler(_Part, noalias=True))
-"""As `inline`, if no array that the helper writes to is, or overlaps, another one that it is given.
+"""As `inline`, for helpers whose output arrays do not overlap other arguments.
 
-A short loop then needs not check for overlaps each time it is entered, which costs as much as a row.
+A short loop then need not check for overlaps each time it is entered, which costs as much as a row.
 """
 
 inline_in_order: Decorator = numba.njit(**_IN_ORDER, pipeline_class=_compiler(_Part, noalias=True))
@@ -197,7 +197,7 @@ def narrow(_context: Any, number: Any, array: Any) -> Any:
 
 
 def converts_float16() -> bool:
-    """Whether the processor that code is made for converts float16; LLVM calls functions that nobody has, if not."""
+    """Whether the target processor converts float16; otherwise LLVM calls functions that do not exist."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return "+f16c" in features.split(",") or triple.startswith("aarch64")
 
@@ -260,7 +260,7 @@ class _CodeCache:
         return None
 
     def save_overload(self, signature: Any, code: CompileResult) -> None:
-        """Put a complete file in place, whatever others do at the same time."""
+        """Rename a complete file, which is safe if other processes do the same."""
         key = self.key(signature, code.codegen)
         content, file = dumps((key, code._reduce())), self._file(key)
         partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
@@ -274,7 +274,7 @@ class _CodeCache:
             logger.info("compiled a kernel: %.1f s (%s)", seconds, self.name)
 
     def key(self, signature: Any, codegen: Any) -> Any:
-        """What tells code apart that has one name: dtypes, processor and bytecode. Sources are in the name."""
+        """A key that distinguishes code of the same name: dtypes, processor and bytecode. Sources are in the name."""
         return signature, codegen.magic_tuple(), self._bytecode
 
     def _file(self, key: Any) -> Path:

@@ -105,7 +105,7 @@ class EdgeBlock:
 
     @property
     def dst(self) -> Tensor:
-        """Destination row of each edge, (E,) int32; made anew each time."""
+        """Destination row of each edge, (E,) int32; computed at each access."""
         return self.rows.repeat_interleave(self.indptr.diff(), output_size=self.num_edges)
 
     def destinations(self, begin: int, end: int) -> Tensor:
@@ -173,7 +173,7 @@ class EdgeBlock:
         return self.edge_ids[positions]
 
     def transposed(self, transpose: Callable[[EdgeBlock], Transposed], *, with_positions: bool = True) -> Transposed:
-        """The same edges grouped by source; made once and kept.
+        """The same edges grouped by source, cached.
 
         `transpose` computes it as the backend needs it; with positions if an operand has rows of edges.
         """

@@ -25,7 +25,7 @@ from sar.kernels.ops import (
 
 
 def _read(*given: Any) -> None:
-    """Detach, because out of core this is how a kernel's reads of tensors are seen."""
+    """Detach, which makes a kernel's reads of tensors visible out of core."""
     for each in given:
         if isinstance(each, EdgeBlock):
             _read(each.rows, each.indptr, each.cols)

@@ -23,7 +23,7 @@ class Target(IntEnum):
 
 
 class Op(str, Enum):
-    """How a message is made of its operands."""
+    """The operation that combines the operands of a message."""
 
     COPY = "copy_lhs"
     ADD = "add"
@@ -122,7 +122,7 @@ STATISTICS = 4  # rows
 
 
 class Score(IntEnum):
-    """How the logit of an edge is made of source features x, (D,) a head, and its destination's y."""
+    """The logit of an edge from its source features x, (D,) per head, and its destination's y."""
 
     ADDITIVE = 0  # leaky_relu(attn . x + y), with a number y a head: Velickovic 2018, "Graph attention networks"
     DYNAMIC = 1  # attn . leaky_relu(x + y): Brody 2022, "How attentive are graph attention networks?"

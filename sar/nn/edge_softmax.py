@@ -22,23 +22,23 @@ from sar.kernels import EdgeBlock, edge_softmax_backward, edge_softmax_forward
 def edge_softmax(
     graph: GraphShardManager, logits: Tensor | Mapping[AnyEtype, Tensor], eids: Any = ALL, norm_by: str = "dst"
 ) -> Any:
-    """Normalise the logits of the edges that share a node: exp(x_e) / sum of exp(x_e') over edges e' at that node.
+    """Softmax of edge logits over the edges of each node: exp(x_e) / sum of exp(x_e') over the node's edges e'.
 
-    By destination workers do not communicate, because all in-edges of a node are on its worker. By source it is a
+    With `norm_by="dst"`, workers do not communicate, because each has all in-edges of its nodes. `norm_by="src"` is a
     collective call.
 
     Args:
         graph: a distributed graph.
-        logits: (E, *) floating point, in the visible edge order, or (K, *) with `eids`. With several edge types, a
-            dictionary with the logits of each type; then the softmax is over a node's edges of all types.
-        eids: local IDs of the edges that take part, (K,) integer. Default: all.
+        logits: (E, *) floating point, in edge order, or (K, *) with `eids`. With several edge types, a dictionary with
+            the logits of all types; the softmax then runs over a node's edges of all types.
+        eids: local IDs of the edges to include, (K,) integer. Default: all.
         norm_by: `dst` (default) or `src`.
 
     Returns:
-        The softmax in the shape of `logits`, or a dictionary of them by canonical edge type.
+        The softmax in the shape of `logits`, or a dictionary by canonical edge type.
 
     Raises:
-        GraphError: for logits of another length, a dictionary without some edge types, or another `norm_by`.
+        GraphError: for logits of another length, a dictionary that lacks edge types, or an invalid `norm_by`.
     """
     if norm_by not in ("dst", "src"):
         raise GraphError(f"edge_softmax got norm_by={norm_by!r}; expected 'dst' or 'src'.")

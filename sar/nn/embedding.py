@@ -41,9 +41,9 @@ class DistEmbedding(nn.Module):
     Args:
         graph: the whole graph.
         embedding_dim: D, width of a row.
-        ntype: node type; may be left out if there is one.
-        init_func: returns this worker's initial rows, (N_i, D), from that shape and the dtype. While it runs, torch's
-            default generator has another state on every worker. Default: standard normal, as in `torch.nn.Embedding`.
+        ntype: node type; optional if there is only one.
+        init_func: called as `init_func((N_i, D), dtype)`; returns this worker's initial rows. torch's default generator
+            is seeded differently on every worker during the call. Default: standard normal, as in `torch.nn.Embedding`.
         dtype: dtype of the rows. Default: torch's default dtype.
 
     Raises:
@@ -54,8 +54,8 @@ class DistEmbedding(nn.Module):
     Attributes:
         weight: this worker's rows, (N_i, D); a leaf of autograd.
         node_ids: global IDs of their nodes, (N_i,) int64, ascending.
-        original_ids: IDs under which rows are saved, (N_i,) int64: the data's `orig_id`, or others that do not depend
-            on the partitioning. None to use global IDs.
+        original_ids: IDs under which rows are saved, (N_i,) int64: the data's `orig_id`, or any IDs that do not depend
+            on the partitioning. None uses global IDs.
     """
 
     def __init__(
@@ -96,17 +96,17 @@ class DistEmbedding(nn.Module):
 
     @uncompiled
     def forward(self, node_ids: Tensor | None = None) -> Tensor:
-        """Return this worker's rows, or look up the rows of any nodes, which is a collective call.
+        """Look up rows of any nodes, which is a collective call, or return all rows of this worker.
 
         Args:
-            node_ids: global IDs of nodes on any worker, (K,) int64; may repeat, and may be empty. None for the nodes of
-                this worker, which counts all of its rows as used.
+            node_ids: global IDs of nodes on any worker, (K,) int64. IDs may repeat; K may be 0. None (default) returns
+                the rows of this worker's nodes, and counts all of them as used.
 
         Returns:
-            `weight` itself, (N_i, D), or the rows of `node_ids`, (K, D).
+            The rows of `node_ids`, (K, D), or `weight` itself, (N_i, D).
 
         Raises:
-            GraphError: if some IDs are not of nodes of this type.
+            GraphError: if some IDs are not nodes of this type.
         """
         if node_ids is None:
             return self.weight
@@ -122,10 +122,10 @@ class DistEmbedding(nn.Module):
 
     @torch.no_grad()
     def sum_gradients(self) -> tuple[Tensor, Tensor] | None:
-        """Sum the gradients of this worker's rows over all backwards of all workers since `forget_gradients`.
+        """Sum the gradients of this worker's rows over all workers and all backwards since `forget_gradients`.
 
-        Returns the indices of the rows that were used, (U,) int64 ascending, and their gradients, (U, D), or None if no
-        worker has used any. A collective call, which the optimizers make.
+        Returns the indices of used rows, (U,) int64 ascending, and their gradients, (U, D), or None if no worker used
+        any row. A collective call, which the optimizers make.
         """
         with session.current_group().guard() as group:
             flags = group.agree(
@@ -156,7 +156,7 @@ class DistEmbedding(nn.Module):
         self._lookups.clear()
 
     def rows(self, optimizers: Sequence["SparseOptimizer"], *, empty: bool = False) -> Rows:
-        """This worker's rows and optimizer state to save; if `empty`, uninitialised memory to load them into."""
+        """Return this worker's rows and optimizer state for saving; with `empty`, uninitialised memory for loading."""
         node_ids, names = self.original_ids, f"IDs in the input graph of {self._what}"
         if node_ids is None:
             node_ids, names = self.node_ids, f"global IDs of {self._what} in the partitioning {self._partitioning}"
@@ -171,7 +171,7 @@ class DistEmbedding(nn.Module):
 
     @torch.no_grad()
     def take_rows(self, rows: Rows, optimizers: Sequence["SparseOptimizer"]) -> None:
-        """Copy rows and optimizer state that have been loaded into the result of `rows`."""
+        """Copy loaded rows and optimizer state from the result of `rows`."""
         self.weight.copy_(rows.columns["weight"])
         for number, optimizer in enumerate(optimizers):
             state = optimizer.state_of(self.weight)
@@ -199,10 +199,10 @@ def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 class SparseOptimizer(torch.optim.Optimizer):
     """Base class of `SparseAdam` and `SparseAdagrad`. `step` is a collective call.
 
-    Gradients are summed over workers, as by `gather_grads`, so divide the loss by the global count. A row has been used
-    if `emb(node_ids)` has looked it up on any worker and a backward has reached it; `emb()` uses all rows. An embedding
-    that no worker has used does not change, and its steps are not counted. Learning rate schedulers work as in torch.
-    Pass the same embeddings in the same order on all workers. `defaults` are settings by name.
+    Gradients are summed over workers, as by `gather_grads`, so divide the loss by the global count. A row counts as
+    used if `emb(node_ids)` on any worker has looked it up and a backward has reached it; `emb()` uses all rows.
+    Embeddings that no worker used do not change and count no step. Learning rate schedulers work as in torch. Pass the
+    same embeddings in the same order on all workers. `defaults` are settings by name.
     """
 
     row_state: ClassVar[tuple[str, ...]]  # names of the state's tensors that have a row for every node, (N_i, D) each

@@ -103,21 +103,22 @@ class RowOwners:
 
 @uncompiled
 def fetch_rows(graph: GraphShardManager, tensor: Tensor, node_ids: Tensor, ntype: str | None = None) -> Tensor:
-    """Fetch the rows of any nodes from the workers that own them; a collective call.
+    """Fetch rows of any nodes from the workers that own them. A collective call.
 
-    Each row travels once to each worker that asks for it. In the backward the gradients travel back and are added up.
+    Each worker receives a row once, even if it asks for it repeatedly. The backward returns gradients to the owners,
+    which sum them.
 
     Args:
         graph: the whole graph.
-        tensor: (N_i, ...), a row for each of this worker's nodes of the type; equal dtype and width on all workers.
-        node_ids: global IDs of nodes on any worker, (K,) int64; may repeat, and may be empty.
-        ntype: node type; may be left out if there is one.
+        tensor: (N_i, ...), one row for each of this worker's nodes of the type; equal dtype and width on all workers.
+        node_ids: global IDs of nodes on any worker, (K,) int64. IDs may repeat; K may be 0.
+        ntype: node type; optional if there is only one.
 
     Returns:
         (K, ...), on the device of `tensor`.
 
     Raises:
-        GraphError: for a tensor of another length, IDs that are not of nodes of this type, or a message flow graph.
+        GraphError: for a tensor of another length, IDs that are not nodes of this type, or a message flow graph.
     """
     with session.current_group().guard() as group:
         owners = RowOwners(graph, ntype)
@@ -132,22 +133,22 @@ def fetch_rows(graph: GraphShardManager, tensor: Tensor, node_ids: Tensor, ntype
 
 @uncompiled
 def global_ids(graph: GraphShardManager, original_ids: Tensor, ntype: str | None = None) -> Tensor:
-    """Find the global IDs of nodes from their IDs in the input graph; a collective call.
+    """Convert node IDs of the input graph to global IDs. A collective call.
 
-    Datasets of pairs, such as those of the Open Graph Benchmark and of PyTorch Geometric's `RandomLinkSplit`, have IDs
-    of the input graph. `pair_graph`, `fetch_rows` and loaders take global IDs.
+    Datasets of pairs, such as those of the Open Graph Benchmark and PyTorch Geometric's `RandomLinkSplit`, contain IDs
+    of the input graph; `pair_graph`, `fetch_rows` and data loaders take global IDs.
 
     Args:
         graph: the whole graph.
-        original_ids: of nodes on any worker, integers of any shape, such as (2, K) of pairs; may repeat, and may be
-            empty. On a graph with several node types they are counted within the type, from 0.
-        ntype: node type; may be left out if there is one.
+        original_ids: IDs in the input graph, on any worker: integers of any shape, such as (2, K) for pairs. IDs may
+            repeat. With several node types they are counted per type, from 0.
+        ntype: node type; optional if there is only one.
 
     Returns:
         int64 of the shape of `original_ids`, on its device.
 
     Raises:
-        GraphError: for IDs that no node has, or partitions that do not know their nodes' original IDs.
+        GraphError: for IDs that no node has, or partitions without original IDs.
     """
     call = f"global_ids of {ntype or 'nodes'}"
     with session.current_group().guard() as group:
@@ -215,26 +216,28 @@ class _Route:
 
 
 class PairGraph(GraphShardManager):
-    """A graph of pairs, created by `pair_graph`. It has no edge features.
+    """A graph of node pairs, created by `pair_graph`. It has no edge features.
 
-    `edata["_ID"]` numbers the pairs of worker 0 in the order in which they were passed, then those of worker 1.
+    `edata["_ID"]` numbers the pairs: first worker 0's, in the order it passed them, then worker 1's, and so on.
     """
 
     _route: _Route
 
     @uncompiled
     def in_given_order(self, values: Tensor) -> Tensor:
-        """Send values of edges back to the workers that passed the pairs, in their order; a collective call.
+        """Return edge values in the order of the pairs that this worker passed to `pair_graph`. A collective call.
+
+        Differentiable.
 
         Args:
-            values: a row for each edge into this worker, (E, ...), such as `edata["score"]`; equal dtype and width on
-                all workers. They may need a gradient.
+            values: one row for each edge on this worker, (E, ...), such as `edata["score"]`; dtype and width are the
+                same on all workers.
 
         Returns:
-            (K, ...), a row for each pair that this worker passed.
+            (K, ...), one row for each pair that this worker passed.
 
         Raises:
-            GraphError: for values of another length, such as those of a graph that `add_self_loop` has returned.
+            GraphError: for values of another length, for example from a graph that `add_self_loop` returned.
         """
         group, count = self._structure.group, len(self._route.edges)
         with group.guard():
@@ -273,21 +276,21 @@ def _carried(values: Tensor, order: Tensor, counts: list[int], places: Tensor) -
 @uncompiled
 @lasting
 def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEtype = None) -> PairGraph:
-    """Build a graph of the same nodes whose edges are the pairs that all workers pass; a collective call.
+    """Build a graph on the same nodes whose edges are pairs of nodes, from all workers. A collective call.
 
-    It replaces `dgl.graph((src, dst), num_nodes=g.num_nodes())`: set fields in `ndata`, score the pairs with
-    `apply_edges`, or run layers on it. It has no fields at first. Nodes are this worker's, edges are those into them in
-    the visible order; `in_given_order` sends values back to the workers that passed the pairs. Pairs may repeat.
+    It replaces `dgl.graph((src, dst), num_nodes=g.num_nodes())`: set features in `ndata`, score pairs with
+    `apply_edges`, or run layers. The new graph has no features. Each pair becomes an edge on the worker of its
+    destination; `in_given_order` returns edge values in the order of `src` and `dst`.
 
     Args:
         graph: the whole graph.
-        src: global IDs of the pairs' sources on any worker, (K,) int64; may be empty.
-        dst: global IDs of their destinations, (K,).
-        etype: edge type of the pairs: one of the graph, or a new (source type, relation, destination type); may be left
-            out if there is one.
+        src: global IDs of source nodes on any worker, (K,) int64. Pairs may repeat; K may be 0.
+        dst: global IDs of destination nodes, (K,).
+        etype: edge type of the pairs: an existing type, or a new (source type, relation, destination type); optional if
+            the graph has only one.
 
     Raises:
-        GraphError: for a message flow graph, or IDs that are not of nodes of the right type.
+        GraphError: for a message flow graph, or IDs that are not nodes of the right type.
         FieldError: for an unknown type.
     """
     with session.current_group().guard() as group:

@@ -9,7 +9,7 @@ from sar.nn.embedding import DistEmbedding, SparseOptimizer, State
 
 
 class SparseAdam(SparseOptimizer):
-    """Adam for the rows that were used, like `torch.optim.SparseAdam`: moments of other rows do not decay.
+    """Adam for rows that were used, like `torch.optim.SparseAdam`: moments of unused rows do not decay.
 
     Args:
         embeddings: a list of `DistEmbedding`.
@@ -39,12 +39,12 @@ class SparseAdam(SparseOptimizer):
 
 
 class SparseAdagrad(SparseOptimizer):
-    """Adagrad for the rows that were used, like `torch.optim.Adagrad` with sparse gradients.
+    """Adagrad for rows that were used, like `torch.optim.Adagrad` with sparse gradients.
 
     Args:
         embeddings: a list of `DistEmbedding`.
         lr: learning rate. Default 1e-2.
-        lr_decay: decay of the learning rate, which is lr / (1 + (t - 1) lr_decay) in step t. Default 0.
+        lr_decay: the learning rate in step t is lr / (1 + (t - 1) lr_decay). Default 0.
         initial_accumulator_value: initial value of the sums of squares. Default 0.
         eps: added to the square root of the sum. Default 1e-10.
     """

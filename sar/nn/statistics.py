@@ -19,16 +19,16 @@ ROWS_BIT = 3  # first bit of the number of a worker's rows in the flags of `_Nor
 class DistributedBN1D(nn.BatchNorm1d):
     """`torch.nn.BatchNorm1d` over the nodes of all workers.
 
-    y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased variance over all rows of all workers.
-    Workers send (count, mean, sum of squared deviations), which are combined as by Chan, Golub and LeVeque (1983), to
-    avoid cancellation. `running_var` takes the unbiased variance, as in torch. A worker may have no rows.
+    y = (x - mean) / sqrt(var + eps) * weight + bias, with the mean and biased variance over the rows of all workers.
+    Workers exchange (count, mean, sum of squared deviations) and combine them as in Chan, Golub and LeVeque (1983), to
+    avoid cancellation. `running_var` uses the unbiased variance, as in torch. A worker may have no rows.
 
     Args:
         n_feats: F, number of features.
         eps: added to the variance. Default 1e-5.
         affine: learn `weight` and `bias`, (F,) each. Default True.
-        distributed: combine workers; None (default) does so if `initialize_comms` has been called.
-        momentum: share of the new statistics in the running ones; None averages all. Default 0.1.
+        distributed: normalise over all workers. Default None: True if `initialize_comms` has been called.
+        momentum: weight of the new statistics in the running average; None for a cumulative average. Default 0.1.
         track_running_stats: keep running statistics for evaluation. Default True.
     """
 
@@ -49,7 +49,7 @@ class DistributedBN1D(nn.BatchNorm1d):
         self.distributed = distributed
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the rows of this worker; in training a collective call.
+        """Normalise the rows of this worker. A collective call in training mode.
 
         Args:
             x: (N_i, F) floating point.
@@ -58,7 +58,7 @@ class DistributedBN1D(nn.BatchNorm1d):
             (N_i, F).
 
         Raises:
-            GraphError: for another shape, or in training if all workers together have one row or none.
+            GraphError: for another shape, or in training mode if all workers together have fewer than two rows.
         """
         if x.dim() != 2 or x.shape[1] != self.n_feats or not x.is_floating_point():
             raise GraphError(
@@ -146,16 +146,16 @@ class _Normalise(_OverAllWorkers):
 
 @uncompiled
 def global_sum(values: Tensor) -> Tensor:
-    """Sum the workers' tensors, which have equal shapes and dtypes; a collective call.
+    """Sum a tensor over all workers. A collective call.
 
-    The losses of all workers may depend on the sum. Its gradients are summed as well, so each worker's values get the
-    gradient of the sum of all losses.
+    Differentiable: the gradient is summed over workers, so each worker's input receives the gradient of the sum of all
+    workers' losses. Shapes and dtypes are the same on all workers.
     """
     return _GlobalSum(values).apply(values)[0]
 
 
 def global_mean(x: Tensor) -> Tensor:
-    """The mean over the rows of all workers, from (N_i, ...) to (...); otherwise like `global_sum`.
+    """Mean over the rows of all workers, (N_i, ...) to (...). A collective call, differentiable like `global_sum`.
 
     Raises:
         GraphError: for integers, as in torch.
@@ -168,7 +168,7 @@ def global_mean(x: Tensor) -> Tensor:
 
 
 def global_max(x: Tensor) -> Tensor:
-    """The maximum over the rows of all workers, from (N_i, ...) to (...). Equal maxima share the gradient.
+    """Maximum over the rows of all workers, (N_i, ...) to (...). A collective call; equal maxima share the gradient.
 
     As in `torch.amax`, NaN is the greatest value, and makes the gradient NaN.
     """

@@ -1,4 +1,4 @@
-"""The speed of the disk on which spilled tensors would be, for plans."""
+"""Measures the speed of the disk for spilled tensors, for plans."""
 
 import mmap
 import os
@@ -13,14 +13,14 @@ _BLOCK, _FILE = 2**23, 2**28  # bytes of a transfer, and of the file
 
 
 class DiskSpeed(NamedTuple):
-    """Bytes that a disk writes and reads in a second, past the page cache."""
+    """Bytes that a disk writes and reads per second, bypassing the page cache."""
 
     written: float
     read: float
 
     @classmethod
     def measure(cls, folder: Path) -> "DiskSpeed":
-        """Measure it for a second, with a file without a name. Errors are those of `SpillFile`."""
+        """Measure the speed for a second, with an unnamed file. Raises the errors of `SpillFile`."""
         file, block = SpillFile(folder, Disk(0)), mmap.mmap(-1, _BLOCK)
         block.write(os.urandom(_BLOCK))  # some disks compress
         speeds, size = [], _FILE
@@ -32,7 +32,7 @@ class DiskSpeed(NamedTuple):
                     file.transfer(move, memoryview(block), slot.begin + done % size, direct=True)
                     done += _BLOCK
                 speeds.append(done / seconds)
-                size = min(size, done)  # of which there are contents to read
+                size = min(size, done)  # only read what was written
         finally:
             file.close()
         return cls(*speeds)

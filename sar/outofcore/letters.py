@@ -1,7 +1,7 @@
 """Messages between the workers of a process in the spill file of their writer: [Note: rows of the same process].
 
-A thread reads and writes while the worker computes, past the page cache, which could not keep what all workers write.
-Small messages, and file systems without O_DIRECT, go through the cache.
+A thread reads and writes while the worker computes, bypassing the page cache, which is too small for the messages of
+all workers. Small messages, and file systems without O_DIRECT, use the cache.
 """
 
 import os

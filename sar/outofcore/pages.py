@@ -3,16 +3,16 @@
 [Note: memory of the file]
 A tensor that leaves memory keeps its address: its bytes go to a slot, and the slot's pages are mapped in place of the
 allocator's pages (`Pages`). This needs two things. A slot has the same offset to a page boundary as the memory that is
-written to it (`Slot.shift`). And the block has pages of its own, which go back to the system when it is freed. glibc's
+written to it (`Slot.shift`). And the block has separate pages, which return to the system when it is freed. glibc's
 large blocks have such pages with [Note: allocator]; the words in front of a block tell (`has_its_own_pages`).
 
 Other workers may read the slot of a published tensor. From then on the owner's writes go to private pages of the
 process (`Pages.freeze`). The system reports which pages are private, so no write goes unnoticed (`Pages.renew`). A
 process that forks freezes all slots, and uses none of them again, so that neither process sees the other's writes.
 
-Once the files exceed the page cache, all mappings are private, and what comes back is read past the cache into `Memory`
-that the process uses again and again, which takes the place of the slot's pages. With pages of the cache, the system
-took a third of the processor time, to find, clear, map and free them.
+Once the files exceed the page cache, all mappings are private, and returning tensors are read past the cache into
+reusable `Memory`, which replaces the slot's pages. With pages of the cache, the system took a third of the processor
+time, to find, clear, map and free them.
 """
 
 import ctypes
@@ -32,15 +32,15 @@ from sar.outofcore.spill import PAGE, Memory, Slot, SpillFile, Transfer, memory_
 from sar.tensors.views import as_numpy
 
 AT_ONCE: Final = 2**22
-"""Size in bytes up to which a mapping is read whole on first use. The system pages larger ones in on demand."""
+"""Size in bytes up to which a mapping is read completely on first use. Larger ones are paged in on demand."""
 READ_PAST_CACHE = 2**20
-"""Bytes of a tensor from which it comes back past the page cache."""
+"""Minimum size in bytes of tensors that are read back past the page cache."""
 _MADV_RANDOM, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 1, 22, 23  # from linux/mman.h
 _IS_MMAPPED = 2  # from glibc's malloc.c
 _OWN_PAGES: Final = {2, 4, 6}
 """Values of bits 61 to 63 in Linux's pagemap for private pages: in memory and not of a file, or swapped out."""
 _SEES_WRITES: Final = os.access("/proc/self/pagemap", os.R_OK)
-"""Whether the system tells which pages are private. Without that, all that comes back would be written again."""
+"""Whether the system reports private pages. Otherwise every tensor that was read back is written again."""
 _Address, _Size = ctypes.c_void_p, ctypes.c_size_t
 _libc: Final = ctypes.CDLL(None)
 
@@ -177,7 +177,7 @@ class TrackedStorage:
 
 
 class Mapping(Pages):
-    """A mapping of a slot at an address of its own. Tensors in it keep it alive. It is read through the page cache."""
+    """A mapping of a slot at a separate address. Tensors in it keep it alive. It is read through the page cache."""
 
     _past_cache = False
 
@@ -222,7 +222,7 @@ class Published(SharedTensor):
 
     @classmethod
     def of(cls, slot: Slot, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> "Published":
-        """A tensor of the slot's bytes in a mapping of its own, which is not prefetched whole."""
+        """A tensor of the slot's bytes in a separate mapping, which is not prefetched as a whole."""
         mapping = Mapping(slot, begin)
         mapping.visit_rows()
         return cls(mapping.tensor(shape, dtype), slot, begin)
@@ -247,7 +247,7 @@ def can_leave(storage: torch.UntypedStorage) -> bool:
 
 
 def forget_zeros(address: int, nbytes: int) -> bool:
-    """Return the pages of memory that is all zeros to the system, which gives zeros again; False if it is not."""
+    """Return pages of memory that is all zeros to the system, which provides zeros again; False for other contents."""
     first, last = ctypes.c_char.from_address(address), address + nbytes - 1
     if first.value != b"\0" or _libc.memcmp(_Address(address), _Address(address + 1), _Size(last - address)):
         return False
@@ -256,6 +256,6 @@ def forget_zeros(address: int, nbytes: int) -> bool:
 
 
 def has_its_own_pages(address: int) -> bool:
-    """Whether a block of glibc's has a mapping of its own, by the two words in front of it (see glibc's malloc.c)."""
+    """Whether a block of glibc has a separate mapping, by the two words in front of it (see glibc's malloc.c)."""
     before, size = (_Size * 2).from_address(address - 16)
     return bool(size & _IS_MMAPPED) and not (address - 16 - before) % PAGE and not (before + (size & ~7)) % PAGE

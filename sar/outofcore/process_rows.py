@@ -1,21 +1,21 @@
-"""The rows of the workers of one process in an exchange: how they are read, sent, and get their gradients.
+"""The rows of the workers of one process in an exchange: reading, sending, and returning gradients.
 
 [Note: rows of the same process]
-The workers of one process (`Transport.local_peers`) have their turns one after the other. In its turn, a worker goes
-through the rows of its process's other workers, and after that through those of other processes as they arrive. In that
-turn the process sends rows of all its workers, to the workers of other processes that have their turn, too. Gradients
-are added in the same order in each epoch, to the last bit. Rows are at hand in one of two ways:
+The workers of one process (`Transport.local_peers`) take turns. In its turn, a worker processes the rows of the other
+workers in its process, and then those of other processes as they arrive. During this turn the process sends rows of all
+its workers to the current workers of other processes. Gradients are added in the same order in each epoch, so sums are
+bitwise equal. Rows are available in one of two ways:
 
-`RowsInPlace`: all workers let the others read their rows, and add to the totals of gradients, at one meeting. A second
+`RowsInPlace`: at one meeting, all workers let the others read their rows and add to the totals of gradients. A second
 meeting ends an exchange that returns gradients, because only then a total is complete. With copies, training GAT in 8
-partitions took 1.3 times the processor time. So this is the way if the rows of all workers fit into memory, and if the
+partitions took 1.3 times the processor time. So we use this if the rows of all workers fit into memory, and if the
 caller can read them by index (`LocalFields`).
 
-`RowsInLetters`: otherwise, each worker writes for each reader the rows that this one needs, in order, before the first
-meeting, and reads what it needs itself, tile by tile. Gradients return likewise, and each worker adds up its own after
-the second meeting. A fifth of the rows, read in place, lies on two thirds of a file's pages, and each reader would read
-these again. Letters are messages as between processes, so results equal those of as many processes. If a backward
-fetches the rows again, letters in files stay until then, which saves writing them, and a meeting.
+`RowsInLetters`: otherwise, before the first meeting, each worker writes the rows that each reader needs, in order, and
+readers read them tile by tile. Gradients return in the same way, and each worker sums its own after the second meeting.
+A fifth of the rows, read in place, lies on two thirds of a file's pages, which every reader would read again. Letters
+are like messages between processes, so results equal those of separate processes. If a backward fetches the rows again,
+letters in files are kept until then, which saves writing them, and a meeting.
 """
 
 import mmap
@@ -32,18 +32,18 @@ from sar.comm.tiles import ExchangeSpec, HaloSlice, LocalFields, OwnRows, Tile
 from sar.tensors.spillable import at_hand
 
 BLOCK: Final = mmap.PAGESIZE
-"""Bytes of which buffers of letters are multiples, as transfers without the page cache require."""
+"""Sizes of letter buffers are multiples of this, as transfers without the page cache require."""
 
 
 class Done:
-    """Work that is done."""
+    """Completed work."""
 
     def wait(self) -> None:
         """Return at once."""
 
 
 class Letters:
-    """Messages that a worker leaves for others of its process, by any key; here in memory, else in a file.
+    """Messages for other workers of the same process, by any key. This class keeps them in memory.
 
     Args:
         sizes: bytes of each message.
@@ -67,9 +67,9 @@ class Letters:
 
 
 MakeLetters = Callable[[Mapping[Any, int]], Letters]
-"""Makes room for messages of these sizes in bytes, by key."""
+"""Creates space for messages of these sizes in bytes, by key."""
 ContentsOf = Callable[[Sequence[Tensor]], Any]
-"""A value that equals the one of before if the tensors have not changed; None if that is not known."""
+"""A value that does not change while the tensors do not change; None if unknown."""
 
 
 def rows_of_process(spec: ExchangeSpec, make_letters: MakeLetters, contents_of: ContentsOf) -> OwnRows:
@@ -187,7 +187,7 @@ class RowsInLetters(OwnRows):
                 self._pool.give(buffer)
 
     def _write_rows(self, out: RowFormat) -> Letters:
-        """The rows that each other worker reads. They are written anew only if they have changed."""
+        """Write the rows that each other worker reads, if they have changed."""
         me, others = self._group.rank, range(self._group.world_size)
         pairs = [(me, reader) for reader in others if reader != me]
         key = tuple(out.fields), self._layout.local_rows, self._layout.tile_rows
@@ -202,7 +202,7 @@ class RowsInLetters(OwnRows):
                 self._start_writing(letters, halo, message)
         self._finish_writing(0)
         if version is not None:
-            self._plan.letters.clear()  # rows of before that did not change either
+            self._plan.letters.clear()  # earlier letters of unchanged rows
             self._plan.letters[key] = version, letters
         return letters
 

@@ -1,4 +1,4 @@
-"""Says how far the workers of a process are: lines until the first gradients are summed, or a bar on a terminal."""
+"""Shows the progress of workers in a process: lines until the first gradients are summed, or a bar on a terminal."""
 
 import re
 import sys
@@ -13,17 +13,17 @@ _CLEAR = "\r\x1b[K"  # the terminal's line
 
 
 class Progress:
-    """Counts the workers that have gone on from the latest meeting. Silent if not `shown`."""
+    """Counts the workers that have continued after the latest meeting. Silent if not `shown`."""
 
     def __init__(self, size: int, *, shown: bool) -> None:
         self._size, self._shown, self._bar = size, shown, sys.stderr.isatty()
         self._meeting = self._count = 0
         self._call, self._doing, self._module = "", "loading", ""
-        self._modules: dict[int, str] = {}  # those of calls in the forward, by the calls' numbers, for the backward
+        self._modules: dict[int, str] = {}  # modules of calls in the forward, by number of the call, for the backward
         self._told_at = time.monotonic()
 
     def goes_on(self, meeting: int, call: str = "", number: int = 0, step: str = "") -> None:
-        """A worker begins, or goes on after a meeting of a call with this number; `step` is of a layer's call."""
+        """Called when a worker begins, or continues after a meeting of a call with this number."""
         if not self._shown:
             return
         if meeting != self._meeting:

@@ -4,31 +4,30 @@
 A dispatch mode in each worker's thread sees the results of torch's operations there. It keeps a weak reference to every
 storage of `LEAST_BYTES` and more. When the turn passes, the spill file's pages take the place of their pages ([Note:
 memory of the file]). Addresses and contents stay the same for every reader and writer: autograd, other threads, C++
-extensions, numpy, `torch.save`. Storages that the mode does not see, or that have no pages of their own, stay in
-memory; this costs memory and nothing else. The first operation of a turn that uses a storage has the system read all of
-it at once.
+extensions, numpy, `torch.save`. Storages that the mode does not see, or that have no separate pages, stay in
+memory, which only costs memory. The first operation of a turn that uses a storage makes the system read all of it.
 
-A thread writes what leaves, while the next worker has its turn. Once the files exceed the page cache, tensors are
-written and read past it, and pages of features and structure are dropped from it. The next worker's tensors are read
-ahead: those with the numbers that the worker before has used in the same turn, as all run the same script.
+A thread writes leaving tensors during the next worker's turn. Once the files exceed the page cache, tensors are
+written and read past it, and pages of features and structure are dropped from it. The next worker's tensors are
+prefetched: those with the numbers that the previous worker used in this turn, because all run the same script.
 
 Hooks on the tensors that autograd saves would not be enough: while a call's backward waits, autograd holds the gradient
 of another branch, such as `fc_self` of SAGEConv, and only a mode sees it. With hooks, SAGE in 8 partitions took 1/4.6
 of the memory of all partitions at once; with the mode it takes 1/13.
 
 [Note: budget]
-SAR_MEMORY limits what the processes of a machine take: memory of their own, and pages of files. A quarter of what is
-left at the start is for rows that all workers read in place. The page cache may hold thrice that of the files, or half
-of what the largest partition so far leaves of the budget. The process's own memory is compared with the budget by
-operations that make a large tensor, and at the end of a turn. If a partition needs more, although all that has left
-memory is written and nothing is read ahead, its worker raises an error.
+SAR_MEMORY limits the processes of a machine: their own memory, and pages of files. A quarter of the memory that is
+available at the start is for rows that all workers read in place. The page cache may hold three times that much of the
+files, or half of the budget that the largest partition so far leaves. The process's own memory is compared with the
+budget by operations that create a large tensor, and at the end of a turn. If a partition needs more, although all
+leaving tensors are written and nothing is prefetched, its worker raises an error.
 
 [Note: tensors in files]
 A worker copies features and other data of its partition slice by slice to a slot of its spill file, and maps the slot:
 the system keeps as much of it in memory as there is room for. The partition's own files could not be mapped: an array
-of DGL's begins right after its name, and numerical code needs aligned addresses. The structure of graphs goes there,
-too. Small pieces, such as the edges between each two of p partitions, share a slot. Such a tensor is published without
-a copy: it is frozen, so that later writes go to another slot and other workers still read the published contents.
+of DGL's begins right after its name, and numerical code needs aligned addresses. The structure of graphs is also stored
+there. Small pieces, such as the edges between two of p partitions, share a slot. Such a tensor is published without
+a copy: it is frozen, so later writes go to another slot and other workers still read the published contents.
 """
 
 import ctypes
@@ -159,7 +158,7 @@ class Residency(TorchDispatchMode):
         if tracked is not None and tracked.away:
             if isinstance(tracked, TrackedStorage):
                 if tracked.pages is not None and not tracked.pages.read_ahead():
-                    for used in self._used:  # memory of those that are freed is free for others
+                    for used in self._used:  # reuse the memory of freed ones
                         used.storage()
                 self._used.append(tracked)
             else:
@@ -168,7 +167,7 @@ class Residency(TorchDispatchMode):
         return key
 
     def _keep_budget(self, untouched: int = 0) -> None:
-        """Raise a ConfigError if memory, with bytes that are not there yet, is above the budget: [Note: budget]."""
+        """Raise a ConfigError if memory, plus bytes to be allocated, exceeds the budget: [Note: budget]."""
         disk = self.file.disk
         if disk.limit == float("inf"):
             return
@@ -221,7 +220,7 @@ class Residency(TorchDispatchMode):
                 mapping.away = True
             if exceeds and (mapping.slot.nbytes > AT_ONCE or disk.prefetched > disk.room / 2):
                 mapping.drop()
-        if sum(storage.nbytes() for _, storage, _ in new) > self.at_hand:  # too much to keep beside the next worker's
+        if sum(storage.nbytes() for _, storage, _ in new) > self.at_hand:  # too much in addition to the next worker's
             _write_out(new)
         if disk.limit < float("inf"):  # keep no more than one worker's tensors and pages that are not written
             _wait_for_writes()
@@ -233,13 +232,13 @@ class Residency(TorchDispatchMode):
         self._used_in_file = set()
 
     def arrive(self) -> None:
-        """Begin a turn: all that has left memory is written."""
+        """Begin a turn: wait until leaving tensors are written."""
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
             leaving.wait()
 
     def prefetch(self, turn: int) -> None:
-        """Read in the background what the worker before has used in the same turn."""
+        """Read in the background the tensors that the previous worker used in this turn."""
         disk = self.file.disk
         of, numbers, in_file = disk.latest
         if of != turn or not disk.exceeds_cache or (self._leaving is not None and not self._leaving.future.done()):
@@ -318,13 +317,13 @@ class Residency(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():  # operations on so small tensors take less than tracking them
             if nbytes > len(self._room):
                 self._room = self.empty((SHARED_SLOT,), torch.uint8)
-            place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # with a version counter of its own
+            place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # with a separate version counter
             self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
             return place.copy_(tensor)
 
 
 def over_budget(limit: float, missing: float) -> ConfigError:
-    """The error for a process that may take `limit` bytes, and needs `missing` more."""
+    """The error for a process with a limit of `limit` bytes that needs `missing` more."""
     return ConfigError(
         f"A worker needs {(limit + missing) / 1e6:,.0f} MB at once so far, {missing / 1e6:,.0f} MB more than the "
         f"{max(limit, 0) / 1e6:,.0f} MB that --memory (SAR_MEMORY) leaves its process. Divide the graph into more "
@@ -342,7 +341,7 @@ def _begin(tensor: Tensor, begin: int) -> int:
 
 
 def _wait_for_writes() -> None:
-    """Wait until what has left memory is written."""
+    """Wait until leaving tensors are written."""
     wait([each._leaving.future for each in _all if each._leaving is not None], Config.timeout)
 
 

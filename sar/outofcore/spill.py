@@ -1,12 +1,12 @@
 """The spill file of one worker, which holds its tensors while other workers have their turns.
 
 [Note: spill file]
-The file has no name, so it goes with the process, however that ends. A slot is a range of the file. It is freed with
-its last reference and then used again. Slots are written once: a change of a tensor takes a new slot, so that other
-workers can go on reading the published one. Space is reserved when the file grows, so that a full disk raises an error
-there, instead of a signal when mapped memory is written.
+The file has no name, so it disappears with the process, however it ends. A slot is a range of the file. It is freed
+with its last reference and then reused. Slots are written once: a changed tensor takes a new slot, and other workers
+can still read the published one. Space is reserved when the file grows, so a full disk raises an error at this point,
+instead of a signal when mapped memory is written.
 
-Small transfers and mappings go through the page cache. Once the files exceed it, large transfers go past it.
+Small transfers and mappings use the page cache. Once the files exceed it, large transfers bypass it.
 """
 
 import ctypes
@@ -29,11 +29,11 @@ from sar.errors import ConfigError, SpillError
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 CACHED = 3
-"""Multiple of the bytes at hand up to which the page cache holds the spill files; else they go past it."""
+"""Size of the spill files, in multiples of `at_hand`, up to which they use the page cache."""
 POOLED = 1
-"""Multiple of the bytes at hand that the pool has for tensors that come back past the page cache."""
+"""Size of the pool for tensors that are read past the page cache, in multiples of `at_hand`."""
 SPARE = 0.25
-"""Space of free slots that is kept on the disk, beside that of slots in use at most; taking space anew takes time."""
+"""Space of free slots to keep on disk, relative to the maximum in use, because reserving space again takes time."""
 READ_AHEAD: Final = 2**17
 """Bytes that Linux reads at least for one request. With some disks' settings it ignores the rest of a longer one."""
 _KEPT_IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
@@ -47,11 +47,11 @@ _libc.mmap.restype = _Address
 
 
 class Disk:
-    """What the spill files of a process share: threads that read and write, and how much the page cache can hold.
+    """Shared state of a process's spill files: threads that read and write, and the capacity of the page cache.
 
     Args:
-        at_hand: bytes that rows read by all partitions may take.
-        limit: bytes that the process may take.
+        at_hand: limit in bytes for rows that all partitions read.
+        limit: limit in bytes for the process.
     """
 
     def __init__(self, at_hand: float, limit: float = float("inf")) -> None:
@@ -167,8 +167,8 @@ class SpillFile:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return SpillError(f"The file of spilled tensors in {self.folder} cannot be read or written: {error}.")
         return SpillError(
-            f"There is no room in {self.folder} for {more / 1e6:,.1f} MB of spilled tensors beside the "
-            f"{self.disk.space / 1e6:,.1f} MB that are there ({error.strerror}). Name a folder on a larger disk."
+            f"There is no space in {self.folder} for {more / 1e6:,.1f} MB of spilled tensors in addition to the "
+            f"present {self.disk.space / 1e6:,.1f} MB ({error.strerror}). Choose a folder on a larger disk."
         )
 
     def start(self, work: Callable[..., None], *args: Any) -> Transfer:
@@ -194,7 +194,7 @@ class SpillFile:
             raise self.failed(error) from error
 
     def forget(self) -> None:
-        """Take the file's pages out of the page cache, but for those that are mapped and in use."""
+        """Remove the file's pages from the page cache, except mapped pages in use."""
         # Pages that are not written yet would stay. `fdatasync` would also flush the disk's own cache.
         _libc.sync_file_range(self.fd, _Offset(0), _Offset(0), _WRITE_AND_WAIT)
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -6,9 +6,8 @@ n-th of every other. The last worker to arrive runs the part that involves other
 memory. At its next meeting the turn passes to the next worker, in the order of ranks, whose meeting is complete.
 
 An error ends the meeting in which others wait. The turn still passes: each worker, in its turn, raises the error from
-that meeting, or from its next one. If all workers catch it, they may `rejoin`, unless a worker has ended. If a worker
-returns while others wait for it, that is an error, too. Only Ctrl-C and a worker that is stuck in its turn end all at
-once.
+that meeting, or from its next one. If all workers catch it, they may `rejoin`, unless a worker has ended. It is also an
+error if a worker returns while others wait for it. Only Ctrl-C and a worker that is stuck in its turn end all at once.
 
 A thread that gets the turn wakes up on the processor of the thread before it: until it is awake, its affinity allows no
 other. The system would choose an idle processor, whose caches are cold, and every processor that a process has used
@@ -132,7 +131,7 @@ class Turns:
             finish: called by the last worker to arrive, with the contributions of all, by rank.
             leave: called before the turn passes.
             afresh: if True, the turn begins with worker 0. Otherwise it stays with the last worker to arrive, which may
-                be another one in another process.
+                differ between processes.
         """
         self._check(who)
         self._number[who] += 1

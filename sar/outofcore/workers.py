@@ -8,8 +8,8 @@ In these threads `initialize_comms` is already set up and returns. So the lines 
 [Note: watching turns]
 The main thread waits for the workers. If no turn passes and the process does not compute, it reports this after
 `STALL_SECONDS`, with the stack of every worker: most likely one waits for a lock that another holds across a
-distributed call. It ends them after half of `Config.timeout`, before other processes give this one up, and on Ctrl-C. A
-thread that does not end then is left behind with the process.
+distributed call. It ends them after half of `Config.timeout`, before other processes give up, and on Ctrl-C. Threads
+that do not end are abandoned with the process.
 """
 
 import ctypes
@@ -51,9 +51,9 @@ POLL_SECONDS = 0.1
 STALL_SECONDS = 30.0
 """Seconds without a turn after which a stall is reported for the first time, and again each time it has doubled."""
 AT_HAND = 0.25
-"""Share of the memory available before the first turn that rows read by all partitions may take."""
+"""Fraction of the memory available before the first turn, for rows that all partitions read."""
 OWN = 15 / 16
-"""Share of a budget for the processes' own memory; the rest is for pages of files that are in use."""
+"""Fraction of a budget for the processes' own memory; the rest is for pages of files in use."""
 GRACE = 10.0
 """Seconds that the workers have to end after an error."""
 BUSY = 0.05
@@ -65,7 +65,7 @@ class Wanted(NamedTuple):
 
     parts: int  # partitions of the graph; a process has one in memory at a time
     folder: Path  # folder of the spill files
-    memory: int | None = None  # bytes that the processes of this machine may take together; None: all that there is
+    memory: int | None = None  # limit in bytes for all processes of this machine; None: all available memory
 
 
 def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Wanted | None:
@@ -103,34 +103,34 @@ def initialize_comms(
     *,
     group: "dist.ProcessGroup | DeviceMesh | None" = None,
 ) -> None:
-    """Connect this worker to all others; uses the process group of `torch.distributed` if there is one already.
+    """Connect this worker to all others. Uses the process group of `torch.distributed` if it exists.
 
-    Under torchrun, Slurm or MPI everything can be left out. Without a launcher and without arguments, this worker is
-    the only one and has all partitions of a directory. If the environment variable SAR_SOCKET_NAME is set, it names the
-    network interface. `Config.allocator` selects the settings of glibc's allocator. A second call only checks that it
-    asks for the same. If SAR_RESIDENT asks for several workers in this process, the script runs again for each of them,
-    and this call does not return.
+    Under torchrun, Slurm or MPI no arguments are needed. Without a launcher and without arguments, this is the only
+    worker, with all partitions of a directory. The environment variable SAR_SOCKET_NAME selects the network interface.
+    `Config.allocator` selects the settings of glibc's allocator. Further calls only check that their arguments are
+    consistent. If SAR_RESIDENT requests several workers in this process, the script runs again for each of them, and
+    this call does not return.
 
     Args:
-        _rank: this worker, 0 to `_world_size` - 1.
-        _world_size: number of workers; partitions may be more or fewer.
+        _rank: rank of this worker, 0 to `_world_size` - 1.
+        _world_size: number of workers, which may differ from the number of partitions.
         master_ip_address: address or host name of worker 0.
-        backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker); `mpi` and `ccl` are
-            passed to `torch.distributed` (untested), and sar itself then talks over gloo.
-        _comm_device: device of the tensors that travel. The default is the CPU; with nccl it is a CUDA device for each
-            process, by the launcher's local rank. That device becomes the current one, so "cuda" means it afterwards.
-        master_port_number: TCP port of worker 0. The port that `nfs_ip_init` has announced takes precedence, and a
-            launcher's MASTER_PORT over the default.
-        group: the processes that share a graph, if they are not all: a process group of `torch.distributed` that this
-            process is in, or a `DeviceMesh` with one dimension, such as `mesh["graph"]`. They are all workers then, for
-            `rank`, sums, checkpoints and errors.
+        backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker). `mpi` and `ccl` are
+            passed to `torch.distributed` (untested), and sar itself then uses gloo.
+        _comm_device: device of tensors that are sent. Default: the CPU, or with nccl one CUDA device per process, by
+            the launcher's local rank, which also becomes the current device.
+        master_port_number: TCP port of worker 0. A port announced by `nfs_ip_init` takes precedence, and a launcher's
+            MASTER_PORT replaces the default.
+        group: the workers of this graph, if not all: a process group of `torch.distributed` that contains this process,
+            or a `DeviceMesh` with one dimension, such as `mesh["graph"]`. `rank`, sums, checkpoints and errors are then
+            limited to this group.
 
     Raises:
-        ConfigError: if arguments are missing or contradict each other or the existing process group, or if this process
-            is not in `group`.
-        CommunicationError: if the workers cannot be reached within `Config.timeout`, or belong to another job: see
+        ConfigError: arguments are missing, contradict each other or the existing process group, or this process is
+            not in `group`.
+        CommunicationError: workers cannot be reached within `Config.timeout`, or belong to another job: see
             [Note: one job].
-        DisagreementError: if the workers have different backends, or different versions of sar, torch or DGL.
+        DisagreementError: workers have different backends, or different versions of sar, torch or DGL.
     """
     asked = None if session.is_initialized() else wanted()
     if asked is not None and threading.current_thread() is not threading.main_thread():
@@ -194,7 +194,7 @@ def run_in_turns(
     """Run `work(place)` as `size` workers of this process, and return the threads with their results and failures.
 
     `size` is V, the same in all processes. `folder` is for tensors out of memory; None keeps all tensors in memory.
-    `memory` is the budget of this machine's processes together, see [Note: budget]; None: what is available.
+    `memory` is the budget of all processes of this machine, see [Note: budget]; None: all available memory.
     """
     process = session.current_group()
     if process.device.type != "cpu":
@@ -282,7 +282,7 @@ class WorkerThreads:
     def run(self, others_work: Callable[[], bool] = lambda: False) -> None:
         """Run all workers to their end: see [Note: watching turns].
 
-        `others_work` returns whether this process waits for another process, which is not a stall of its own.
+        `others_work` returns whether this process waits for another process, which does not count as a stall.
         """
         self.results = [None] * self.turns.size
         for place in range(self.turns.size):

@@ -1,6 +1,6 @@
-"""A graph that may be larger than memory: edges that are read in chunks, and columns of which slices are read.
+"""A graph that may be larger than memory: edges and columns that are read in slices.
 
-Readers of files make a `GraphSource`; methods and the writer take it. Nothing here loads a whole graph.
+File readers create a `GraphSource`; methods and the writer read it. No function here loads a whole graph.
 """
 
 import time
@@ -23,13 +23,13 @@ ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
 """The types of a homogeneous graph, as DGL names them."""
 
 LOG_SECONDS = 10.0
-"""Seconds between two lines of the log about one stage."""
+"""Seconds between two log lines about a stage."""
 Progress = Callable[[str, float], None]
-"""Called now and then with the present stage and the share of it that is done, 0 to 1."""
+"""Called periodically with the current stage and its completed fraction, 0 to 1."""
 
 
 def logged_stages() -> Progress:
-    """Tells the log of each stage when it begins, and of its progress every `LOG_SECONDS`."""
+    """Log the beginning of each stage, and its progress every `LOG_SECONDS`."""
     stage, told_at = "", 0.0
 
     def log(doing: str, share: float) -> None:
@@ -52,15 +52,15 @@ def index_dtype(largest: int) -> np.dtype[Any]:
 
 
 def first_outside(ids: Array, num_nodes: int) -> int | None:
-    """The place of the first ID, of (n,) int64, that is no node; None if all are from 0 to N - 1."""
-    unsigned = ids.view(np.uint64)  # a negative number is a large one without its sign
+    """The index of the first ID, of (n,) int64, that is not a node; None if all are from 0 to N - 1."""
+    unsigned = ids.view(np.uint64)  # negative numbers become large
     return int(np.argmax(unsigned >= num_nodes)) if ids.size and int(unsigned.max()) >= num_nodes else None
 
 
 def find_outside(src: Array, dst: Array, num_nodes: tuple[int, int]) -> tuple[int, str] | None:
-    """The place of the first edge, of (n,) int64 each, that ends at no node, and the problem; None if all end at nodes.
+    """The index of the first edge, of (n,) int64 each, with an end that is not a node, and the problem; or None.
 
-    `num_nodes` are those of the source and the destination type.
+    `num_nodes` counts nodes of the source and the destination type.
     """
     found: list[tuple[int, str]] = []
     for end, ids, count in zip(("source", "destination"), (src, dst), num_nodes, strict=True):
@@ -72,7 +72,7 @@ def find_outside(src: Array, dst: Array, num_nodes: tuple[int, int]) -> tuple[in
 
 
 def check_parts(part_of: Array, num_nodes: int, num_parts: int, whose: str) -> None:
-    """Raise `ConfigError`, which names the assignment, unless it has a part from 0 to P - 1 for each node."""
+    """Raise `ConfigError`, which names the assignment, unless it has one part from 0 to P - 1 per node."""
     if part_of.shape != (num_nodes,) or part_of.dtype.kind not in "iu":
         found = f"shape {part_of.shape} and type {part_of.dtype}"
         raise ConfigError(f"{whose} has {found}; expected ({num_nodes},) integers, a part for each node.")
@@ -82,7 +82,7 @@ def check_parts(part_of: Array, num_nodes: int, num_parts: int, whose: str) -> N
 
 
 class EdgeSource(Protocol):
-    """The edges of one type, E_r of them, in their original order, of which slices can be read again and again."""
+    """The E_r edges of one type in their original order, to be read repeatedly in slices."""
 
     @property
     def num_edges(self) -> int: ...
@@ -90,23 +90,23 @@ class EdgeSource(Protocol):
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
         """Sources and destinations of edges `start` to `stop` - 1: IDs within their types, contiguous int64.
 
-        They are not to be changed in place. Always int64, whatever the file holds: in a slice the conversion costs less
-        than reading, and IDs of 32 bits would overflow unseen if they are added or multiplied.
+        Callers must not change them in place. They are int64 for any file: converting a slice costs less than reading
+        it, and sums and products of 32-bit IDs could overflow silently.
         """
         ...
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """All edges, at most `rows` at a time, as `read` gives them."""
+        """All edges, at most `rows` at a time, as from `read`."""
         for start in range(0, self.num_edges, rows):
             yield self.read(start, min(start + rows, self.num_edges))
 
     def describe(self, row: int, problem: str) -> str:
-        """For errors: where an edge is, and what is wrong with it."""
+        """Describe the location of an edge and its problem, for errors."""
         return f"row {row} (from 0): {problem}"
 
 
 class Column(Protocol):
-    """A field of nodes or edges with a row for each, (rows, ...); `numpy.ndarray` and `numpy.memmap` are columns."""
+    """A field with one row per node or edge, (rows, ...), such as a `numpy.ndarray` or `numpy.memmap`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -120,7 +120,7 @@ class Column(Protocol):
 
 
 def parts_of_slice(lengths: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """The rows of parts, one after the other, that a slice of all rows has: number of the part, first and last + 1."""
+    """Split a slice of concatenated parts: yield the number of each part, and its first row and last row + 1."""
     first = 0
     for number, length in enumerate(lengths):
         low, high = max(start - first, 0), min(stop - first, length)
@@ -131,7 +131,7 @@ def parts_of_slice(lengths: Sequence[int], start: int, stop: int) -> Iterator[tu
 
 @dataclass(frozen=True)
 class JoinedColumn:
-    """Columns of the same dtype and row shape, one after the other: (sum of rows, ...)."""
+    """Concatenated columns of the same dtype and row shape: (sum of rows, ...)."""
 
     parts: Sequence[Column]
 
@@ -168,7 +168,7 @@ class ArrayEdges(EdgeSource):
 
 @dataclass(frozen=True)
 class _CheckedEdges(EdgeSource):
-    """Edges whose ends are nodes, else reading them raises `PartitionError`: compiled loops rely on that."""
+    """Edges whose ends are checked when they are read, because compiled loops rely on valid IDs."""
 
     edges: EdgeSource
     num_nodes: tuple[int, int]  # of the source and the destination type
@@ -187,14 +187,14 @@ class _CheckedEdges(EdgeSource):
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A directed graph, of one or several types, with fields. Types are numbered in their order here."""
+    """A directed graph with one or several types, and fields. Types are numbered in the order of the mappings."""
 
     num_nodes: Mapping[str, int]  # N_t by node type
-    edges: Mapping[CanonicalEtype, EdgeSource]  # by (source type, relation, destination type); whoever reads them
-    # relies on their ends being nodes, which is checked as they are read
+    edges: Mapping[CanonicalEtype, EdgeSource]  # by (source type, relation, destination type); ends are checked when
+    # they are read, because readers rely on them
     node_data: Mapping[str, Mapping[str, Column]]  # by node type, then name: columns of N_t rows
-    edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]  # likewise of E_r rows, in the order of the edges
-    name: str = ""  # of the graph, if its files have one
+    edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]  # by edge type, then name: E_r rows in the order of edges
+    name: str = ""  # name of the graph in its files, if any
     notes: Sequence[str] = ()  # remarks for the user on how the graph was read
 
     def __post_init__(self) -> None:
@@ -207,26 +207,26 @@ class GraphSource:
 
     @classmethod
     def homogeneous(cls, src: Column, dst: Column, num_nodes: int, node_data: Mapping[str, Column]) -> "GraphSource":
-        """A graph of one node type and one edge type, with the edges' ends, (E,) integers each."""
+        """Create a graph of one node type and one edge type from sources and destinations, (E,) integers each."""
         return cls({ONLY_TYPE[0]: num_nodes}, {ONLY_TYPE: ArrayEdges(src, dst)}, {ONLY_TYPE[0]: node_data}, {})
 
     @cached_property
     def first_node(self) -> dict[str, int]:
-        """By node type the number of its first node, with nodes numbered type after type."""
+        """The number of the first node of each type, with nodes in order of types."""
         ends = np.cumsum([0, *self.num_nodes.values()]).tolist()
         return dict(zip(self.num_nodes, ends, strict=False))
 
     def nodes_of(self, ntype: str) -> slice:
-        """The slice of the nodes of a type among those of all types."""
+        """The slice of the nodes of a type among all nodes."""
         first = self.first_node[ntype]
         return slice(first, first + self.num_nodes[ntype])
 
     def by_type(self, values: Array) -> dict[str, Array]:
-        """Values of all nodes, (N,), by the nodes' type."""
+        """Split values of all nodes, (N,), by node type."""
         return {ntype: values[self.nodes_of(ntype)] for ntype in self.num_nodes}
 
     def by_destination(self, values: Array) -> dict[CanonicalEtype, Array]:
-        """The value of each edge's destination, by edge type; `values` of all nodes, (N,)."""
+        """The value of each edge's destination, by edge type, from `values` of all nodes, (N,)."""
         of_type = self.by_type(values)
         return {
             etype: np.concatenate([values[:0], *(of_type[etype[2]][dst] for _, dst in edges.chunks())])
@@ -242,14 +242,14 @@ class GraphSource:
         return sum(edges.num_edges for edges in self.edges.values())
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """Sources and destinations of all edges, type after type, with nodes numbered likewise; as in `EdgeSource`."""
+        """Sources and destinations of all edges as in `EdgeSource`, type by type, with nodes in order of types."""
         for etype, edges in self.edges.items():
             first, other = self.first_node[etype[0]], self.first_node[etype[2]]
             for src, dst in edges.chunks(rows):
                 yield src + first if first else src, dst + other if other else dst  # adding 0 would copy
 
     def ends(self) -> tuple[Array, Array]:
-        """Sources and destinations of all edges, (E,) int64 each, in memory; otherwise as `chunks`."""
+        """Sources and destinations of all edges in memory, (E,) int64 each, in the order of `chunks`."""
         pieces = [(np.empty(0, np.int64), np.empty(0, np.int64)), *self.chunks()]
         src, dst = (np.concatenate(ids) for ids in zip(*pieces, strict=True))
         return src, dst

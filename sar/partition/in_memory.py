@@ -1,4 +1,4 @@
-"""Divide a graph that is in memory, in one call: `dgl.distributed.partition_graph` with sar's methods and writer."""
+"""Partitions a graph in memory: `dgl.distributed.partition_graph` with sar's methods and writer."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -50,43 +50,42 @@ def partition_graph(
     split_idx: Mapping[str, Any] | None = None,
     allow_nan: bool = False,
 ) -> Mapped | None:
-    """Divide a graph in memory into parts, as `dgl.distributed.partition_graph` does, which has the same arguments.
+    """Partition a graph in memory, like `dgl.distributed.partition_graph`, with the same arguments.
 
-    After `sar.initialize_comms` all workers call this together. Worker 0 does the work, and the others wait for it, up
-    to `sar.Config.timeout` seconds. A part may be without nodes or edges of some type, or of any. The graph is not
-    changed.
+    After `sar.initialize_comms` all workers call this together. Worker 0 does the work, and the others wait for up to
+    `sar.Config.timeout` seconds. Parts may lack some or all types of nodes or edges. The graph is not changed.
 
     Args:
-        g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric (with `edge_index` or, as `T.ToSparseTensor`
-            leaves it, `adj_t`), or what `sar.open_graph` returns.
-        graph_name: the directory gets `graph_name.json`.
+        g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric (with `edge_index` or `adj_t`), or the result of
+            `sar.open_graph`.
+        graph_name: name of the JSON file, `graph_name.json`.
         num_parts: P, from 1 to the number of nodes.
-        out_path: directory to make; an empty one is replaced, one with something in it refused.
-        num_hops: hops of the halo, from 1 on, as in `sar.write_partitions`.
-        part_method: `metis`, `random`, or another method that `sar partition --help` lists.
-        balance_ntypes: the kind of each node, an integer; parts get equally many nodes of each kind: (N,), with
-            several node types in their order; or by node type (N_t,); the other types are one kind each.
-        balance_edges: balance in-edges too, of each edge type and, with `balance_ntypes`, into each kind of nodes. The
-            name of an edge field, such as `train_mask`, balances its sums over in-edges.
-        return_mapping: return original IDs.
-        num_trainers_per_machine: T: nodes are assigned to P T trainers, T consecutive ones make a part, and nodes and
-            edges get the trainer's number (an edge, its destination's) as the field `trainer_id`.
-        objtype: only `cut`.
-        graph_formats: only `coo`, from which DGL makes the others when it loads a part.
-        use_graphbolt: only False.
-        seed: of every random choice of the method.
-        reshuffle: only True, as in DGL before 1.0: nodes and edges get IDs that are contiguous in each part.
-        split_idx: node IDs by `train`, `valid` (or `val`) and `test`, (K,) each or by node type, as the Open Graph
-            Benchmark's `get_idx_split()` returns them: they become `train_mask`, `val_mask` and `test_mask`.
-        allow_nan: take NaN and infinity in fields.
+        out_path: directory to create. It must not exist, or be empty.
+        num_hops: hops of the halo, at least 1, as in `sar.write_partitions`. Default 1.
+        part_method: `metis` (default), `random`, or another method that `sar partition --help` lists.
+        balance_ntypes: integer class of each node; every part gets about the same number of nodes of each class. (N,),
+            in order of node types, or a dictionary by node type, (N_t,); a missing type is one class. Default None.
+        balance_edges: also balance the in-edges of each edge type and, with `balance_ntypes`, of each class. The name
+            of an edge feature, such as `train_mask`, balances its sum over in-edges. Default False.
+        return_mapping: return original IDs. Default False.
+        num_trainers_per_machine: T. Nodes are assigned to P T trainers, T consecutive trainers form a part, and nodes
+            and edges get the feature `trainer_id`, for edges that of the destination. Default 1.
+        objtype: must be `cut`.
+        graph_formats: must be `coo` or None; DGL converts parts to other formats when it loads them.
+        use_graphbolt: must be False.
+        seed: random seed of the method. Default 0.
+        reshuffle: must be True, as in DGL before 1.0: IDs of nodes and edges are contiguous in each part.
+        split_idx: node IDs by `train`, `valid` (or `val`) and `test`, (K,) each or by node type, as from the Open Graph
+            Benchmark's `get_idx_split()`; stored as `train_mask`, `val_mask` and `test_mask`.
+        allow_nan: accept NaN and infinity in features. Default False.
 
     Returns:
-        With `return_mapping` the original IDs of nodes and of edges, in the order of the new ones: (N,) and (E,) int64,
-        or by node type and canonical edge type if there are several. Else None.
+        With `return_mapping`, the original IDs of nodes and edges in their new order: (N,) and (E,) int64, or
+        dictionaries by node type and canonical edge type if there are several. Otherwise None.
 
     Raises:
-        ConfigError: an argument is none of these, does not fit the graph, or the directory is taken.
-        PartitionError: a field has NaN or infinity, or the disk is full.
+        ConfigError: an argument is invalid or does not fit the graph, or the directory is not empty.
+        PartitionError: a feature has NaN or infinity, or the disk is full.
     """
     trainers = num_trainers_per_machine
     graph_formats = [graph_formats] if isinstance(graph_formats, str) else graph_formats
@@ -105,7 +104,7 @@ def partition_graph(
         if not can:
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
     graph = check_splits(from_object(g))
-    if not allow_nan and not isinstance(g, GraphSource):  # of files, `open_graph` allows it or not
+    if not allow_nan and not isinstance(g, GraphSource):  # for files, `open_graph` decides
         node_data, edge_data = fields_without_nan(graph.node_data), fields_without_nan(graph.edge_data)
         graph = replace(graph, node_data=node_data, edge_data=edge_data)
     if unknown := sorted(set(split_idx or ()) - _OF_SPLITS.keys()):
@@ -141,10 +140,10 @@ def partition_graph(
 
 
 def training_graph(graph: GraphSource, seed: int = 0, *, undirected: bool = True) -> GraphSource:
-    """A homogeneous graph for training: every edge in both directions, one self-loop at each node, and a split.
+    """Create a homogeneous graph for training: every edge in both directions, one self-loop at each node, and masks.
 
-    A graph without masks gets a random split of its labelled nodes, 60, 20 and 20 %. The result is in memory, without
-    edge features.
+    Without masks, labelled nodes are split at random into 60, 20 and 20 %. The result is in memory, without edge
+    features.
     """
     with tempfile.TemporaryDirectory() as scratch:
         graph = clean_up(replace(graph, edge_data={}), scratch, undirected=undirected, self_loops="add")
@@ -154,10 +153,10 @@ def training_graph(graph: GraphSource, seed: int = 0, *, undirected: bool = True
 
 
 def divide(graph: GraphSource, out_dir: StrPath, name: str, num_parts: int) -> PartitionReport:
-    """Divide a graph with METIS, balancing nodes and in-edges, as the examples and the demo do.
+    """Partition a graph with METIS, balancing nodes and in-edges, for the examples and the demo.
 
-    The directory is made, or replaced if empty, and gets `name.json` and `part0`, `part1`, ... `ConfigError` if the
-    number of parts does not fit, or there is something in the directory already.
+    Creates the directory with `name.json` and `part0`, `part1`, ... `ConfigError` if the number of parts is invalid or
+    the directory is not empty.
     """
     _check_parts(graph, num_parts)
     options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
@@ -182,7 +181,7 @@ def _check_parts(graph: GraphSource, num_parts: int) -> None:
 
 
 def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
-    """Which nodes are of a kind, (N,) bool each; `given` as `balance_ntypes`."""
+    """The nodes of each kind, (N,) bool each; `given` is `balance_ntypes`."""
     spans = {ntype: (graph.first_node[ntype], count) for ntype, count in graph.num_nodes.items()}
     if given is not None and not isinstance(given, Mapping):
         spans, given = {"nodes": (0, graph.total_nodes)}, {"nodes": given}
@@ -193,10 +192,10 @@ def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
         if values.shape != (count,) or values.dtype.kind not in "biu":
             expected = {name: count for name, (_, count) in spans.items()}
             form = f"shape {values.shape} and type {values.dtype} for {ntype!r}"
-            raise ConfigError(f"balance_ntypes has {form}; expected integers, as many as there are nodes: {expected}.")
+            raise ConfigError(f"balance_ntypes has {form}; expected one integer per node: {expected}.")
         for value in np.unique(values)[: _MOST_KINDS + 1]:
             mine = kinds[f"{ntype} of kind {value}"] = np.zeros(graph.total_nodes, np.bool_)
             mine[first : first + count] = values == value
     if len(kinds) > _MOST_KINDS:
-        raise ConfigError(f"balance_ntypes has more than {_MOST_KINDS} kinds of nodes; expected at most so many.")
+        raise ConfigError(f"balance_ntypes has more kinds of nodes than the limit of {_MOST_KINDS}; merge some.")
     return kinds

@@ -1,7 +1,7 @@
-"""Makes directories that appear whole: in `DIR.partial` beside their place, and moved to it once they are complete.
+"""Creates directories atomically: in `DIR.partial` next to DIR, which is renamed when complete.
 
-`DIR.partial` holds the new directory, scratch files and a lock. A run that is killed leaves it behind, and the next run
-that makes DIR removes it.
+`DIR.partial` holds the new directory, scratch files and a lock. A killed run leaves it, and the next run that creates
+DIR removes it.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ _OWN_NAMES = {"new", "scratch", "lock"}
 
 
 class NewDirectory(NamedTuple):
-    """A directory that is being made."""
+    """A directory under construction."""
 
     path: Path  # folder for its files
-    scratch: Path  # folder for files that are needed only meanwhile
-    target: Path  # its place once it is complete
+    scratch: Path  # folder for temporary files
+    target: Path  # final path
 
 
 @contextlib.contextmanager
 def new_directory(target: Path) -> Iterator[NewDirectory]:
-    """Make a directory in the `with` block; when the block ends, its files are on the disk and it is in its place.
+    """Create a directory in the `with` block; when the block ends, its files are on disk and it has its final path.
 
-    After an error or a kill there is what was before: nothing, or an empty directory. `ConfigError` if the place is
-    taken, another run makes the same directory, or it cannot be made there; `PartitionError` if the disk is full.
+    After an error or a kill, the path is unchanged: missing, or an empty directory. `ConfigError` if the path is not
+    empty, another run creates the same directory, or it cannot be created; `PartitionError` if the disk is full.
     """
     target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
     check_free(target)
@@ -49,14 +49,14 @@ def new_directory(target: Path) -> Iterator[NewDirectory]:
             shutil.rmtree(scratch)
             for path in new.rglob("*"):
                 sync(path)
-            check_free(target)  # others may have put files there meanwhile
+            check_free(target)  # another program may have written files there
             put_in_place(new, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_free(target: Path) -> None:
-    """Raise `ConfigError` unless a directory can be made in a place: there is none yet, or an empty one."""
+    """Raise `ConfigError` unless the path does not exist or is an empty directory."""
     if target.exists() and not target.is_dir():
         raise ConfigError(f"'{target}' is a file; name a directory that does not exist or is empty.")
     if target.is_dir() and (names := sorted(os.listdir(target))):
@@ -69,7 +69,7 @@ def check_free(target: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(partial: Path) -> Iterator[BinaryIO]:
-    """Make the directory, or take over the one that a killed run has left, so that no other run uses it."""
+    """Create and lock the directory, or take over that of a killed run, to keep out other runs."""
     partial.mkdir(parents=True, exist_ok=True)
     if others := sorted({*os.listdir(partial)} - _OWN_NAMES):
         raise ConfigError(

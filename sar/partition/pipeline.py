@@ -1,4 +1,4 @@
-"""The whole job of `sar partition`: open a graph, assign its nodes to parts, write the parts, report."""
+"""The pipeline of `sar partition`: open a graph, assign its nodes to parts, write the parts, report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from sar.partition.write.write_job import OutputOptions, check_writable
 
 _TRAINER = "trainer_id"
 _MANY_NODES, _MANY_FOR_AN_EDGE = 10**7, 1000
-"""More nodes than that, and than so many an edge, come of gaps: public lists have 10 nodes an edge at most."""
+"""More nodes than this, and more than this many per edge, indicate gaps: public lists have at most 10 per edge."""
 
 
 class Outcome(NamedTuple):
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
     json_file: Path  # for `sar.load_dgl_partition_data`
     assigned: Assigned
-    report: DirectoryReport  # in the directory too, as `report.json`
+    report: DirectoryReport  # also in the directory, as `report.json`
     notes: Sequence[str]  # remarks on the input, as in `GraphSource`
 
 
@@ -43,11 +43,11 @@ def run_partition(
     *,
     trainers: int = 1,
 ) -> Outcome:
-    """Divide a graph into parts and write them.
+    """Partition a graph and write the parts.
 
-    `source` is the graph, or reads it, with a directory for copies as its argument; `trainers` as
-    `num_trainers_per_machine` of `partition_graph`. `ConfigError` if options do not fit each other or the graph, or the
-    directory is taken, `PartitionError` if the input is damaged, or the disk is full.
+    `source` is the graph, or a function that reads it, given a directory for copies; `trainers` is
+    `num_trainers_per_machine` of `partition_graph`. `ConfigError` if options are inconsistent or do not fit the graph,
+    or the directory is not empty; `PartitionError` if the input is damaged or the disk is full.
     """
     if isinstance(assigning.parts, int) and not 1 <= assigning.parts < 2**31:
         least = "at least 1" if assigning.parts < 1 else "at most 2**31 - 1"
@@ -82,12 +82,12 @@ def run_assignment(
     memory: int | None = None,
     progress: Progress = lambda doing, share: None,
 ) -> tuple[Assigned, Sequence[str]]:
-    """Divide a graph, write the assignment alone, and return it with remarks on the input.
+    """Partition a graph, write only the assignment, and return it with remarks on the input.
 
-    Errors are those of `run_partition`.
+    Raises the errors of `run_partition`.
     """
     if assigning.write_assignment is None:
-        raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
+        raise ConfigError("only the assignment was requested; name a directory for it: --write-assignment DIR.")
     with new_directory(assigning.write_assignment) as directory:
         progress("reading the input", 0.0)
         graph = source(directory.scratch / "input")
@@ -108,8 +108,8 @@ def read_input(
 ) -> GraphSource:
     """Open a graph with the arguments of `open_graph`, clean it up with those of `clean_up`, and split its nodes.
 
-    `split` and `seed` are those of `with_split`. `ConfigError` also if there are far more nodes than edges, as from one
-    large ID, and their number is not given.
+    `split` and `seed` are those of `with_split`. `ConfigError` also if the number of nodes is not given and far
+    exceeds the number of edges, for example because of one large ID.
     """
     graph = open_graph(path, scratch, **reading)
     implied = reading.get("num_nodes") is None and not any(graph.node_data.values())
@@ -123,7 +123,7 @@ def read_input(
 
 
 def _with_trainers(graph: GraphSource, trainer_of: Array) -> GraphSource:
-    """The graph with the trainer of every node and of every edge, which is its destination's, as `trainer_id`."""
+    """Add the field `trainer_id` with the trainer of every node, and for edges that of the destination."""
     for columns in (*graph.node_data.values(), *graph.edge_data.values()):
         if _TRAINER in columns:
             raise ConfigError(f"the graph has a field '{_TRAINER}', which is to hold trainers; choose another name.")

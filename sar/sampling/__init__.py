@@ -1,9 +1,9 @@
 """Mini-batch training: which seeds go to which worker and batch, and neighbors sampled across all workers.
 
-A seed's way to a block: `loader.py` takes its batch (`seeds.py`) and draws it in `batch.py`, which samples one layer
-after another. It sends nodes to their owners (`owner_requests.py`), which draw in-edges (`draws.py`, compiled in
-`loops.py`) in their part of the graph (`worker_graph.py`), and numbers the nodes of the edges that come back. Features
-are fetched likewise. `sampler.py` makes blocks of the layers.
+From seeds to blocks: `loader.py` takes a batch of seeds (`seeds.py`), and `batch.py` samples its layers one after
+another. Nodes are sent to their owners (`owner_requests.py`), which draw in-edges (`draws.py`, compiled in `loops.py`)
+from their part of the graph (`worker_graph.py`). The nodes of the returned edges are numbered, and features are fetched
+in the same way. `sampler.py` creates blocks.
 """
 
 from sar.sampling.edge_sampler import EdgePredictionSampler

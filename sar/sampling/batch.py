@@ -1,12 +1,11 @@
 """A mini-batch in plain tensors, sampled by all workers together, before DGL or PyTorch Geometric gets it.
 
 [Note: in step]
-A node's in-edges are on its owner. So each layer takes two exchanges: the nodes whose neighbors are wanted go to their
-owners, and the drawn edges come back. Workers without seeds take part, because others may ask them. What is drawn for a
-node depends on the asker's key, the layer and the node, not on who draws, or when.
+A node's in-edges are on its owner. So each layer takes two exchanges: nodes go to their owners, and drawn edges come
+back. Workers without seeds take part, because they may own nodes of other workers' batches. The edges drawn for a node
+depend on the key of the requesting worker, the layer and the node, not on the owner or on timing.
 
-The workers agree once, on the batch: its exchanges follow from that, in number and order, and messages tell their own
-lengths.
+The workers agree once per batch, which determines the number and order of its exchanges. Messages carry their length.
 """
 
 import math
@@ -26,14 +25,14 @@ from sar.sampling.seed_edges import SeedColumn
 from sar.sampling.worker_graph import Features, WorkerGraph
 from sar.tensors.ids import to_offsets
 
-PAIRS = 2**32  # the number of the pairs' key among those of a batch; layers have those from 0 on
+PAIRS = 2**32  # derives the key of the pairs from a batch's key; layers use the numbers from 0 on
 
 
 class PairSettings(NamedTuple):
     """How seed edges become pairs of nodes."""
 
-    negatives: Sequence[float] | None  # of each edge type, pairs to draw for a seed; None for no second graph
-    both_ends: bool  # whether negative pairs have any two nodes; else (u, v') for a seed (u, v)
+    negatives: Sequence[float] | None  # negative pairs per seed, by edge type; None for no second graph
+    both_ends: bool  # whether both nodes of a negative pair are drawn; else it is (u, v') for a seed (u, v)
     excludes: bool  # whether the seeds and their reverse edges are left out of the blocks
 
 
@@ -79,7 +78,7 @@ class PairsOfType(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """The pairs of nodes that the seed edges of a batch join, and negative ones."""
+    """The end nodes of a batch's seed edges, and negative pairs."""
 
     nodes: dict[str, Tensor]  # global IDs of every type, (N,) int64, as they come up
     positive: list[PairsOfType]  # the seeds, with `_ID` and their features
@@ -97,14 +96,13 @@ class Batch(NamedTuple):
 
 
 def draw_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Batch:
-    """Draw a batch and fetch its features; called by all workers that have agreed on it, inside `group.guard()`.
+    """Draw a batch and fetch its features. Called by all workers after agreement, inside `group.guard()`.
 
     Args:
         group: the workers.
-        source: the graph, features and settings; these are equal on all workers.
-        seeds: distinct, as the sampler takes them: global IDs, (S,) int64, or rows of seed edges, (S, 7), see
-            [Note: seed edges]; may be empty.
-        key: 63 bits, which belong to this worker and batch.
+        source: the graph, features and settings, equal on all workers.
+        seeds: distinct global IDs, (S,) int64, or rows of seed edges, (S, 7), see [Note: seed edges]; may be empty.
+        key: 63 bits, unique for this worker and batch.
     """
     graph, exclude, pairs, layers = source.graph, None, None, list[SampledLayer]()
     if source.pairs is None:
@@ -129,21 +127,21 @@ def sample_layer(
     key: int,
     exclude: Tensor | None,
 ) -> SampledLayer:
-    """Sample in-edges of nodes of any workers: see [Note: in step].
+    """Sample in-edges of nodes on any workers: see [Note: in step].
 
     Args:
         group: the workers.
         source: the graph and settings.
         destinations: distinct global IDs of every node type, (n,) int64 each.
-        number: of the layer.
-        key: 63 bits that belong to this worker, batch and layer.
-        exclude: IDs of edges that are left out after the draws, as DGL does, (X,) int64.
+        number: number of the layer.
+        key: 63 bits, unique for this worker, batch and layer.
+        exclude: IDs of edges to remove after the draws, as in DGL, (X,) int64.
     """
     graph, fanouts = source.graph, source.fanouts[number]
     relations = [k for k, fanout in enumerate(fanouts) if fanout]
     ntypes = sorted({graph.relations[k].etype[2] for k in relations})
     asked = {ntype: NodesByOwner.sort(destinations[ntype], graph.node_ranges) for ntype in ntypes}
-    # A request has the asker's key, and the nodes of each type.
+    # A request consists of the sender's key and the nodes of each type.
     requests = [
         [torch.tensor([key], device="cpu"), *(asked[ntype].nodes[worker] for ntype in ntypes)]
         for worker in range(group.world_size)
@@ -182,7 +180,7 @@ def sample_layer(
             indptr, values = to_offsets(kept)[indptr], [column[kept] for column in values]
         features = dict(zip([EID, *relation.features], values[1:], strict=True))
         edges.append(SampledEdges(relation.etype, indptr, values[0], features))
-    numbering = {}  # of the sources: the destinations come first, then others as they come up
+    numbering = {}  # of the sources: destinations first, then new nodes in order of appearance
     for ntype, nodes in destinations.items():
         others = sum(len(sampled.src) for sampled in edges if sampled.etype[0] == ntype)
         numbering[ntype] = Numbering(len(nodes) + others, graph.num_nodes)
@@ -209,19 +207,19 @@ def fetch_features(
 
 
 class WantedRows(NamedTuple):
-    """Rows of one kind, which the owners of nodes have."""
+    """Rows to fetch from the owners of nodes."""
 
     tables: dict[str, Tensor]  # this worker's, (rows, ...) each
     asked: NodesByOwner
-    numbers: Sequence[Tensor]  # by owner, the numbers that are sent to it, one for each of these nodes, int64
+    numbers: Sequence[Tensor]  # by owner, the numbers to send to it, one per node, int64
 
 
 def fetch_rows(
     group: Group, call: str, wanted: Sequence[WantedRows], rows_of: Callable[[int, Tensor], Tensor]
 ) -> list[dict[str, Tensor]]:
-    """Fetch rows of tables, in the order of the nodes asked for: one message to each owner, and one back.
+    """Fetch rows of tables in the order of the requested nodes, with one message to each owner and one back.
 
-    `rows_of(kind, numbers)` returns the rows of the tables of `wanted[kind]`, at their owner. Own rows are copied.
+    On the owner, `rows_of(kind, numbers)` returns the rows of `wanted[kind]`. Own rows are copied.
     """
     formats = [FieldFormat.of(table) for kind in wanted for table in kind.tables.values()]
     if not formats:
@@ -258,17 +256,17 @@ def fetch_rows(
 
 
 def draw_pairs(group: Group, graph: WorkerGraph, settings: PairSettings, seeds: Tensor, key: int) -> Pairs:
-    """The seeds and negative pairs, as positions among the nodes that they join.
+    """Return the seeds and negative pairs, as positions among their end nodes.
 
-    The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely; with `both_ends` pairs
-    (u', v') have any two nodes, and there are `negatives` for a seed on average, rounded up in a batch.
+    The negative pairs (u, v') of a seed (u, v) have v' drawn uniformly from v's type. With `both_ends` both nodes are
+    drawn, and there are `negatives` pairs per seed on average, rounded up in a batch.
 
     Args:
         group: the workers.
         graph: this worker's part of the graph.
-        settings: of the pairs.
+        settings: settings of the pairs.
         seeds: rows, see [Note: seed edges].
-        key: 63 bits that belong to this worker and batch.
+        key: 63 bits, unique for this worker and batch.
     """
     generator = torch.Generator().manual_seed(key)
     by_type = [seeds[seeds[:, SeedColumn.TYPE] == number] for number in range(len(graph.relations))]
@@ -297,7 +295,7 @@ def draw_pairs(group: Group, graph: WorkerGraph, settings: PairSettings, seeds: 
 
 
 def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Generator) -> Tensor:
-    """Global IDs of nodes of a type, all equally likely, (count,) int64."""
+    """Draw global IDs of nodes of a type uniformly, (count,) int64."""
     mine = graph.runs.types == graph.node_types.index(ntype)
     ends = torch.cat([graph.runs.starts[1:], torch.tensor([graph.num_nodes], device="cpu")])
     reached = (ends - graph.runs.starts)[mine].cumsum(0)
@@ -306,7 +304,7 @@ def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Gene
 
 
 def _features_of_seeds(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-    """The seeds' IDs and features, which their owners have; for every edge type (S, ...) each."""
+    """Fetch the seeds' IDs and features from their owners; for every edge type (S, ...) each."""
     wanted = []
     for relation, of_type in zip(graph.relations, by_type, strict=True):
         asked = NodesByOwner.sort(of_type[:, SeedColumn.DST].contiguous(), graph.node_ranges)

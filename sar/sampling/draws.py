@@ -32,19 +32,19 @@ def _loops() -> ModuleType:
 def draw_in_edges(
     rows: Tensor, nodes: Tensor, indptr: Tensor, weights: Tensor | None, fanout: int, replace: bool, key: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw in-edges of nodes: `fanout` each, or all of a node that has no more; see [Note: draws] in `loops.py`.
+    """Draw `fanout` in-edges of each node, or all if it has no more; see [Note: draws] in `loops.py`.
 
     Args:
-        rows: (n,) int64, their rows in `indptr`.
-        nodes: (n,) int64, their global IDs, which choose their random numbers.
+        rows: (n,) int64, the nodes' rows in `indptr`.
+        nodes: (n,) int64, their global IDs, which select their random numbers.
         indptr: (N + 1,) int64; the in-edges of row i have the positions indptr[i]:indptr[i + 1].
-        weights: (E,) floating point, from 0, which is not drawn, to `MOST_WEIGHT`, by position; None for equal ones.
+        weights: (E,) floating point by position, from 0 (never drawn) to `MOST_WEIGHT`; None for uniform draws.
         fanout: edges of each node, or `ALL`.
-        replace: draw `fanout` edges independently of any node that has one.
+        replace: draw `fanout` edges independently for each node with in-edges.
         key: 64 bits; equal keys give equal draws.
 
     Returns:
-        (n + 1,) offsets, and the positions of the drawn edges of node after node; int64.
+        (n + 1,) offsets, and the positions of the drawn edges, grouped by node; int64.
     """
     replace = replace and fanout != ALL
     arguments = (rows.numpy(), nodes.numpy(), indptr.numpy(), np.empty(0) if weights is None else weights.numpy())
@@ -61,7 +61,7 @@ def draw_in_edges(
 
 
 class Numbering:
-    """Numbers up to `capacity` nodes, of IDs below `num_nodes`, from 0 in the order in which they first come up."""
+    """Numbers up to `capacity` nodes with IDs below `num_nodes` from 0, in order of first appearance."""
 
     def __init__(self, capacity: int, num_nodes: int) -> None:
         self._nodes = torch.empty(min(capacity, num_nodes), dtype=torch.int64, device="cpu")
@@ -78,7 +78,7 @@ class Numbering:
         return self._nodes[: int(self._count[0])]
 
     def add(self, nodes: Tensor) -> Tensor:
-        """The numbers of these nodes, (n,) int64; new ones get the next numbers."""
+        """Return the numbers of these nodes, (n,) int64; new nodes get the next numbers."""
         numbers = torch.empty(len(nodes), dtype=torch.int64, device="cpu")
         table = (self._slots, *self._hash, self._nodes.numpy(), self._count)
         _loops().number_nodes(nodes.numpy(), *table, numbers.numpy())

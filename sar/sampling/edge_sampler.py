@@ -22,37 +22,37 @@ LABEL = "edge_label"  # the edge feature that PyTorch Geometric calls the labels
 
 
 class EdgePredictionSampler:
-    """Samples the neighbourhoods of the nodes that seed edges join: for link prediction, and for values of edges.
+    """Samples the neighbourhoods of the end nodes of seed edges, for link prediction and edge labels.
 
-    The counterpart of `dgl.dataloading.as_edge_prediction_sampler`. A batch is `(input_nodes, pair_graph,
-    blocks)`, or `(input_nodes, pair_graph, neg_graph, blocks)` with negative pairs:
+    The counterpart of `dgl.dataloading.as_edge_prediction_sampler`. A batch is `(input_nodes, pair_graph, blocks)`, or
+    `(input_nodes, pair_graph, neg_graph, blocks)` with negative pairs:
 
-    - `input_nodes`: global IDs of the sources of `blocks[0]`; with several node types by type.
-    - `pair_graph`: a `DGLGraph`, or on a GPU a graph of sar's, with the seeds as edges, in their order, with `dgl.EID`
-      and, unless the inner sampler has `copy_edata=False`, the graph's edge features.
-    - `neg_graph`: for each seed (u, v) its pairs (u, v'), with any v' of v's type, equally likely.
-    - `blocks`: those of the inner sampler. The destinations of the last are the nodes of both graphs, in their order.
+    - `input_nodes`: global IDs of the sources of `blocks[0]`; a dictionary by type with several node types.
+    - `pair_graph`: a `DGLGraph`, or on GPUs a graph of sar, whose edges are the seeds in order. It has `dgl.EID` and,
+      unless the inner sampler has `copy_edata=False`, the graph's edge features.
+    - `neg_graph`: for each seed (u, v) its negative pairs (u, v'), with v' drawn uniformly from the nodes of v's type.
+    - `blocks`: the inner sampler's blocks. The last block's destinations are the nodes of both graphs, in order.
 
-    With `format="pyg"` a batch is a `Data` or `HeteroData` as `torch_geometric.loader.LinkNeighborLoader` makes it,
-    with `input_id` (positions among the worker's seeds of the type) and `edge_label_index`, in which negative pairs
-    come last. Edge feature `edge_label` gives `edge_label` of the seeds; with negative pairs 0 is theirs, and other
-    labels count from 1, or are 1 if there is no such feature. In mode "triplet" `src_index`, `dst_pos_index` and
-    `dst_neg_index` take the place of these. The nodes that pairs join come first.
+    With `format="pyg"` a batch is a `Data` or `HeteroData` as from `torch_geometric.loader.LinkNeighborLoader`, with
+    `input_id` (positions among the worker's seeds of the type) and `edge_label_index`, in which negative pairs come
+    last. `edge_label` holds the seeds' edge feature of that name; with negative pairs, their label is 0, and seed
+    labels are shifted to begin at 1, or are 1 without that feature. In mode "triplet", `src_index`, `dst_pos_index`
+    and `dst_neg_index` replace both. The end nodes of pairs come first.
 
     Args:
-        sampler: draws the neighbours.
-        exclude: edges to leave out of the blocks, after the draws, as DGL does: "self", the seeds of the batch;
-            "reverse_id", also their reverse edges by `reverse_eids`; "reverse_types", also the edges back by
-            `reverse_etypes`, as `reverse_edges` finds them; None, the default, for none.
+        sampler: the neighbor sampler.
+        exclude: edges to remove from the blocks after sampling, as in DGL: "self", the batch's seeds; "reverse_id",
+            also their reverse edges, from `reverse_eids`; "reverse_types", also their reverse edges, found by
+            `reverse_edges` from `reverse_etypes`. Default None removes nothing.
         reverse_eids: `dgl.EID` of the reverse of each of this worker's edges, (E_i,) int64 in the order of `edata`, -1
-            for none; with several edge types by type. `sar.reverse_edges` finds them.
-        reverse_etypes: from edge type to the type of its reverse edges.
-        negative_sampler: pairs to draw for each seed, or a dictionary with the number for edge types; or
+            for none; a dictionary by type with several edge types. `sar.reverse_edges` computes it.
+        reverse_etypes: a dictionary from edge type to the type of its reverse edges.
+        negative_sampler: number of negative pairs per seed, or a dictionary by edge type; or
             `dgl.dataloading.negative_sampler.Uniform`; or `torch_geometric.sampler.NegativeSampling` without weights,
-            whose mode "binary" draws both ends of `amount` pairs for each seed on average. Default: no negative pairs.
+            whose mode "binary" draws both end nodes, of `amount` pairs per seed on average. Default: no negative pairs.
 
     Raises:
-        ConfigError: for arguments of another form.
+        ConfigError: for invalid arguments.
     """
 
     def __init__(
@@ -102,19 +102,19 @@ class EdgePredictionSampler:
         super().__setattr__(name, value)
 
     def sample(self, full_graph_manager: GraphShardManager, edges: SeedEdges) -> tuple[Any, ...]:
-        """Sample one batch; called by all workers together. A loader looks edges up once, and this each time.
+        """Sample one batch. All workers must call this together. A `DataLoader` is faster: it looks edges up once.
 
         Args:
             full_graph_manager: the graph, from `construct_full_graph`, in any mode.
-            edges: edges into this worker's nodes, as `DataLoader` takes them; may be empty.
+            edges: edges into this worker's nodes, as for `DataLoader`; may be empty.
 
         Raises:
-            GraphError, FieldError, ConfigError, CommunicationError: as `DistNeighborSampler.sample`.
+            GraphError, FieldError, ConfigError, CommunicationError: as in `DistNeighborSampler.sample`.
         """
         return self.to_graphs(sample_batch(self, full_graph_manager, edges))
 
     def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
-        """The source of batches: that of the inner sampler, with pairs."""
+        """Return the inner sampler's source of batches, with the settings of pairs."""
         with session.current_group().guard():
             source = self.sampler.prepare(graph, call)
             if self._source is None or self._source[0] is not source:
@@ -128,10 +128,10 @@ class EdgePredictionSampler:
     def find_seeds(
         self, graph: GraphShardManager, local: WorkerGraph, seeds: SeedEdges, *, foreign: bool
     ) -> tuple[Tensor, LabelShifts]:
-        """The edges as rows, see [Note: seed edges], and shifts of their labels; see `DistNeighborSampler.find_seeds`.
+        """Return seed edges as rows, see [Note: seed edges], and shifts of their labels.
 
-        A shift is added to labels of a type in batches of PyTorch Geometric, so that 0 is left for negative
-        pairs. The types are those that seeds of any worker have.
+        In batches of PyTorch Geometric, the shift is added to labels of a type to reserve 0 for negative pairs. The
+        edge types are those of the seeds of all workers.
         """
         with session.current_group().guard() as group:
             backs = {graph.to_canonical_etype(t): graph.to_canonical_etype(b) for t, b in self.reverse_etypes.items()}
@@ -152,7 +152,7 @@ class EdgePredictionSampler:
                         f"{alone} seeds of type {etype} have no edge back of type {backs[etype]}, their reverse type."
                     )
                 seen[number, 0] = of_type.any()
-                # Labels of the graph's edges count, as those of classes.
+                # We look at the labels of all edges of the graph, not only of seeds, because they are classes.
                 seen[number, 1] = self.mode != "triplet" and labels is not None and bool((labels == 0).any())
             seen = torch.stack(group.all_gather(seen, "types and labels of seed edges")).amax(0)
             seen[:, 1] *= self.negatives is not None
@@ -163,7 +163,7 @@ class EdgePredictionSampler:
             return rows, shifts
 
     def to_graphs(self, batch: Batch) -> tuple[Any, ...]:
-        """A sampled batch as graphs, on the output device."""
+        """Convert a batch to graphs on the output device."""
         pairs, blocks = batch.pairs, self.sampler.to_graphs(batch)
         device = torch.device(self.sampler.output_device or "cpu")
         assert pairs is not None
@@ -173,7 +173,7 @@ class EdgePredictionSampler:
         return blocks[0].srcdata[NID], *graphs, blocks
 
     def to_data(self, batch: Batch, shifts: LabelShifts) -> Any:
-        """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
+        """Convert a batch to PyTorch Geometric's `Data` or `HeteroData` on the output device."""
         from sar.adapters.pyg.graph import SeedPairs, add_seed_pairs
 
         pairs, data, device = batch.pairs, self.sampler.to_data(batch, shifts), self.sampler.output_device

@@ -1,13 +1,13 @@
-"""The loader: batches of a worker's seeds, in step with all other workers, in the loop itself or by a thread.
+"""The loader: batches of a worker's seeds, sampled together with all other workers, in the loop or in a thread.
 
 [Note: a thread ahead]
 Sampling a batch takes several exchanges among all workers. So the threads of all workers form a second group, with
-connections of its own: its messages cannot meet those of training. Before each batch the threads agree on it, and each
-says whether its worker has left the loop. If any has, none of them samples that batch, so that no thread waits for one
-that has stopped; a worker that goes on regardless gets an error. An error in a thread stops the second group, so that
-all threads hear of it, and each raises it in the loop of its own worker.
+separate connections: its messages cannot meet those of training. Before each batch the threads agree on it, and on
+whether a worker has left its loop. If any worker has, no thread samples this batch, so no thread waits for one that has
+stopped; a worker that continues regardless raises an error. An error in a thread stops the second group and reaches all
+threads, and each raises it in the loop of its worker.
 
-Kernels and waits release Python's lock, so a thread is enough to use another core.
+Kernels and waits release Python's lock, so a thread can use another core.
 """
 
 import atexit
@@ -43,33 +43,31 @@ EXIT_SECONDS: Final = 5.0  # how long the interpreter waits for a thread when it
 class DataLoader:
     """A data loader that samples mini-batches from the distributed graph, as lists of DGL blocks.
 
-    All workers iterate together, and get the same number of batches. With an `EdgePredictionSampler` seeds are edges,
-    and batches are those of that sampler. With equal seeds, `seed` and number of workers the same batches come out,
-    whatever `num_workers` is.
+    All workers iterate together and yield the same number of batches. With an `EdgePredictionSampler`, seeds are edges,
+    and batches are as described there. Batches depend on the seeds, on `seed` and on the number of workers, but not on
+    `num_workers`.
 
     Args:
         full_graph_manager: the graph, from `construct_full_graph`, in any mode.
-        seed_nodes: this worker's nodes: global IDs, (S,) integer; rows by type, {ntype: (S_type,)}; or masks over its
-            nodes. May be empty. Seed edges likewise: `dgl.EID`, (S,) integer; rows of `graph.edges[etype].data` by
-            type, {etype: (S_type,)}; or masks over these.
-        graph_sampler: makes the blocks.
-        batch_size: seeds in a batch at most, on each worker.
-        drop_last: only whole batches; see `SeedBatches` for what workers with fewer seeds do.
-        shuffle: another order in every epoch.
-        precompute_optimized_batches: let METIS put seed nodes that lie close together into one batch, once; `shuffle`
-            then only changes the order of the batches, and `drop_last` leaves out the same seeds in every epoch. Seed
-            edges are taken as they come.
-        optimized_batches_cache: a path also asks for such batches. No file is written: they are made in every run.
-        num_workers: number of batches that a thread prepares ahead; 0 samples in the loop itself. Fields must not
-            change during an epoch that a thread prepares.
-        seed: of shuffling and sampling; default: drawn from torch's random state.
-        foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns, or edges into them.
+        seed_nodes: nodes of this worker: global IDs, (S,) integer, row numbers by type, {ntype: (S_type,)}, or bool
+            masks. For seed edges: `dgl.EID`, (S,) integer, rows of `graph.edges[etype].data` by type, {etype:
+            (S_type,)}, or bool masks. May be empty.
+        graph_sampler: the sampler.
+        batch_size: maximum number of seeds per batch on each worker. Default 1.
+        drop_last: drop incomplete batches; `SeedBatches` describes workers with fewer seeds. Default False.
+        shuffle: reshuffle the seeds in every epoch. Default False.
+        precompute_optimized_batches: use METIS, once, to put nearby seed nodes into the same batch. `shuffle` then
+            permutes the batches, and `drop_last` drops the same seeds in every epoch. Ignored for seed edges.
+        optimized_batches_cache: a path has the effect of `precompute_optimized_batches`. No file is written.
+        num_workers: number of batches that a background thread prepares in advance; 0 (default) samples in the loop.
+            With a thread, graph features must not change during an epoch.
+        seed: seed for shuffling and sampling. Default: drawn from torch's random state.
+        foreign_seeds: allow nodes of other partitions or edges into them, as `split_seeds` returns them. Default False.
         format: "dgl" for the graphs of the sampler; "pyg" for a `Data` or `HeteroData` of PyTorch Geometric with `n_id`
-            and `e_id`, as its loaders make it: `NeighborLoader` with `batch_size`, `LinkNeighborLoader` from seeds that
-            are edges. Default "dgl".
+            and `e_id`, as from `NeighborLoader`, or for seed edges from `LinkNeighborLoader`. Default "dgl".
 
     Raises:
-        GraphError, FieldError, ConfigError, CommunicationError: as `SeedBatches` and `DistNeighborSampler.sample`.
+        GraphError, FieldError, ConfigError, CommunicationError: as in `SeedBatches` and `DistNeighborSampler.sample`.
     """
 
     def __init__(
@@ -154,16 +152,17 @@ class DataLoader:
         return self._counted(sampled, self._started)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the loader, for `load_state_dict`: after the last batch, also if a loop was left."""
+        """Return the position of the loader for `load_state_dict`: after the last batch that was yielded."""
         graph = self._graph._structure.signature
         return {"seed": self._seed, "epoch": self._epoch, "batch": self._batch, "batches": len(self), "graph": graph}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the `state_dict` of a loader that was made alike, or begin its epoch again if workers have
-        other parts of the graph now; not a collective call.
+        """Resume from the `state_dict` of a loader with the same arguments. Not a collective call.
+
+        If the workers' parts of the graph have changed, the epoch starts again.
 
         Raises:
-            ConfigError: if the state is of the middle of an epoch with another number of batches.
+            ConfigError: the state is inside an epoch with a different number of batches.
         """
         batch = state["batch"] if state.get("graph") == self._graph._structure.signature else 0
         if batch and state["batches"] != len(self):
@@ -198,7 +197,7 @@ class DataLoader:
         """Let a thread sample: see [Note: a thread ahead]. It stays for the next epoch."""
         with session.current_group().guard() as group:
             source = self._sampler.prepare(self._graph, self._call)
-            thread, self._thread = self._thread, None  # so that another iteration meanwhile has a thread of its own
+            thread, self._thread = self._thread, None  # so that a concurrent iteration uses a separate thread
             number = 0 if thread is None or thread.group.failure is not None else thread.number
             if set(group.agree(self._call, number)) != {number} or thread is None or not number:
                 thread = SamplingThread(self._num_workers)
@@ -238,7 +237,7 @@ class SamplingThread(threading.Thread):
         self.group.close()
 
     def sample(self, source: SamplingSource, batches: Sequence[tuple[Tensor, int]]) -> Iterator[Batch]:
-        """Sample an epoch, batches of these seeds and keys; errors of this thread and of others are raised here."""
+        """Sample an epoch with batches of these seeds and keys. Raises errors of this thread and of other workers."""
         epoch = self._sampling = _Epoch(source, batches, threading.Semaphore(self._ahead))
         self._epochs.put(epoch)
         try:
@@ -255,7 +254,7 @@ class SamplingThread(threading.Thread):
             self._sampling = None
 
     def end(self) -> None:
-        """Let the thread end: at once, or if an epoch is not finished, as soon as the other workers know."""
+        """Let the thread end at once, or in an unfinished epoch after the other workers have been told."""
         self._epochs.put(None)
         if self._sampling is not None:
             self._sampling.leave()
@@ -263,16 +262,16 @@ class SamplingThread(threading.Thread):
 
 @dataclass(eq=False)
 class _Epoch:
-    """The batches of an epoch on their way from the thread to the loop."""
+    """The batches of an epoch, passed from the thread to the loop."""
 
     source: SamplingSource
     batches: Sequence[tuple[Tensor, int]]  # seeds and key of each
-    allowed: threading.Semaphore  # batches that the thread may still make
+    allowed: threading.Semaphore  # batches that the thread may still sample
     made: "queue.SimpleQueue[Batch | BaseException]" = field(default_factory=queue.SimpleQueue)
     left: bool = False  # whether the loop has been left
 
     def make(self, group: Group) -> None:
-        """Sample the batches, in the thread; an error takes the place of a batch."""
+        """Sample the batches, in the thread; an error replaces a batch."""
         try:
             for seeds, key in self.batches:
                 self.allowed.acquire()
@@ -287,7 +286,7 @@ class _Epoch:
             self.made.put(error)
 
     def leave(self) -> None:
-        """Let the thread tell the others that no more batches are wanted."""
+        """Let the thread tell other workers that no more batches are needed."""
         self.left = True
         self.allowed.release()
 

@@ -1,10 +1,10 @@
 """The loops of neighbor sampling that Numba compiles: draws of in-edges, numbering of nodes, copies of rows.
 
 [Note: draws]
-Each (key, node) has a random sequence of its own, a counter that is hashed (`sar.tensors.splitmix`). The draws depend
-neither on threads nor on who draws.
+Each (key, node) has a separate random sequence, a hashed counter (`sar.tensors.splitmix`). The draws depend neither
+on threads nor on the worker that draws.
 
-Without replacement and weights: the first steps of a Fisher-Yates shuffle on a permutation that is put back afterwards,
+Without replacement and weights: the first steps of a Fisher-Yates shuffle on a permutation that is restored afterwards,
 whose cost depends on the draws, not on the degree. Without replacement, weighted: the smallest of exponential variates
 divided by the weights, which are distributed as successive draws (Efraimidis and Spirakis 2006, "Weighted random
 sampling with a reservoir"). With replacement, weighted: inversion of the cumulative weights.
@@ -39,7 +39,7 @@ def draw(state: Index, count: Index) -> Index:
 
 @inline
 def below(random: Index, bound: Index) -> Index:
-    """A number below `bound`, which is below 2**32: uniform but for a relative error of bound / 2**32."""
+    """A number below `bound`, which is below 2**32: uniform up to a relative error of bound / 2**32."""
     return ((random >> HALF) * bound) >> HALF
 
 
@@ -53,7 +53,7 @@ def uniform(random: Index) -> float:
 def count_draws(
     begin: int, end: int, rows: Array, indptr: Array, weights: Array, fanout: int, replace: bool, counts: Array
 ) -> None:
-    """How many in-edges of each of rows[begin:end] are drawn; an edge of weight 0 never is."""
+    """Count the in-edges to draw for each of rows[begin:end]; edges of weight 0 are never drawn."""
     for i in range(u64(begin), u64(end)):
         row = u64(rows[i])
         first, last = u64(indptr[row]), u64(indptr[row + ONE])
@@ -122,7 +122,7 @@ def _invert(
         total += weights[edge] * SCALE
         sums[edge - first] = total
     for i in range(count):
-        # At most the total, and above 0: so the edge found has a weight above 0.
+        # At most the total, and above 0, so the edge has a positive weight.
         wanted = uniform(draw(state, i)) * total
         picked[to + i] = first + u64(np.searchsorted(sums[: last - first], wanted))
 
@@ -132,10 +132,10 @@ def draw_edges(
     begin: int, end: int, rows: Array, nodes: Array, indptr: Array, weights: Array, replace: bool, key: Index,
     offsets: Array, picked: Array, order: Array, scratch: Array,
 ) -> None:  # fmt: skip
-    """Draw in-edges of rows[begin:end], as `draw_in_edges` has them; `weights` may be empty. See [Note: draws].
+    """Draw in-edges of rows[begin:end] for `draw_in_edges`; `weights` may be empty. See [Note: draws].
 
-    offsets: (n + 1,) bounds of the draws of each node in `picked`; their number is from `count_draws`.
-    order, scratch: as long as the greatest degree; int64 0, 1, 2, ..., which is left as it was, and float64.
+    offsets: (n + 1,) bounds of the draws of each node in `picked`, with counts from `count_draws`.
+    order, scratch: of the length of the greatest degree; int64 0, 1, 2, ..., which is restored, and float64.
     """
     for i in range(u64(begin), u64(end)):
         row, to = u64(rows[i]), u64(offsets[i])
@@ -164,10 +164,10 @@ def draw_edges(
 def number_nodes(
     given: Array, slots: Array, factor: Index, shift: Index, nodes: Array, counts: Array, numbers: Array
 ) -> None:
-    """Write to `numbers` the numbers of the `given` global IDs; those without one get the next.
+    """Write the numbers of the `given` global IDs to `numbers`; new IDs get the next numbers.
 
     slots: hash table of 2**k numbers, -1 if free, by a hash function with this factor and shift.
-    nodes, counts: the node of every number so far, and, (1,), how many there are.
+    nodes, counts: the node of every number so far, and, (1,), the count.
     """
     count, mask = u64(counts[0]), u64(slots.size) - ONE
     for i in range(u64(given.size)):

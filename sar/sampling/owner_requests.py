@@ -1,4 +1,4 @@
-"""Requests to the owners of nodes: one message to every other worker, and one back."""
+"""Requests to the owners of nodes, with one message to every other worker and one response."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ID_FORMAT = FieldFormat(torch.int64)
 
 @dataclass(frozen=True)
 class NodesByOwner:
-    """Nodes sorted by owner; those of one owner keep their order."""
+    """Nodes sorted stably by owner."""
 
     nodes: Sequence[Tensor]  # by owner, global IDs, int64
     positions: Sequence[Tensor]  # by owner, the position of each node before sorting, int64
@@ -34,14 +34,14 @@ class NodesByOwner:
         return cls(nodes.index_select(0, order).split(counts), order.split(counts))
 
     def restore(self, column: Tensor) -> Tensor:
-        """Put a row for each node, (n, ...), which come in this order, into the order before sorting."""
+        """Return one row per node, (n, ...), in the order before sorting."""
         return torch.empty_like(column).index_copy_(0, torch.cat(list(self.positions)), column)
 
     def restore_segments(self, counts: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """As `restore`, with `counts` entries for each node; the nodes' offsets, (n + 1,), and the columns."""
+        """Like `restore`, with `counts` entries per node; returns the nodes' offsets, (n + 1,), and the columns."""
         if len(self.nodes) == 1:  # one worker, nothing was sorted
             return to_offsets(counts), list(columns)
-        place = self.restore(torch.arange(len(counts), device="cpu"))  # of each node, among the sorted ones
+        place = self.restore(torch.arange(len(counts), device="cpu"))  # position of each node after sorting
         starts, counts = to_offsets(counts)[place], counts[place]
         indptr = to_offsets(counts)
         order = torch.repeat_interleave(starts - indptr[:-1], counts) + torch.arange(int(indptr[-1]), device="cpu")
@@ -49,7 +49,7 @@ class NodesByOwner:
 
 
 class Rows(NamedTuple):
-    """Rows of a table, as a column of a response: they are copied straight into the message."""
+    """Rows of a table, as a column of a response, which are copied directly into the message."""
 
     table: Tensor  # (N, ...), contiguous
     rows: Tensor  # (n,) int64
@@ -63,17 +63,17 @@ def send_requests(
     formats: Sequence[FieldFormat],
     lengths: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Tensor]]:
-    """Send a request to every worker and respond to theirs; returns the columns of each worker's response.
+    """Send a request to every worker and respond to theirs; return the columns of each worker's response.
 
-    Called by all workers together, which have agreed on the call, inside `group.guard()`.
+    Called by all workers after agreement, inside `group.guard()`.
 
     Args:
         group: the workers.
         call: name of the call, for errors.
-        requests: for every worker, this one too, int64 columns, equally many.
-        respond: makes the columns of the response to a request.
+        requests: for every worker, including this one, the same number of int64 columns.
+        respond: returns the columns of the response to a request.
         formats: formats of these columns.
-        lengths: for every worker, the rows of the columns of its response, if they are known.
+        lengths: for every worker, the numbers of rows in its response, if known.
     """
     others = [p for p in range(group.world_size) if p != group.rank]
     messages = [torch.empty(0, dtype=torch.uint8, device="cpu")] * group.world_size
@@ -83,7 +83,7 @@ def send_requests(
     for p in others:
         messages[p] = pack(respond(unpack(arrived[p], [ID_FORMAT] * len(requests[0]))))
     into = None
-    if lengths is not None:  # then messages need not tell their own lengths first
+    if lengths is not None:  # then messages need not carry their lengths
         own_formats, header = [ID_FORMAT, *formats], 1 + len(formats)
         sizes = [MessageLayout.of(own_formats, [header, *of_worker]).nbytes for of_worker in lengths]
         sizes[group.rank] = 0
@@ -94,7 +94,7 @@ def send_requests(
 
 
 def pack(columns: Sequence[Tensor | Rows]) -> Tensor:
-    """The columns in one message (uint8), which begins with its own length in bytes and with theirs in rows."""
+    """Pack columns into one message (uint8), which begins with its length in bytes and the columns' rows."""
     formats = [ID_FORMAT, *(FieldFormat.of(x.table if isinstance(x, Rows) else x) for x in columns)]
     lengths = [1 + len(columns), *(len(x.rows if isinstance(x, Rows) else x) for x in columns)]
     layout = MessageLayout.of(formats, lengths)
@@ -109,7 +109,7 @@ def pack(columns: Sequence[Tensor | Rows]) -> Tensor:
 
 
 def unpack(message: Tensor, formats: Sequence[FieldFormat]) -> list[Tensor]:
-    """The columns of a message, as views of it."""
+    """Return the columns of a message, as views of it."""
     formats = [ID_FORMAT, *formats]
     lengths = message[: len(formats) * torch.int64.itemsize].view(torch.int64).tolist()
     return MessageLayout.of(formats, [len(formats), *lengths[1:]]).views(message)[1:]

@@ -23,33 +23,33 @@ LabelShifts = Mapping[CanonicalEtype, int]  # numbers added to labels of seed ed
 
 
 class DistNeighborSampler:
-    """Samples, for each node of a batch, some of its in-neighbours, and of these again: layers of blocks to train on.
+    """Samples in-neighbors of the seeds, then in-neighbors of these, into one block per layer.
 
-    Each layer draws `fanout` in-edges of a node of each edge type, or all if it has fewer, as
-    `dgl.dataloading.NeighborSampler` does on one machine (Hamilton et al. 2017, "Inductive Representation Learning on
-    Large Graphs"). Nodes may be on any worker.
+    Each layer draws `fanout` in-edges of each node and edge type, or all if there are fewer, like
+    `dgl.dataloading.NeighborSampler` on one machine (Hamilton et al. 2017, "Inductive Representation Learning on Large
+    Graphs"). Nodes may be on any worker.
 
-    Arguments are attributes, which all workers may set between batches. In a loader with `num_workers` they take effect
-    with the next epoch.
+    Blocks are ordinary local `DGLBlock`s. `dgl.NID` holds global node IDs, as in `node_ranges`; `dgl.EID` holds the
+    graph's edge IDs, as in its `edata`. Sources begin with the destinations, and seeds keep their order.
 
-    The blocks are ordinary local `DGLBlock`s. `dgl.NID` are global node IDs, as in `node_ranges`;
-    `dgl.EID` the graph's edge IDs, as in its `edata`. Destinations come first among the sources, seeds as given.
+    All workers may change the attributes, which have the names of the arguments, between batches. In a loader with
+    `num_workers`, changes take effect in the next epoch.
 
     Args:
-        fanouts: for each layer, input layer first, the number of in-edges to draw at each node, -1 for all; or a
-            dictionary with that number for every edge type.
-        prob: edge feature with the weights by which edges are drawn, (E,) or (E, 1), from 0 to 1e200, in any unit; an
-            edge of weight 0 never is. Edge types that lack it are drawn from evenly. Default: all edges alike.
-        replace: draw with replacement: `fanout` edges of each node that has any.
-        copy_edata: copy the graph's edge features to the blocks; without, they have `dgl.EID` only.
-        input_node_features: features of this worker's nodes by name, (N_i, ...) each, to set on the first block's
-            sources. With several node types by `type/name`, (N_type, ...), as in `PartitionData.node_features`.
-        output_node_features: likewise for the destinations of the last block, such as labels.
-        output_device: device of the blocks; default the CPU. On GPUs they are graphs of sar's, for the same layers, and
-            not DGL's, because most builds of DGL are for the CPU only.
+        fanouts: number of in-edges to draw per node for each layer, input layer first; -1 for all. An entry may be a
+            dictionary with the number for every edge type.
+        prob: edge feature with sampling weights, (E,) or (E, 1), from 0 to 1e200, not necessarily normalised. Edges of
+            weight 0 are never drawn. Edge types without this feature are sampled uniformly. Default: uniform.
+        replace: draw with replacement, always `fanout` edges for a node with in-edges. Default False.
+        copy_edata: copy the graph's edge features to the blocks. If False, blocks only have `dgl.EID`. Default True.
+        input_node_features: features of this worker's nodes by name, (N_i, ...), to set on the sources of the first
+            block. With several node types by `type/name`, (N_type, ...), as in `PartitionData.node_features`.
+        output_node_features: features to set on the destinations of the last block, such as labels.
+        output_device: device of the blocks. Default: the CPU. On GPUs, blocks are graphs of sar, which the same layers
+            accept, because most builds of DGL support the CPU only.
 
     Raises:
-        ConfigError: for arguments of another form.
+        ConfigError: for invalid arguments.
     """
 
     def __init__(
@@ -100,42 +100,41 @@ class DistNeighborSampler:
                     )
 
     def sample(self, full_graph_manager: GraphShardManager, seeds: Seeds) -> Any:
-        """Sample one batch; called by all workers together.
+        """Sample one batch. All workers must call this together.
 
         Draws depend on torch's random state.
 
         Args:
             full_graph_manager: the graph, from `construct_full_graph`, in any mode.
-            seeds: this worker's nodes: global IDs, (S,) integer, or rows by type as `construct_mfgs` takes them; may be
+            seeds: nodes of this worker: global IDs, (S,) integer, or row numbers by type as in `construct_mfgs`; may be
                 empty.
 
         Returns:
-            One `DGLBlock` a layer, input layer first. See `output_device`.
+            One `DGLBlock` per layer, input layer first. See `output_device`.
 
         Raises:
-            GraphError: for seeds that do not exist, are given twice, or are of another partition; for a message flow
-                graph.
-            FieldError: for fields that are not there, or not fit.
+            GraphError: for seeds that do not exist, repeat or belong to another partition, or for a message flow graph.
+            FieldError: for missing or unsuitable features.
             ConfigError: for fan-outs of unknown edge types.
-            CommunicationError: if another worker raised, or asks for something else.
+            CommunicationError: another worker raised, or made a different call.
         """
         return self.to_graphs(sample_batch(self, full_graph_manager, seeds))
 
     def find_seeds(
         self, graph: GraphShardManager, local: WorkerGraph, seeds: Any, *, foreign: bool
     ) -> tuple[Tensor, LabelShifts]:
-        """The seeds that a user gives, as `draw_batch` takes them; and, if they are edges, shifts of their labels.
+        """Convert the user's seeds for `draw_batch`; for seed edges, also return the shifts of their labels.
 
-        `local` is of the source of batches, and `foreign` allows seeds of other workers. Called by all workers
+        `local` belongs to the source of batches, and `foreign` allows seeds of other workers. Called by all workers
         together, inside `group.guard()`.
         """
         return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign), {}
 
     def prepare(self, graph: GraphShardManager, call: str = "comparing features") -> SamplingSource:
-        """The source of batches; made by all workers together, anew if features or settings have changed on any.
+        """Return the source of batches. All workers rebuild it if features or settings have changed on any of them.
 
-        The workers agree on `call`. Changes in place show in the version of a tensor, except those by numpy,
-        by `.data` and in inference mode.
+        The workers agree on `call`. A tensor's version reveals changes in place, except those by numpy, by `.data` and
+        in inference mode.
         """
         with session.current_group().guard() as group:
             self._check()
@@ -155,7 +154,7 @@ class DistNeighborSampler:
             return self._prepared[0]
 
     def to_graphs(self, batch: Batch) -> Any:
-        """A sampled batch as graphs of DGL, or of sar off the CPU, on the output device: a list of blocks."""
+        """Convert a batch to a list of blocks on the output device: DGL's on the CPU, sar's elsewhere."""
         device, blocks = torch.device(self.output_device or "cpu"), []
         for layer in batch.layers:
             edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
@@ -168,7 +167,7 @@ class DistNeighborSampler:
         return blocks
 
     def to_data(self, batch: Batch, shifts: LabelShifts) -> Any:
-        """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
+        """Convert a batch to PyTorch Geometric's `Data` or `HeteroData` on the output device."""
         from sar.adapters.pyg.graph import LayerEdges, make_batch
 
         layers = batch.layers
@@ -180,7 +179,7 @@ class DistNeighborSampler:
         return data if self.output_device is None else data.to(self.output_device)
 
     def in_edges(self, graph: GraphShardManager) -> list[InEdges]:
-        """The graph's in-edges, which are kept as long as no others are asked for."""
+        """Return the graph's in-edges, cached until another graph or other edge types are requested."""
         structure, etypes, edges = self._edges
         if structure is not graph._structure or etypes != graph.canonical_etypes:
             edges = in_edges(graph)
@@ -188,7 +187,7 @@ class DistNeighborSampler:
         return edges
 
     def fanouts_by_type(self, graph: GraphShardManager) -> list[list[int]]:
-        """The fan-outs of every layer, by edge type in the graph's order; `ALL` for -1."""
+        """Return the fan-outs of every layer, by edge type in the graph's order; `ALL` stands for -1."""
         fanouts = []
         for layer, fanout in enumerate(self.fanouts):
             given = by_etype(graph, fanout)
@@ -209,7 +208,7 @@ def sample_batch(sampler: Any, graph: GraphShardManager, seeds: Any) -> Batch:
 
 
 def by_etype(graph: GraphShardManager, given: Any) -> dict[CanonicalEtype, Any]:
-    """The values of a dictionary by canonical edge type; one that is not in a dictionary is that of all edge types."""
+    """Expand values to a dictionary by canonical edge type; a value that is no dictionary applies to all edge types."""
     if not isinstance(given, Mapping):
         return dict.fromkeys(graph.canonical_etypes, given)
     return {graph.to_canonical_etype(etype): value for etype, value in given.items()}

@@ -1,8 +1,8 @@
-"""Seeds that are edges: as users give them, in equal shares for all workers, and with the edges back.
+"""Seed edges: reading them from arguments, splitting them evenly over workers, and finding their reverse edges.
 
 [Note: seed edges]
-An edge is on the owner of its destination, but its ID does not say who that is. So the data that batches need of their
-seeds is looked up once, when a loader is made. A seed is then a row of a table, (S, 7) int64, with the columns below.
+An edge is on the owner of its destination, but its ID does not tell the owner. So a new loader looks up once the data
+that batches need. A seed is then a row of a table, (S, 7) int64, with the columns below.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,9 +39,9 @@ class SeedColumn:
 
 
 def edge_ids(graph: GraphShardManager, edges: SeedEdges) -> Tensor:
-    """As `global_ids`, of edges: their `dgl.EID`. A mask that is not by type is for a graph of one edge type.
+    """Like `global_ids` for edges: returns their `dgl.EID`. A mask without a type requires a graph of one edge type.
 
-    Unknown types are a `FieldError`.
+    Raises `FieldError` for unknown types.
     """
     if not isinstance(edges, Mapping):
         edges = torch.as_tensor(edges, device="cpu")
@@ -53,19 +53,19 @@ def edge_ids(graph: GraphShardManager, edges: SeedEdges) -> Tensor:
 
 
 def split_edges(graph: GraphShardManager, edges: SeedEdges) -> Tensor:
-    """Give every worker the same number of seed edges, or one more, as `split_seeds` does with nodes.
+    """Redistribute seed edges evenly over the workers, as `split_seeds` does with nodes.
 
-    Called by all workers together.
+    All workers must call this together.
 
     Args:
         graph: the whole graph.
-        edges: edges into this worker's nodes: `dgl.EID`, rows by type, or masks, as `DataLoader` takes them.
+        edges: edges into this worker's nodes: `dgl.EID`, rows by type, or masks, as for `DataLoader`.
 
     Returns:
-        (S,) int64 `dgl.EID`, of all types, ascending; some may be of edges into other workers' nodes.
+        (S,) int64 `dgl.EID` of all types, ascending; some may be edges into other workers' nodes.
 
     Raises:
-        GraphError, FieldError: for edges that are not this worker's own, do not exist, or are given twice.
+        GraphError, FieldError: for edges of other workers, edges that do not exist, or duplicates.
     """
     with session.current_group().guard() as group:
         group.agree("split_edges")
@@ -78,17 +78,17 @@ def split_edges(graph: GraphShardManager, edges: SeedEdges) -> Tensor:
 def look_up_edges(
     graph: GraphShardManager, source: WorkerGraph, ids: Tensor, reverse: Sequence[Tensor | None], *, foreign: bool
 ) -> Tensor:
-    """Rows of this worker's seed edges: see [Note: seed edges]; by all workers together, inside `group.guard()`.
+    """Return the rows of this worker's seed edges: see [Note: seed edges]. A collective call, inside `group.guard()`.
 
-    `reverse` has, for every edge type, `SeedColumn.REVERSE` of this worker's edges by position, (E_type,) int64.
-    `foreign` and errors are as in `check_seeds`; edges without IDs of their own are also an error.
+    `reverse` holds, for every edge type, `SeedColumn.REVERSE` of this worker's edges by position, (E_type,) int64.
+    `foreign` and errors are as in `check_seeds`; edges without IDs are also an error.
     """
     group = session.current_group()
     ids = check_seeds(ids, None, foreign=foreign)
     own = torch.cat([relation.ids for relation in source.relations]).sort().values
     if bool((own.diff() == 0).any()):
         raise GraphError(
-            "Several edges have one ID, in `graph.edata[dgl.EID]`; seeds need edges with IDs of their own."
+            "Several edges have the same ID in `graph.edata[dgl.EID]`; seeds need edges with distinct IDs."
         )
     ranges = group.gather_numbers([int(own[0]), int(own[-1])] if len(own) else [0, -1], "edge IDs")
     asked = [
@@ -98,7 +98,7 @@ def look_up_edges(
     by_id = [relation.ids.sort() for relation in source.relations]
 
     def rows_of(request: list[Tensor]) -> list[Tensor]:
-        """Rows of those edges that this worker has; -1 of others."""
+        """Rows of this worker's edges; -1 for other edges."""
         (wanted,) = request
         rows = torch.full((len(wanted), SeedColumn.NUMBER), -1, device="cpu")
         for number, (relation, (known, order), back) in enumerate(zip(source.relations, by_id, reverse, strict=True)):
@@ -138,21 +138,21 @@ def reverse_edges(
     etype: str | CanonicalEtype | None = None,
     reverse_etype: str | CanonicalEtype | None = None,
 ) -> Tensor:
-    """For each of this worker's edges (u, v) the ID of an edge (v, u); called by all workers together.
+    """Find the reverse edge (v, u) of each of this worker's edges (u, v). All workers must call this together.
 
-    Of several edges between two nodes the k-th belongs to the k-th back, by original ID if the data has these, else
-    by `dgl.EID`.
+    The k-th of several edges between two nodes is matched with the k-th reverse edge, in order of original ID if
+    available, else of `dgl.EID`.
 
     Args:
         graph: the whole graph.
-        etype: edge type; may be left out if there is one.
-        reverse_etype: the type of the edges back; default `etype`.
+        etype: edge type; optional if there is only one.
+        reverse_etype: type of the reverse edges. Default: `etype`.
 
     Returns:
-        (E_i,) int64 `dgl.EID`, in the order of `graph.edges[etype].data`; -1 if there is no edge back.
+        (E_i,) int64 `dgl.EID`, in the order of `graph.edges[etype].data`; -1 for edges without a reverse edge.
 
     Raises:
-        GraphError: if `reverse_etype` does not lead back, or for a message flow graph.
+        GraphError: `reverse_etype` does not lead back, or the graph is a message flow graph.
         FieldError: for unknown types.
     """
     with session.current_group().guard() as group:
@@ -179,7 +179,7 @@ def reverse_edges(
 
         rows_back, _, _, keys_back = by_ends(back)
         ids_back = pad(graph.edges[back].data[EID].cpu()[rows_back], (0, 1), value=-1)
-        keys_back = pad(keys_back, (0, 1), value=-1)  # which is of no edge
+        keys_back = pad(keys_back, (0, 1), value=-1)  # matches no edge
 
         def find(request: list[Tensor]) -> list[Tensor]:
             """IDs of edges, -1 if there are none; `copy` counts the edges between the same nodes before each."""

@@ -1,9 +1,9 @@
-"""Seeds that are nodes: as users give them, in equal shares for all workers, and in batches.
+"""Seed nodes: reading them from arguments, splitting them evenly over workers, and dividing them into batches.
 
 [Note: which seeds are close]
 Two seeds are close if an edge joins them or if they read the same node. So METIS divides the graph of all edges into
-this worker's seeds, remote sources included, into about as many parts as there are batches. A part may have a few more
-seeds than its batch; these fill up other batches.
+this worker's seeds, including remote sources, into about one part per batch. If a part has more seeds than its batch
+holds, the surplus goes to other batches.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from sar.errors import ConfigError, GraphError
 from sar.logging_setup import logger
 
 CPU: Final = torch.device("cpu")
-IMBALANCE = 0.03  # how many more seeds than the mean a part of METIS may have: 3 %, its own default
+IMBALANCE = 0.03  # METIS parts may exceed the mean number of seeds by 3 %, which is its default
 
 
 def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
-    """The nodes as global IDs of all types together, (S,), in the order given; masks in ascending order.
+    """Convert nodes, given as for `DataLoader`, to global IDs of all types, (S,), in order; masks in ascending order.
 
-    They are given as `DataLoader` takes them. IDs are not looked at; `GraphError` for unknown types, rows that do not
-    exist or are given twice, and masks of another length. Inside `group.guard()`.
+    Does not check IDs. Raises `GraphError` for unknown types, invalid or repeated rows, and masks of another length.
+    Inside `group.guard()`.
     """
     if not isinstance(nodes, Mapping):
         nodes = torch.as_tensor(nodes, device="cpu")
@@ -54,11 +54,10 @@ def ids_of_rows(given: Mapping[Any, Tensor], ids: Mapping[Any, Tensor]) -> Tenso
 
 
 def check_seeds(seeds: Tensor, node_ranges: Sequence[tuple[int, int]] | None, *, foreign: bool = False) -> Tensor:
-    """This worker's seeds as int64 on the CPU; `GraphError` for those that are no nodes, given twice, or of others.
+    """Return this worker's seeds as int64 on the CPU; `GraphError` for invalid, repeated or other workers' nodes.
 
-    `node_ranges` are those of the graph, None if the seeds are known to be nodes that this worker may use. `foreign`
-    allows nodes of other partitions that no other worker has too, and makes this a collective call. Inside
-    `group.guard()`.
+    `node_ranges` are the graph's; None if the seeds are known to be valid. `foreign` allows nodes of other partitions
+    if no two workers share one, which makes this a collective call. Inside `group.guard()`.
     """
     group = session.current_group()
     allowed, whole = (0, node_ranges[-1][1] if node_ranges else 2**63 - 1), "the graph"
@@ -85,22 +84,21 @@ def check_seeds(seeds: Tensor, node_ranges: Sequence[tuple[int, int]] | None, *,
 
 
 def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
-    """Give every worker the same number of seeds, or one more; called by all workers together.
+    """Redistribute the seeds evenly: workers get equal numbers, up to one. All workers must call this together.
 
-    The first level of the split in "DistDGL: Distributed Graph Neural Network Training for Billion-Scale Graphs" (Zheng
-    et al., 2020), which cuts the seeds into equal ranges of IDs; the second, among the trainers of one partition, has
-    nothing to do here, if a partition has one worker. A worker keeps as many of its own seeds as its share allows,
-    so that no other split into equal shares has fewer foreign seeds; only the surplus moves, the highest IDs first.
+    Implements the first level of the split in "DistDGL: Distributed Graph Neural Network Training for Billion-Scale
+    Graphs" (Zheng et al., 2020), among workers. Only the surplus of a worker moves, highest IDs first, so no other even
+    split moves fewer seeds.
 
     Args:
         graph: the whole graph.
-        seeds: this worker's own: global IDs, rows by type, or masks, as `DataLoader` takes them.
+        seeds: this worker's nodes: global IDs, rows by type, or masks, as for `DataLoader`.
 
     Returns:
-        (S,) int64 global IDs, ascending; some may be of other partitions. Equal seeds give equal shares.
+        (S,) int64 global IDs, ascending; some may belong to other partitions. Deterministic.
 
     Raises:
-        GraphError: for seeds that are not this worker's own, do not exist, or are given twice.
+        GraphError: for seeds of other workers, seeds that do not exist, or duplicates.
     """
     with session.current_group().guard() as group:
         group.agree("split_seeds")
@@ -119,17 +117,17 @@ def equal_share(seeds: Tensor) -> Tensor:
 
 
 def plan_moves(counts: Sequence[int]) -> list[list[int]]:
-    """How many of its `counts[p]` seeds each worker p gives to each worker q, [p][q]; it keeps [p][p].
+    """Return how many of its `counts[p]` seeds each worker p sends to each worker q, as [p][q]; it keeps [p][p].
 
-    A worker with c seeds and a share of q takes at least max(0, q - c) foreign ones. The sum of these is least when the
-    shares that are one larger go to the workers with most seeds.
+    A worker with c seeds and a share of q receives at least max(0, q - c). The total is smallest if the workers with
+    the most seeds get the shares that are larger by one.
     """
     workers = range(len(counts))
     share, rest = divmod(sum(counts), len(counts))
     shares = [share] * len(counts)
     for worker in sorted(workers, key=lambda p: -counts[p])[:rest]:
         shares[worker] += 1
-    # All surplus in one line, and all that is missing in a second one: seeds move where both overlap.
+    # Lay all surplus seeds on one line and all missing ones on a second line. Seeds move where both lines overlap.
     surplus = [max(count - wanted, 0) for count, wanted in zip(counts, shares, strict=True)]
     missing = [max(wanted - count, 0) for count, wanted in zip(counts, shares, strict=True)]
     given = [0, *accumulate(surplus)]
@@ -147,33 +145,32 @@ def _rows_of_mask(what: str, mask: Tensor, count: int) -> Tensor:
 
 
 class SeedBatches:
-    """This worker's seeds in batches; all workers have the same number of batches.
+    """Divides this worker's seeds into batches, equally many on all workers.
 
-    Without `drop_last` there are as many batches as the worker with most seeds needs, and each seed is in one batch of
-    every epoch. That worker, and those that need as many, cut their seeds as `torch.utils.data.DataLoader` does: whole
-    batches and the rest. The others spread theirs evenly over all batches, whose sizes differ by one at most; where
-    there are fewer seeds than batches, some are empty.
+    By default, the worker with the most seeds sets the number of batches, and each seed is in one batch per epoch.
+    Workers that need this number of batches fill them as `torch.utils.data.DataLoader` does; the other workers spread
+    their seeds evenly, so batch sizes differ by at most one, and some batches may be empty.
 
-    With `drop_last` there are as many batches as the worker with fewest seeds can fill, all whole. What is left over
-    sits out the epoch: the end of the seeds, or of their new order with `shuffle`.
+    With `drop_last`, the worker with the fewest seeds sets the number of batches, and all batches are full. The last
+    seeds (after shuffling) are dropped in this epoch.
 
-    `optimized` fixes which seeds come together. `shuffle` then changes the order of the batches, and `drop_last` leaves
-    out the seeds of the last, smaller batch in every epoch.
+    With `optimized`, the seeds of a batch are fixed: `shuffle` permutes the batches, and `drop_last` drops the smaller
+    last batch in every epoch.
 
-    Called by all workers together.
+    All workers must create it together.
 
     Args:
-        seeds: this worker's, (S,) integer global IDs; may be empty.
-        batch_size: seeds in a batch, at least 1; the same on every worker.
-        drop_last: only whole batches.
-        shuffle: another order in every epoch.
-        seed: of the shuffling; with the number of the epoch and the rank it determines the order.
-        optimized: the graph whose edges bring seeds that share neighbours into one batch; None takes them as they come.
+        seeds: this worker's seeds, (S,) integer global IDs; may be empty.
+        batch_size: seeds per batch, at least 1; the same on all workers.
+        drop_last: drop incomplete batches. Default False.
+        shuffle: reshuffle in every epoch. Default False.
+        seed: seed for shuffling, combined with the epoch and the rank. Default 0.
+        optimized: graph whose edges decide which seeds share neighbors and go into one batch. Default None keeps order.
 
     Raises:
-        GraphError: for seeds that are negative, or given twice.
+        GraphError: for negative or repeated seeds.
         ConfigError: for a batch size below 1.
-        CommunicationError: if another worker raised, or passes other settings.
+        CommunicationError: another worker raised, or passed different settings.
     """
 
     def __init__(
@@ -211,9 +208,9 @@ class SeedBatches:
         return self._count
 
     def epoch(self, number: int) -> list[Tensor]:
-        """The batches of an epoch, `len(self)` tensors of global IDs, (S_batch,) int64; not a collective call.
+        """Return the batches of an epoch, `len(self)` tensors of global IDs, (S_batch,) int64. Not a collective call.
 
-        The same number of the epoch gives the same batches.
+        Deterministic for a given epoch number.
         """
         if self._fixed is not None:
             return [self._fixed[k] for k in self._order(len(self._fixed), number)[: self._count].tolist()]
@@ -229,7 +226,7 @@ class SeedBatches:
 
 
 def _sizes(num_seeds: int, count: int, batch_size: int, drop_last: bool) -> list[int]:
-    """How many seeds are in each of a worker's batches; with `drop_last` of all that it can fill, `count` or more."""
+    """The number of seeds in each of a worker's batches; with `drop_last` all full batches, at least `count`."""
     whole, rest = divmod(num_seeds, batch_size)
     if drop_last:
         return [batch_size] * whole
@@ -241,7 +238,7 @@ def _sizes(num_seeds: int, count: int, batch_size: int, drop_last: bool) -> list
 def group_neighbors(graph: GraphShardManager, seeds: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Divide distinct seeds, (S,) int64 global IDs, into batches of these sizes: see [Note: which seeds are close].
 
-    Seeds beyond the sum of the sizes are left out. Of seeds of other partitions only edges to own seeds are known.
+    Seeds beyond the sum of the sizes are dropped. For seeds of other partitions, only edges to own seeds are known.
     """
     largest = max(sizes, default=0)
     num_parts = round(len(seeds) / max(largest, 1))

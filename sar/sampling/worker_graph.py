@@ -46,12 +46,12 @@ class TypeRuns(NamedTuple):
     """Consecutive global IDs of nodes of one type, of all workers, ascending."""
 
     starts: Tensor  # (R,) int64, the first ID of each run
-    types: Tensor  # (R,) int64, numbers of node types; those that the graph of one edge type lacks come last
+    types: Tensor  # (R,) int64, numbers of node types; types that the graph of one edge type lacks come last
     rows: Tensor  # (R,) int64, the row of the first node among its worker's nodes of the type
 
     @classmethod
     def gathered(cls, graph: GraphShardManager) -> "TypeRuns":
-        """Those of all workers, which call this together."""
+        """Gather the runs of all workers; a collective call."""
         columns = []
         for number, ntype in enumerate(dict.fromkeys([*graph.ntypes, *graph._structure.src.ids])):
             ids = graph._structure.src.ids[ntype].cpu()
@@ -95,7 +95,7 @@ class WorkerGraph:
 
     @cached_property
     def _only_starts(self) -> dict[str, int]:
-        """The first of this worker's nodes of the types that it has in one run, as partitioners leave them, or not."""
+        """The first of this worker's nodes of each type whose nodes form a single run, as from partitioners."""
         start, end = self.node_ranges[self.part]
         own = (self.runs.starts >= start) & (self.runs.starts < end)
         found = {ntype: self.runs.starts[own & (self.runs.types == k)] for k, ntype in enumerate(self.node_types)}

@@ -1,4 +1,4 @@
-"""Work on long lists of IDs in pieces, so that temporaries stay small beside the lists."""
+"""Operations on long lists of IDs in pieces, to keep temporaries small."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PIECE = 2**14
-"""IDs in a piece: 128 KB as int64, so that the processor's cache holds it, and the allocator takes it from a heap."""
+"""IDs in a piece: 128 KB as int64, which fits in the processor's cache and is allocated from a heap."""
 
 
 def pieces(count: int, size: int = PIECE) -> Iterator[slice]:
@@ -26,14 +26,14 @@ def to_offsets(counts: Tensor) -> Tensor:
 
 def less_first(ids: Tensor, first: int) -> Tensor:
     """`ids - first` as int32, (E,)."""
-    # Both are taken modulo 2**32, so that no copy in int64 is needed.
+    # Both are taken modulo 2**32, which avoids a copy in int64.
     return ids.to(torch.int32, copy=True).sub_((first + 2**31) % 2**32 - 2**31)
 
 
 def number_distinct(ids: Tensor, bound: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The distinct IDs, ascending, how often each is there, and the position of each given one among them; int32.
+    """The distinct IDs, ascending, the count of each, and the position of each input ID among them; int32.
 
-    If they are many, by counting them, which is faster than sorting; `bound` is one more than the greatest.
+    Many IDs are counted instead of sorted, which is faster; `bound` is one more than the greatest ID.
     """
     if len(ids) < bound // 2:
         distinct, places, counts = ids.unique(return_inverse=True, return_counts=True)
@@ -46,20 +46,20 @@ def number_distinct(ids: Tensor, bound: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def first_of_equals(ascending: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of ascending IDs differ from the one before, (n,)."""
+    """Whether each of the ascending IDs differs from its predecessor, (n,)."""
     first = np.ones(len(ascending), np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
     return first
 
 
 def distinct(ids: Tensor) -> Tensor:
-    """As `ids.unique()` on the CPU, several times faster: NumPy sorts with vector instructions."""
+    """Like `ids.unique()` on the CPU, but several times faster: NumPy sorts with vector instructions."""
     ascending = np.sort(ids.numpy())
     return torch.from_numpy(ascending[first_of_equals(ascending)])
 
 
 def is_permutation(ids: Tensor, start: int, end: int) -> bool:
-    """Whether IDs, (n,), are `start` to `end` - 1, each once."""
+    """Whether IDs, (n,), are a permutation of `start` to `end` - 1."""
     if len(ids) != end - start:
         return False
     if bool((ids[1:] > ids[:-1]).all()):
@@ -70,7 +70,7 @@ def is_permutation(ids: Tensor, start: int, end: int) -> bool:
 
 
 def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The positions of numbers among ascending ones, (N,), and whether they are there; else any position."""
+    """The positions of numbers in an ascending list, (N,), and whether they are in it; otherwise any position."""
     place = torch.searchsorted(known, wanted)
     if not len(known):
         return place, torch.zeros_like(place, dtype=torch.bool)
@@ -79,7 +79,7 @@ def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_sorted(keys: Tensor, ties: Tensor | None) -> bool:
-    """Whether `keys` ascend, and among equal ones `ties`."""
+    """Whether `keys` ascend, and `ties` ascend among equal keys."""
     if ties is None:
         return bool((keys[1:] >= keys[:-1]).all())
     after = keys[1:] > keys[:-1]

@@ -1,4 +1,4 @@
-"""Makes what outlives a call, such as caches, outside of the modes that hold during the call."""
+"""Creates tensors that outlive a call, such as caches, outside the modes of the call."""
 
 import sys
 from collections.abc import Callable
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def lasting(make: Callable[P, T]) -> Callable[P, T]:
-    """Decorator of functions whose tensors are kept: these are ordinary ones, in any mode of the caller.
+    """Decorator of functions whose tensors are kept: they are ordinary tensors in any mode of the caller.
 
-    Autograd refuses to save tensors that were made in inference mode. Those of torch's fake mode have no values.
+    Autograd cannot save tensors that were created in inference mode. Tensors of torch's fake mode have no values.
     """
 
     @wraps(make)

@@ -1,7 +1,7 @@
-"""Memory of tensors out of core: it lies in a file, so that it can leave RAM between the turns of a worker.
+"""Memory of tensors out of core: it is in a file, so it can leave RAM between the turns of a worker.
 
-Only workers that share a process have such a file (`sar.outofcore`). The tensors of all others are allocated as ever.
-The file belongs to the thread and is no argument, because kernels and readers get tensors only and know no worker.
+Only workers that share a process have such a file (`sar.outofcore`); otherwise tensors are allocated as usual.
+The file belongs to the thread rather than being an argument, because kernels and readers only receive tensors.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from torch import Tensor
 from sar.host.per_thread import PerThread
 
 LEAST_BYTES = 2**13
-"""Smaller tensors stay in memory. There are p x p blocks of edges, so many are that small."""
+"""Smaller tensors stay in memory. Many of the p x p blocks of edges are smaller."""
 
 
 class TensorFile(Protocol):
     """A file with tensors that is mapped into memory, for one type of device.
 
-    at_hand: bytes of all partitions' rows that stay in memory from one turn to the next; the same on all workers.
+    at_hand: limit in bytes for rows of all partitions that stay in memory between turns; the same on all workers.
     """
 
     device: str
@@ -30,10 +30,10 @@ class TensorFile(Protocol):
         """An uninitialised tensor in the file."""
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor in the file, which nobody changes."""
+        """A constant copy of a tensor in the file."""
 
     def use(self, tensor: Tensor) -> object:
-        """Read a tensor into memory that is used now."""
+        """Read a tensor into memory before its use."""
 
 
 tensor_file: Final = PerThread[TensorFile | None](None)
@@ -41,7 +41,7 @@ tensor_file: Final = PerThread[TensorFile | None](None)
 
 
 def spills(device: torch.device | str) -> bool:
-    """Whether this thread's tensors on a device lie in a file."""
+    """Whether this thread's tensors on a device are in a file."""
     return _file_for(device) is not None
 
 
@@ -60,7 +60,7 @@ def empty_spillable(shape: Sequence[int], dtype: torch.dtype, device: torch.devi
 
 
 def moved_to_file(tensor: Tensor) -> Tensor:
-    """A tensor that is kept for long and never changed, in this thread's file if there is one."""
+    """A long-lived constant tensor, in this thread's file if there is one."""
     file = _file_for("meta" if tensor.is_meta else "cpu")
     return tensor if file is None else file.moved(tensor)
 

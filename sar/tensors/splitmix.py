@@ -1,6 +1,6 @@
 """SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
 
-Random draws and hashes all over sar are `mix(seed + count * STEP)`: they depend on a counter, not on who draws.
+Random draws and hashes in sar are `mix(seed + count * STEP)`: they depend on a counter, not on the worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def mix_tensor(x: Tensor) -> Tensor:
 
 
 def shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shifts int64 right as if it had no sign."""
+    """Shifts int64 right as an unsigned number."""
     return (x >> bits) & (2 ** (64 - bits) - 1)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from sar.tensors.spillable import tensor_file
 
 HALF_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
-"""Numba has no half precisions, and takes their bits instead; the two must differ to be told apart."""
+"""Numba has no half precisions, and takes their bits instead; the two types must be distinct."""
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -33,7 +33,7 @@ def as_numpy(tensor: Tensor | None) -> NDArray[Any]:
         rows = materialize(rows).contiguous()
     if (file := tensor_file.value) is not None:
         file.use(rows)
-    with torch._C._DisableTorchDispatch():  # else a mode would see three operations, each slower than all of this
+    with torch._C._DisableTorchDispatch():  # else a mode sees three operations, each slower than this function
         if rows.requires_grad or rows.dtype in HALF_BITS:
             rows = rows.detach().view(HALF_BITS.get(rows.dtype, rows.dtype))
         return rows.numpy().reshape(-1)

@@ -1,11 +1,11 @@
 """`sar.check_model`: compares several workers with one process, and names the first module that differs.
 
 [Note: two runs]
-Each worker reads the same sample and runs the model on it; then all run it together, each with its share. Both runs
-are in float64 if the model allows it, so that differences are no rounding errors, and without dropout, because
-workers draw other numbers than one process. Modules are compared by sums of powers over all rows, which depend neither
-on the order of rows nor on the number of calls (one for each tile of messages). Inner modules have hooks only in a
-second pair of runs, if the first differ, because layers may take a slower path around modules with hooks.
+Each worker reads the same sample and runs the model on it; then all workers run it together, each with its share. Both
+runs are in float64 if possible, so differences are not rounding errors, and without dropout, because workers draw
+different numbers than one process. Modules are compared by sums of powers over all rows, which depend neither on the
+order of rows nor on the number of calls (one per tile of messages). If the two runs differ, a second pair of runs adds
+hooks to inner modules; they are not used at first because layers may take a slower path with hooks.
 """
 
 import re
@@ -37,26 +37,30 @@ from sar.outofcore.workers import run_in_turns
 Parts = dict[int, PartitionData]
 LossOf = Callable[[nn.Module, PartitionData], Tensor]
 Event = tuple[str, str, int]  # a module, "input", "output", "loss" or "gradient", and which tensor of several
-Results = dict[Event, Tensor]  # power sums of inputs and outputs; the others as they are
+Results = dict[Event, Tensor]  # power sums of inputs and outputs; losses and gradients unchanged
 
 
 def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes: int = 10_000) -> str:
-    """Compare outputs, loss and gradients of all workers with those of one process; returns the result in words.
+    """Compare outputs, loss and gradients of the distributed model with one process. A collective call.
 
-    Finds code that takes one worker's rows for all, such as `x.mean(0)`, `BatchNorm1d` or a loss divided by the local
-    count. A single worker is compared to two workers of its process. Computes in float64 and without dropout, on copies
-    of the model with the parameters of worker 0, and leaves torch's random state as it is. A collective call.
+    Finds code that uses one worker's rows instead of all, such as `x.mean(0)`, `BatchNorm1d` or a loss divided by the
+    local count. A single worker is compared with two workers in its process. Computes in float64 without dropout, on
+    copies of the model with the parameters of worker 0, and does not change torch's random state.
 
     Args:
-        model: in training or evaluation mode, as it is to be checked.
-        loss_of: called as `loss_of(model, data)` with a worker's partition. Makes the graph and returns the loss as the
-            training script does, before its backward. Features and labels must come from `data`.
+        model: in training or evaluation mode.
+        loss_of: called as `loss_of(model, data)` with a worker's partition. Creates the graph and returns the loss as
+            in the training script, before the backward. Features and labels must come from `data`.
         directory: the partition directory, or its JSON file.
-        nodes: about how many nodes to check. In a larger graph they are every k-th of each type, and in-edges from
-            others begin at the nearest of them. Memory: the model on these nodes, and a partition while it is read.
+        nodes: approximate number of nodes to check. In a larger graph, every k-th node of each type is checked, and
+            edges from other nodes start at the nearest checked node. Needs memory for the model on these nodes, and for
+            a partition while it is read. Default 10,000.
+
+    Returns:
+        A description of the result.
 
     Raises:
-        ConfigError: on all workers, if anything differs. Names the first module that does, and the likely cause.
+        ConfigError: on all workers, if anything differs. Names the first module that differs, and the likely cause.
     """
     while isinstance(model, nn.parallel.DistributedDataParallel) or "_orig_mod" in model._modules:  # torch.compile
         model = next(model.children())
@@ -81,16 +85,16 @@ class _Check:
 
     def __init__(self, model: nn.Module, loss_of: LossOf, parts: Parts, ranges: list[tuple[int, int]]) -> None:
         self.model, self.loss_of, self.parts, self.ranges = deepcopy(model), loss_of, parts, ranges
-        sync_params(self.model)  # those of worker 0, as at the beginning of training
+        sync_params(self.model)  # as at the beginning of training
         self.dtype, self.tolerance = torch.float64, 1e-6
         try:
             self.alone = self.run()
-        except Exception:  # such as of code that makes float32 tensors
+        except Exception:  # for example because code creates float32 tensors
             self.dtype, self.tolerance = torch.float32, 1e-3
             self.alone = self.run()
 
     def run(self, rank: int | None = None, *, traced: bool = False, seed: int = 0) -> Results:
-        """Run a copy of the model, forward and backward, as one of the workers, or on one process with all nodes."""
+        """Run forward and backward of a copy of the model, as one of the workers or in one process with all nodes."""
         model, parts = deepcopy((self.model, self.parts))
         (model.double() if self.dtype == torch.float64 else model.float()).zero_grad()
         for module in model.modules():
@@ -108,7 +112,7 @@ class _Check:
                     found[name, what, i] = _power_sums(x) + found.get((name, what, i), 0)
 
         for name, module in model.named_modules() if traced else [("", model)]:
-            if name.endswith(("aggr_module", "leaky_relu", "attn_drop")):  # hooks there keep layers off the fast path
+            if name.endswith(("aggr_module", "leaky_relu", "attn_drop")):  # hooks on these disable fast paths
                 continue
             module.register_forward_pre_hook(partial(note, name, "input"), with_kwargs=True)
             module.register_forward_hook(partial(note, name, "output"))
@@ -157,19 +161,19 @@ class _Check:
 
 
 def _differing(one: Results, other: Results, workers: int, tolerance: float) -> list[Event]:
-    """The results of one process that are not the sums of the others over workers; all gradients if they are 0."""
+    """The results of one process that differ from the workers' sums; all gradients if the sums are 0."""
     totals = [other.get(event, torch.zeros_like(x)) for event, x in one.items()]
     wrong, largest = [], max((float(x.norm()) for (_, what, _), x in one.items() if what == "gradient"), default=0.0)
     for ((_, what, _), x), total in zip(one.items(), all_sum(totals) if workers > 1 else totals, strict=True):
-        traced = what in ("input", "output")  # of all rows, or of one tensor on each worker, such as a pooled graph
+        traced = what in ("input", "output")  # over all rows, or equal on all workers, such as a pooled graph
         scale = x[1] + tolerance * (x[1, 0] + 1) if traced else x.norm() + tolerance * largest
         same = [((total - n * x).abs() < n * tolerance * scale).all() for n in ((1, workers) if traced else (1,))]
-        wrong.append(not any(same))  # also if there are NaN
+        wrong.append(not any(same))  # NaN also counts as wrong
     return [e for e, bad in zip(one, all_max(torch.tensor(wrong)) if workers > 1 else wrong, strict=True) if bad]
 
 
 class _DropoutOff(TorchFunctionMode):
-    """Makes functional dropout the identity."""
+    """Replaces functional dropout by the identity."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if re.fullmatch("(feature_)?(alpha_)?dropout([123]d|_)?", getattr(func, "__name__", "")):
@@ -178,13 +182,13 @@ class _DropoutOff(TorchFunctionMode):
 
 
 def _power_sums(x: Tensor) -> Tensor:
-    """Sums of x^k and |x|^k over all elements for k = 0 to 4, (2, 5); of a scalar, which may be a share, for k = 1."""
+    """Sums of x^k and |x|^k over all elements for k = 0 to 4, (2, 5); only k = 1 for scalars, which may be shares."""
     x = x.detach().double().nan_to_num(0, 0, 0).cpu()
     return torch.stack([(y ** (k if x.dim() else min(k, 1))).sum() for y in (x, x.abs()) for k in range(5)]).view(2, 5)
 
 
 def _read_sample(directory: StrPath, nodes: int, workers: int) -> tuple[Parts, list[tuple[int, int]]]:
-    """Read about `nodes` nodes of a directory, by partition, and divide their new IDs among the workers."""
+    """Read about `nodes` nodes of a directory by partition, and divide their new IDs among the workers."""
     spec = read_partition_json(directory)
     step = max(1, -(-int(spec.node_ranges.max()) // max(nodes, 1)))
     pieces = 1 if spec.num_parts >= workers else workers  # of a partition, with equal shares of each type
@@ -198,7 +202,7 @@ def _read_sample(directory: StrPath, nodes: int, workers: int) -> tuple[Parts, l
     bounds = runs_of([sum(counts[i : i + pieces]) for i in range(0, len(counts), pieces)])  # of partitions
 
     def find(ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The new ID of each node, of the nearest sampled node before it, and -1 if it is not sampled itself."""
+        """By node: the new ID of the nearest sampled node up to it; and its own new ID, or -1 if it is not sampled."""
         place = torch.searchsorted(sampled, ids, right=True) - 1
         return new_ids[place], torch.where(sampled[place] == ids, new_ids[place], -1)
 

@@ -1,10 +1,10 @@
-"""`save_checkpoint` and `load_checkpoint`: all that training has to go on from, whole at any moment. `save_model`.
+"""Saves and loads the complete training state: `save_checkpoint` and `load_checkpoint`; and models: `save_model`.
 
 [Note: what is saved where]
-Worker 0 writes the state that all workers have alike, the model and the state of torch's optimizers and schedulers,
-once all have compared it. Every worker writes its own state: random states, loaders, buffers that differ, and the rows
-of embeddings with their optimizers' state. Rows are found again by their nodes' original IDs, so on any partitioning.
-How versions come to be, and outlast a kill, is in [Note: versions].
+Worker 0 writes the state that is the same on all workers, that is the model and the state of torch's optimizers and
+schedulers, after all workers have compared it. Every worker writes its own state: random states, loaders, buffers that
+differ, and rows of embeddings with their optimizer state. Rows are stored by original node IDs, to support any
+partitioning. [Note: versions] describes how versions are written and survive a kill.
 """
 
 import hashlib
@@ -43,19 +43,19 @@ class Loader(Protocol):
 
 
 def save_model(path: StrPath, model: nn.Module) -> None:
-    """Save a trained model for use without sar, as one file that worker 0 writes; called by all workers together.
+    """Save a trained model to one file for use without sar. All workers call this together, and worker 0 writes.
 
-    `torch.load(path, weights_only=True)` returns its state dict, which the plain model's `load_state_dict` takes: on
-    the CPU, by names without those of `DistributedDataParallel` and `torch.compile`; `BatchNorm1d` takes what is of a
-    `DistributedBN1D`. Rows of a `DistEmbedding` are not in it.
+    `torch.load(path, weights_only=True)` returns a state dict on the CPU that the plain model's `load_state_dict`
+    accepts: prefixes of `DistributedDataParallel` and `torch.compile` are removed, and the state of `DistributedBN1D`
+    fits `BatchNorm1d`. Rows of a `DistEmbedding` are not included.
 
     Args:
-        path: of the file. Its folder is made if need be; an earlier file is replaced once the new one is on the disk.
-        model: its parameters are alike on all workers; buffers, such as of batch normalisation, are worker 0's.
+        path: the file. Its folder is created if missing. An earlier file is replaced once the new one is on disk.
+        model: parameters must be the same on all workers; buffers, such as running statistics, are worker 0's.
 
     Raises:
-        CheckpointError: if parameters differ between workers, or the file cannot be written.
-        CommunicationError: if another worker raised, or saves something else.
+        CheckpointError: parameters differ between workers, or the file cannot be written.
+        CommunicationError: another worker raised, or made a different call.
     """
     with session.current_group().guard() as group:
         refuse_sharded(model, "save_model")
@@ -66,13 +66,13 @@ def save_model(path: StrPath, model: nn.Module) -> None:
 
 
 def copied_state(model: nn.Module) -> dict[str, Any]:
-    """A copy of a model's state, on the CPU."""
+    """Copy a model's state to the CPU."""
     state = model.state_dict()
     return {key: x.to("cpu", copy=True) if isinstance(x, Tensor) and not is_lazy(x) else x for key, x in state.items()}
 
 
 def _plain_state(model: nn.Module) -> dict[str, Any]:
-    """A model's state on the CPU, by names without those of wrappers around the model or its modules."""
+    """A model's state on the CPU, with the prefixes of wrappers removed from names."""
     # torch.distributed.checkpoint has this, but takes 47 MB and a second to import.
     wrappers = {
         name
@@ -98,31 +98,31 @@ def save_checkpoint(
     extra: Any = None,
     keep: int = 2,
 ) -> None:
-    """Save all that training has to go on from; called by all workers together.
+    """Save the training state so that it can be resumed. All workers must call this together.
 
-    The random states of torch, numpy and Python are also saved. With the same workers and partitioning training goes on
-    bit for bit as it would have. The new version is on the disk, under its name `step-NUMBER`, before an old one goes.
-    The file `latest` in the folder has that name, for people and scripts.
+    Also saves the random states of torch, numpy and Python. With the same workers and partitioning, resumed training is
+    bitwise identical. The checkpoint is named `step-NUMBER` and is on disk before an old one is deleted. The file
+    `latest` in the folder contains its name, for people and scripts.
 
     Args:
-        folder: of this job's checkpoints, which all workers see; it is made if need be.
-        model: alike on all workers, but for buffers, such as of batch normalisation.
-        optimizer: torch's, of parameters that are alike on all workers; `SparseAdam` or `SparseAdagrad`, with its
-            embeddings; or several.
-        scheduler: of learning rates, alike on all workers; or several.
-        step: of training, at least 0.
-        embeddings: those that are neither in `model` nor an optimizer's.
-        loaders: `sar.DataLoader`s, with their place in the epoch, and whatever else each worker has a `state_dict` of,
-            such as `EarlyStopping`.
-        extra: whatever else is needed; worker 0's is saved. Tensors, numbers, strings, and lists, tuples and
-            dictionaries of them.
-        keep: how many checkpoints to keep, at least 1: the ones saved last.
+        folder: folder of this job's checkpoints, which all workers share; created if missing.
+        model: the model. Parameters are the same on all workers; buffers, such as running statistics, may differ.
+        optimizer: an optimizer or a list: of torch, with parameters that are the same on all workers, or `SparseAdam`
+            or `SparseAdagrad`, which are saved with their embeddings.
+        scheduler: a learning rate scheduler or a list, the same on all workers.
+        step: step of training, at least 0. Default 0.
+        embeddings: embeddings that neither `model` nor an optimizer contains.
+        loaders: `sar.DataLoader`s, to save their position in the epoch, and other objects with a `state_dict` on each
+            worker, such as `EarlyStopping`.
+        extra: additional values, saved from worker 0: tensors, numbers, strings, and lists, tuples and dictionaries of
+            these.
+        keep: number of most recent checkpoints to keep, at least 1. Default 2.
 
     Raises:
-        CheckpointError: if a file cannot be written, or `extra` not read back; where parameters, or the
-            state of an optimizer or scheduler, differ between workers. The checkpoints before are still there.
-        ConfigError: if `step` or `keep` is out of range.
-        CommunicationError: if another worker raised, or saves something else.
+        CheckpointError: a file cannot be written, `extra` cannot be read back, or parameters, optimizer states or
+            scheduler states differ between workers. Earlier checkpoints are kept.
+        ConfigError: `step` or `keep` is out of range.
+        CommunicationError: another worker raised, or made a different call.
     """
     group, optimizers = session.current_group(), _several(optimizer)
     with group.guard():
@@ -160,27 +160,27 @@ def load_checkpoint(
     loaders: Loader | Sequence[Loader] | None = None,
     missing_ok: bool = False,
 ) -> dict[str, Any]:
-    """Load the newest whole checkpoint, after reading all of it once; called by all workers together.
+    """Load the newest complete checkpoint, after verifying it. All workers must call this together.
 
-    A damaged one is passed over, with a warning in the log. With another number of workers or another partitioning,
-    `sar.DataLoader`s begin their epoch again; with another number of workers, buffers that differed are worker 0's, and
-    workers that were not there draw random numbers of their own, but those that all drew alike.
+    Damaged checkpoints are skipped with a warning. If the number of workers or the partitioning has changed,
+    `sar.DataLoader`s restart their epoch. If the number of workers has changed, buffers that differed are worker 0's,
+    and new workers get fresh random states, except for generators whose state was the same on all workers.
 
-    After an error on any worker all is as before, on all.
+    If any worker fails, the state of all workers is unchanged.
 
     Args:
-        folder: as given to `save_checkpoint`; so are `model`, `optimizer`, `scheduler`, `embeddings` and `loaders`.
-            Without `optimizer`, `scheduler` and `loaders` only the model is loaded, as to evaluate it; what was saved
-            of them, and random states, are left.
-        step: the checkpoint of this step; None for the newest.
-        missing_ok: go on without one if the folder has none, as when training starts.
+        folder: as for `save_checkpoint`, and likewise `model`, `optimizer`, `scheduler`, `embeddings` and `loaders`.
+            Without `optimizer`, `scheduler` and `loaders`, only the model is loaded, for evaluation, and random states
+            do not change.
+        step: the step of the checkpoint to load. Default None: the newest.
+        missing_ok: do not raise if the folder has no checkpoint, as on the first start. Default False.
 
     Returns:
-        `step` and `extra` as saved; 0 and None if there was none.
+        `step` and `extra` as saved; 0 and None if there was no checkpoint.
 
     Raises:
-        CheckpointError: if there is no checkpoint, no whole one, or it is of something else.
-        CommunicationError: if another worker raised, or loads something else.
+        CheckpointError: there is no complete checkpoint, or it does not fit the arguments.
+        CommunicationError: another worker raised, or made a different call.
     """
     group, optimizers = session.current_group(), _several(optimizer)
     with group.guard():
@@ -194,7 +194,7 @@ def load_checkpoint(
         saved = shared["optimizers"] or shared["schedulers"] or part["loaders"]
         alone = optimizer is None and scheduler is None and loaders is None and saved
         if alone:
-            if len(part["rows"]) > 1:  # they are in the order of the optimizers
+            if len(part["rows"]) > 1:  # in the order of the optimizers
                 raise CheckpointError(
                     f"{version.path} has several embeddings; load it with the optimizers that were saved."
                 )
@@ -229,13 +229,13 @@ def load_checkpoint(
                 for into, state in zip(optimizers, shared["optimizers"], strict=True):
                     for own, old in zip(into.param_groups, state["param_groups"], strict=True):
                         unknown, lacking = sorted(old.keys() - own.keys()), sorted(own.keys() - old.keys())
-                        if unknown and lacking:  # another kind; another release of torch, or a scheduler, has one only
+                        if unknown and lacking:  # another class; releases and schedulers differ in one only
                             raise ValueError(f"the saved optimizer has {unknown}, {type(into).__name__} {lacking}")
                 for into, state in zip(others, states, strict=True):
                     into.load_state_dict(state)
             except CommunicationError:
                 raise
-            except Exception as error:  # of whatever the user has given as a loader
+            except Exception as error:  # loaders may be any objects of the user
                 raise CheckpointError(
                     f"{version.path} is of another model, optimizer or loader: {type(error).__name__}: {error}"
                 ) from error
@@ -261,15 +261,15 @@ def _check_whole(call: str, model: nn.Module | None, optimizers: Sequence[Optimi
 
 @contextmanager
 def _unchanged_by_errors(model: nn.Module | None, others: Sequence[Any]) -> Iterator[None]:
-    """Give a model, optimizers and loaders their states back after an error, of this worker or of another one."""
-    # An optimizer replaces the tensors that it has; loaders may do anything.
+    """Restore the states of a model, optimizers and loaders after an error on any worker."""
+    # Optimizers replace their tensors; loaders may do anything.
     before = [(one, one.state_dict() if isinstance(one, Optimizer) else deepcopy(one.state_dict())) for one in others]
     before += [] if model is None else [(model, copied_state(model))]
     try:
         yield
     except BaseException:
         for one, state in before:
-            with suppress(Exception):  # of one that takes no state at all
+            with suppress(Exception):  # an object that accepts no state
                 one.load_state_dict(state)
         raise
 
@@ -283,7 +283,7 @@ def _several(given: Any) -> list[Any]:
 def _embeddings(
     model: nn.Module | None, optimizers: Sequence[Optimizer], given: Sequence[DistEmbedding]
 ) -> list[tuple[DistEmbedding, list[SparseOptimizer]]]:
-    """All embeddings once, with the optimizers that have state of them, in an order that workers and runs share."""
+    """All embeddings once, with the optimizers that have their state, in an order that is the same in all runs."""
     sparse = [optimizer for optimizer in optimizers if isinstance(optimizer, SparseOptimizer)]
     inside = [] if model is None else [module for module in model.modules() if isinstance(module, DistEmbedding)]
     found = dict.fromkeys([*given, *(emb for optimizer in sparse for emb in optimizer.embeddings), *inside])
@@ -291,7 +291,7 @@ def _embeddings(
 
 
 def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, Any]) -> list[str]:
-    """The model's buffers that workers have differently; raises if anything else differs."""
+    """The model's buffers that differ between workers; raises if anything else differs."""
     leaves = dict(_leaves(alike))
     names = hashlib.blake2b(repr(list(leaves)).encode(), digest_size=8).hexdigest()
     group.agree(f"saving {len(leaves)} values of model and optimizers, of the names {names}")
@@ -316,7 +316,7 @@ def _leaves(nested: Any) -> list[tuple[str, Any]]:
 
 
 def _digest(value: Any) -> int:
-    """64 bits that differ if values do."""
+    """A 64-bit digest of values."""
     kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
     found = hashlib.blake2b(kind.encode(), digest_size=8)
     if isinstance(value, Tensor):
@@ -325,7 +325,7 @@ def _digest(value: Any) -> int:
 
 
 def _random_state() -> dict[str, Any]:
-    """Of every generator that training draws from by default."""
+    """The states of all default random generators."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002  user code may draw from it
     state = {
         "torch": torch.get_rng_state(),
@@ -336,8 +336,8 @@ def _random_state() -> dict[str, Any]:
 
 
 def _set_random_state(version: Version, rank: int) -> None:
-    """Give a worker the random states that it saved. One that was not there draws otherwise than those that were, and
-    the same after every load; but with them the numbers that they all drew alike.
+    """Restore the random states of a worker. New workers get fresh random states, the same after every load, except for
+    generators whose state was the same on all workers.
     """
     is_new = rank >= version.world_size
     states = [version.read(one)["random"] for one in (range(version.world_size) if is_new else [rank])]

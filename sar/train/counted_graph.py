@@ -1,7 +1,7 @@
-"""A partition directory in numbers, and its graph for plans, which has sizes and no edges.
+"""Counts the nodes, edges and halo rows of workers in a partition directory, and creates graphs of these sizes.
 
-The numbers are the nodes, edges and halo rows that each worker has. Tensors are on torch's device "meta", which holds
-no values. Messages are counted, and go nowhere: of the group only one worker exists.
+Tensors are on torch's device "meta", without values. Messages are counted but not sent: only one worker of the group
+exists.
 """
 
 import math
@@ -31,32 +31,32 @@ _TYPE_BYTES = 4
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """Facts on the graph for a function that makes a model for `sar plan`."""
+    """Properties of the graph for a function that creates a model for `sar plan`."""
 
     ntypes: list[str]
     canonical_etypes: list[CanonicalEtype]
-    num_nodes: dict[str, int]  # of each type on all workers
-    in_widths: dict[str, int]  # of the input features of each node type that has any
+    num_nodes: dict[str, int]  # by type, over all workers
+    in_widths: dict[str, int]  # width of the input features, by node type with features
     num_classes: int  # width of the output
 
 
 @dataclass(frozen=True)
 class RelationCounts:
-    """The edges of one type, counted."""
+    """Counts of the edges of one type."""
 
     etype: CanonicalEtype
     edges: list[list[int]]  # [r][p] is the number of edges from worker p into worker r
-    halo: list[list[int]]  # [r][p] is the number of distinct nodes of worker p that these come from; 0 if p is r
+    halo: list[list[int]]  # [r][p] is the number of distinct sources of these edges on worker p; 0 if p is r
     features: dict[str, tuple[tuple[int, ...], torch.dtype]]  # trailing shape and dtype of each edge feature
 
 
 @dataclass(frozen=True)
 class GraphCounts:
-    """A partitioned graph in numbers."""
+    """Counts of a partitioned graph."""
 
     info: GraphInfo
     nodes: list[dict[str, int]]  # of each type, by worker
-    train_nodes: list[int]  # that `train_mask` chooses on each worker; all nodes if there is no mask
+    train_nodes: list[int]  # nodes in `train_mask` by worker; all nodes without a mask
     relations: list[RelationCounts]
     node_bytes: dict[str, int]  # bytes of a node's features and IDs, by type
     edge_bytes: list[int]  # bytes of an edge's features and IDs, by edge type in the order of `relations`
@@ -79,11 +79,11 @@ def count_graph(path: StrPath, *, in_width: int | None = None, num_classes: int 
 
     Args:
         path: the directory.
-        in_width: of the input; None: that of the node feature `feat`, else `x`.
-        num_classes: None: one more than the greatest `label`, else `y`.
+        in_width: width of the input. None: that of the node feature `feat`, else `x`.
+        num_classes: number of classes. None: one more than the greatest `label`, else `y`.
 
     Raises:
-        ConfigError: the directory is not sound, or lacks a feature that would say what is left out.
+        ConfigError: the directory is not sound, or lacks a feature that determines a missing argument.
         PartitionError: the JSON file is missing or damaged.
     """
     spec = read_partition_json(path)
@@ -98,7 +98,7 @@ def count_graph(path: StrPath, *, in_width: int | None = None, num_classes: int 
             widths |= {one.type: math.prod(one.shape) for one in inputs if len(one.shape) == 1}
         if not widths:
             raise ConfigError(
-                "there is no node feature 'feat' of one dimension; say how wide the input is: --features F."
+                "there is no node feature 'feat' of one dimension; pass the width of the input: --features F."
             )
     else:
         widths = dict.fromkeys(report.num_nodes, in_width)
@@ -106,7 +106,7 @@ def count_graph(path: StrPath, *, in_width: int | None = None, num_classes: int 
         labels = {one.name for one in report.features if one.of == "nodes" and one.shape in ((), (1,))}
         label = next((name for name in LABELS if name in labels), None)
         if label is None:
-            raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
+            raise ConfigError("there is no node feature 'label'; pass the number of classes: --classes C.")
         num_classes = int(largest_value(path, label)) + 1
     return GraphCounts(
         info=GraphInfo(spec.node_types, spec.edge_types, report.num_nodes, widths, num_classes),
@@ -144,7 +144,7 @@ def _row_bytes(report: DirectoryReport, of: str, kind: str, original_ids: str | 
 
 
 def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[GraphShardManager, Structure]:
-    """The graph of one worker, with its edge features and IDs; the group stands for all workers."""
+    """Create the graph of one worker, with its edge features and IDs; its group represents all workers."""
     ids = {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[worker].items()}
     nodes = NodeSet(ids, ids, counts.info.num_nodes)
     ends = torch.tensor([sum(of_worker.values()) for of_worker in counts.nodes], device="cpu").cumsum(0).tolist()
@@ -173,7 +173,7 @@ def _relation(counts: GraphCounts, relation: RelationCounts, worker: int, peers:
     send_rows = [_ids(reader[worker], torch.int32) for reader in relation.halo]
     mean_rows = sum(of_worker[source] for of_worker in counts.nodes) // counts.num_workers
     halo = torch.tensor(relation.halo, device="cpu").T
-    # Of workers that share a process; those of others are never looked at.
+    # Only the blocks of workers in this process are read.
     local_rows = [torch.cat(send_rows)] * len(peers) if len(peers) > 1 else ()
     plan = HaloPlan(worker, send_rows, halo, mean_rows, local_rows)
     return Relation(
@@ -191,12 +191,12 @@ def _relation(counts: GraphCounts, relation: RelationCounts, worker: int, peers:
 
 
 class CountedBlock(EdgeBlock):
-    """A number of edges; their ends are taken to be drawn at random."""
+    """A number of edges whose ends are assumed to be random."""
 
     def __init__(
         self, num_edges: int, num_src: int, num_dst: int, edge_offset: int = 0, edge_ids: bool = False
     ) -> None:
-        # The expected number of different destinations.
+        # The expected number of distinct destinations.
         rows = round(num_dst * -math.expm1(-num_edges / num_dst)) if num_dst else 0
         dtype = index_dtype(edge_offset + num_edges)
         super().__init__(
@@ -210,7 +210,7 @@ class CountedBlock(EdgeBlock):
         )
 
     def select_sources(self, begin: int, end: int) -> EdgeBlock:
-        """The block of edges whose source is in begin to end: their share of all sources."""
+        """The block of edges with sources from begin to end, in proportion to all sources."""
         if begin == 0 and end == self.num_src:
             return self
         edges = self.num_edges * end // self.num_src - self.num_edges * begin // self.num_src

@@ -13,21 +13,21 @@ from sar.train.checkpoint import copied_state, save_model
 
 
 class EarlyStopping:
-    """Ends training once a value has not become better for some steps; keeps the model of the best one.
+    """Stops training when a monitored value has stopped improving, and keeps the best model.
 
-    The copy of the model is in this worker's CPU memory. Rows of a `DistEmbedding` are not in it.
+    The best model is kept in CPU memory, without the rows of a `DistEmbedding`.
 
     Args:
-        patience: steps in a row without a better value after which to stop, at least 1.
-        mode: "max" if higher is better, as of an accuracy; "min" of a loss.
-        min_delta: by how much more than this a value has to be better; default 0.
-        file: also save the best model there, as `save_model` does, each time there is a better one. Default None.
+        patience: number of consecutive steps without improvement, at least 1, after which training stops. Default 10.
+        mode: "max" if higher values are better, such as accuracy; "min" for losses. Default "max".
+        min_delta: minimum improvement. Default 0.
+        file: also save each new best model to this file with `save_model`. Default None.
 
     Attributes:
-        best: the best value; None before there is one.
+        best: the best value; None until there is one.
 
     Raises:
-        ConfigError: for other arguments.
+        ConfigError: for invalid arguments.
     """
 
     def __init__(
@@ -49,19 +49,20 @@ class EarlyStopping:
         self._model: dict[str, Any] | None = None
 
     def step(self, value: float | Tensor, model: nn.Module | None = None) -> bool:
-        """Take the value of a step, and keep a copy of the model if it is the best; called by all workers together.
+        """Record the value of a step, and copy the model if it is the best so far. A collective call.
 
         Args:
-            value: the same on all workers, such as `task.accuracy(logits, "val")`. NaN is never better.
-            model: the model that `load_best` is to bring back.
+            value: the monitored value, the same on all workers, such as `task.accuracy(logits, "val")`. NaN never
+                improves.
+            model: the model that `load_best` restores.
 
         Returns:
             Whether to stop; the same on all workers.
 
         Raises:
-            DisagreementError: the workers' values differ, as a metric of each worker's own nodes does.
-            ConfigError: there is a file for the best model, but no model.
-            CheckpointError: as from `save_model`.
+            DisagreementError: the workers' values differ, for example a metric over each worker's own nodes.
+            ConfigError: `file` is set, but no model was passed.
+            CheckpointError: as in `save_model`.
         """
         if self.file is not None and model is None:
             raise ConfigError(f"There is no model to save as {self.file}: pass it to step(value, model).")
@@ -85,10 +86,10 @@ class EarlyStopping:
         return self._waited >= self.patience
 
     def load_best(self, model: nn.Module) -> None:
-        """Give a model the parameters and buffers of the best step; called by all workers together.
+        """Load the parameters and buffers of the best step into a model. A collective call.
 
         Raises:
-            ConfigError: no model is kept.
+            ConfigError: no model was kept.
         """
         with session.current_group().guard() as group:
             group.agree("EarlyStopping.load_best")
@@ -97,9 +98,9 @@ class EarlyStopping:
             model.load_state_dict(self._model)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that it knows, the best model included; for `save_checkpoint(..., loaders=stop)`, or `extra`."""
+        """Return the complete state, including the best model, for `save_checkpoint(..., loaders=stop)` or `extra`."""
         return {"best": self.best, "waited": self._waited, "model": self._model}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`; not a collective call."""
+        """Resume from a `state_dict`. Not a collective call."""
         self.best, self._waited, self._model = state["best"], state["waited"], state["model"]

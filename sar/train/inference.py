@@ -1,8 +1,7 @@
 """A trained model's outputs for the nodes of a partition directory: one forward pass over the whole graph.
 
-Each worker has a share of the partitions and does what a training script does: load it, run the model, put the rows
-into the order of the input graph. Workers of one process take turns ([Note: workers of one process]), so that one
-share is in memory at a time.
+Like a training script, each worker loads its share of the partitions, runs the model, and arranges the rows in input
+order. Workers of one process take turns ([Note: workers of one process]), so only one share is in memory at a time.
 """
 
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from sar.train.counted_graph import LABELS, GraphInfo
 from sar.train.model_call import call_model, input_features
 from sar.train.plan import MakeModel
 
-_ROW_GROUP, _GROUP_BYTES = 2**16, 2**26  # rows, and bytes of outputs, of a Parquet file that are converted at once
+_ROW_GROUP, _GROUP_BYTES = 2**16, 2**26  # rows, and bytes of outputs, to convert at a time for Parquet
 
 
 def infer(
@@ -50,27 +49,28 @@ def infer(
     spill: StrPath | None = None,
     memory: int | None = None,
 ) -> None:
-    """Write a trained model's outputs for the nodes of a partition directory; called by all processes together.
+    """Write a trained model's outputs for the nodes of a partition directory. All processes must call this together.
 
     Args:
-        directory: a partition directory, or its JSON file; the graph may be another one than the model was trained on.
-        make_model: makes the model, as for `sar plan`. It is called as `model(graph, x)`, where x are the nodes' `feat`
-            or `x`, (N, F), by node type if there are several; or with modules of PyTorch Geometric as `model(x,
-            edge_index)` (`docs/howto/infer.md`). It returns rows, or a dictionary of them by node type.
-        weights: a state dict, as `sar.save_model` writes it.
-        nodes: (S,) IDs of the nodes whose outputs are written, in this order: 0 to N - 1, or those that `--ids map` has
-            kept; integers, or strings, also of integers. Default None: all nodes, in the order of the input.
-        out: an `.npy` file, (S, ...); or a `.parquet` file with the columns `id` and `out_0`, `out_1`, .... bfloat16 is
-            written as float32. All processes see the file.
-        ntype: type of the nodes; may be left out if there is one.
-        num_classes: for `make_model`; None: one more than the greatest `label`, else `y`, 0 without both.
-        workers: that share each process; None: as many as it takes for each to have one partition.
-        spill: a folder on a disk for the tensors of workers that wait for their turn; None: these stay in memory.
-        memory: bytes that the processes of this machine may take together; None: all that there is.
+        directory: a partition directory, or its JSON file. The graph may differ from the one used in training.
+        make_model: function that returns the model, as for `sar plan`. The model is called as `model(graph, x)`, where
+            x is the nodes' `feat` or `x`, (N, F), by node type if there are several; or with modules of PyTorch
+            Geometric as `model(x, edge_index)` (`docs/howto/infer.md`). It returns rows, or a dictionary of rows by
+            node type.
+        weights: a state dict, as written by `sar.save_model`.
+        nodes: (S,) IDs of the nodes to write, in this order: 0 to N - 1, or the IDs that `--ids map` has stored;
+            integers, or strings, also of integers. Default None: all nodes, in input order.
+        out: an `.npy` file, (S, ...), or a `.parquet` file with the columns `id` and `out_0`, `out_1`, .... bfloat16 is
+            written as float32. All processes must share the file.
+        ntype: node type; optional if there is only one.
+        num_classes: for `make_model`. Default None: one more than the greatest `label`, else `y`, or 0 without both.
+        workers: workers in each process. Default None: one worker per partition.
+        spill: folder on disk for the tensors of waiting workers. Default None: they stay in memory.
+        memory: bytes for all processes of this machine. Default None: all available memory.
 
     Raises:
-        ConfigError: there is no such node or type, the weights do not fit the model, or `out` is neither kind of file.
-        GraphError: the model returns something else than a row for each node.
+        ConfigError: unknown nodes or types, weights that do not fit the model, or another suffix of `out`.
+        GraphError: the model does not return one row per node.
         PartitionError: the directory is damaged or has no input features, or `out` cannot be written.
     """
     group, spec, out = session.current_group(), read_partition_json(directory), Path(out)
@@ -80,7 +80,7 @@ def infer(
     if nodes is not None and (nodes.ndim != 1 or nodes.dtype.kind not in "iuSU"):
         raise ConfigError(f"the nodes are {nodes.dtype} {nodes.shape}; expected (S,) IDs, integers or strings.")
     if num_classes is None:
-        for name in reversed(LABELS):  # so that the first one there decides
+        for name in reversed(LABELS):  # the first existing name decides
             with suppress(PartitionError):  # without these labels
                 num_classes = int(largest_value(spec.path, name)) + 1
     num_nodes = dict(zip(spec.node_types, np.diff(spec.node_ranges).sum((0, 2)).tolist(), strict=True))
@@ -116,7 +116,7 @@ def infer(
             if threads.failures:
                 raise min(threads.failures.values(), key=lambda error: isinstance(error, PeerError))
         with group.guard():
-            group.agree("all outputs are written")  # no other process still opens the files
+            group.agree("all outputs are written")  # so no other process still opens the files
             if as_table and group.rank == 0:
                 ids = np.load(ids_file, mmap_mode="r") if nodes is None else nodes
                 _write_table(np.load(rows_file, mmap_mode="r"), ids, out)
@@ -139,7 +139,7 @@ def _load(make_model: MakeModel, info: GraphInfo, weights: StrPath) -> nn.Module
         state = torch.load(weights, map_location="cpu", weights_only=True)
         dtypes = (x.dtype for x in state.values() if x.is_floating_point())
         model.to(next(dtypes, None)).eval().load_state_dict(state, assign=True)  # each tensor keeps its own dtype
-    except Exception as error:  # torch.load raises many kinds for what is no state dict
+    except Exception as error:  # torch.load raises many exceptions for invalid files
         raise ConfigError(
             f"'{weights}' cannot be loaded into the model: {error}. Expected a state dict of the same model, as "
             "sar.save_model writes it, not a checkpoint; without labels also num_classes (--classes)."
@@ -148,10 +148,10 @@ def _load(make_model: MakeModel, info: GraphInfo, weights: StrPath) -> nn.Module
 
 
 def _run(model: nn.Module, graph: GraphShardManager, features: Mapping[str, Tensor], ntype: str) -> Tensor:
-    """The outputs of this worker's nodes of a type; called by all workers together."""
+    """Compute the outputs of this worker's nodes of a type. A collective call."""
     with torch.no_grad():
         rows = call_model(model, graph, features)
-    session.current_group().check_model(model, "infer")  # norms that take the rows of one worker for those of all
+    session.current_group().check_model(model, "infer")  # rejects norms over the rows of one worker
     rows = rows.get(ntype) if isinstance(rows, Mapping) else rows
     if not isinstance(rows, Tensor) or rows.shape[:1] != (graph.num_nodes(ntype),):
         raise GraphError(
@@ -162,11 +162,11 @@ def _run(model: nn.Module, graph: GraphShardManager, features: Mapping[str, Tens
 
 
 def _find(nodes: Array, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Places in the list of those nodes that are this worker's, and their rows; called by all workers together."""
+    """Positions of this worker's nodes in the list, and their rows. A collective call."""
     known, wanted = _as_ids(ids.numpy()), np.char.encode(nodes, "utf-8") if nodes.dtype.kind == "U" else nodes
     if wanted.dtype.kind == "S" and known.dtype.kind != "S":
         with suppress(ValueError):
-            wanted = wanted.astype(np.int64)  # as text files have them
+            wanted = wanted.astype(np.int64)  # text files yield strings
     if (wanted.dtype.kind == "S") != (known.dtype.kind == "S"):
         raise ConfigError(f"the nodes are {wanted.dtype} {wanted.shape}; expected IDs like those there, {known.dtype}.")
     order = np.argsort(known)
@@ -181,7 +181,7 @@ def _find(nodes: Array, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _as_ids(ids: Array) -> Array:
-    """Integers, or strings in UTF-8, (n,), of IDs as directories store them."""
+    """Convert stored IDs to integers or UTF-8 strings, (n,)."""
     return np.ascontiguousarray(ids).view(f"S{ids.shape[1]}")[:, 0] if ids.ndim == 2 else ids
 
 
@@ -197,7 +197,7 @@ def _write_table(rows: Array, ids: Array, out: Path) -> None:
         return pyarrow.table({"id": own, **{f"out_{i}": values[:, i] for i in range(width)}})
 
     try:
-        with pq.ParquetWriter(draft, table(0).schema, use_dictionary=False) as writer:  # values hardly repeat
+        with pq.ParquetWriter(draft, table(0).schema, use_dictionary=False) as writer:  # values rarely repeat
             for start in range(0, len(rows), step):
                 writer.write_table(table(start))
         put_in_place(draft, out)

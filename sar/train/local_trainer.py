@@ -1,9 +1,9 @@
-"""`LocalTrainer`: partitions are trained on one by one, without the others, and the models that result are averaged.
+"""`LocalTrainer`: trains on each partition separately and averages the resulting models.
 
 [Note: one model for each partition]
-A worker has one model in memory, whatever the number of its partitions. Each partition in turn gets the weights with
-which the round began, and what it makes of them is added, times its share of all training nodes, to a sum in double
-precision. The workers add up their sums; rounded once, that is the average, to the same bits everywhere.
+A worker has one model in memory, regardless of its number of partitions. Training on each partition starts from the
+weights at the beginning of the round. The resulting weights, times the partition's share of all training nodes, are
+added to a sum in double precision. The sum over workers is rounded once, so the average is bitwise equal everywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,25 +23,26 @@ from sar.logging_setup import logger
 
 
 class LocalTrainer:
-    """Trains on every partition by itself and averages the models (Huang et al., "SDT-GNN", section III-D).
+    """Trains on each partition separately and averages the models (Huang et al., "SDT-GNN", section III-D).
 
-        w = sum_i n_i w_i / sum_i n_i        over all partitions i of all workers, n_i training nodes each
+        w = sum_i n_i w_i / sum_i n_i        over all partitions i of all workers, with n_i training nodes each
 
-    An approximation: a partition does not see beyond its halo. All workers call `train_round` and the constructor
-    together; in between there is no communication. A worker trains on its partitions one after the other; one that has
-    none waits. Buffers of floating point, such as running means and variances, are averaged like weights; of others,
-    such as `num_batches_tracked`, the greatest is taken.
+    An approximation: a partition does not see beyond its halo. The constructor and `train_round` are collective calls;
+    workers do not communicate in between. A worker trains on its partitions one after the other, or waits if it has
+    none. Floating-point buffers, such as running statistics, are averaged like weights; other buffers, such as
+    `num_batches_tracked`, take the maximum.
 
     Args:
-        model: of any layers that run on one machine; takes over the parameters and buffers of worker 0.
-        make_optimizer: makes an optimizer of a list of parameters. Each partition has its own, which keeps its state
-            between rounds, because the moments that it holds are those of the partition's gradients.
-        parts: this worker's partitions, as from `local_subgraphs`. Any sequence, also one that reads them from disk.
-        counts: training nodes of each; by default the ones in `train_mask`. Partitions with 0 are left out.
+        model: any single-machine model. It takes the parameters and buffers of worker 0.
+        make_optimizer: called with a list of parameters; returns an optimizer. Each partition has its own optimizer,
+            which keeps its state between rounds, because its moments belong to the gradients of the partition.
+        parts: this worker's partitions, for example from `local_subgraphs`; any sequence, which may read from disk.
+        counts: number of training nodes of each partition; default: counted in `train_mask`. Partitions with 0 are
+            skipped.
 
     Raises:
-        ConfigError: for counts that do not fit or are all 0, or a model in `DistributedDataParallel`.
-        DisagreementError: if the workers' models differ in shapes or dtypes.
+        ConfigError: for invalid counts or only zeros, or a model in `DistributedDataParallel`.
+        DisagreementError: shapes or dtypes of the model differ between workers.
 
     Attributes:
         optimizers: one for each partition of this worker, for schedulers.
@@ -66,21 +67,21 @@ class LocalTrainer:
             if not total:
                 raise ConfigError("No partition of any worker has training nodes; see train_mask, or pass counts.")
             with catch_warnings():
-                filterwarnings("ignore", message="sync_params: .* normalises by the rows of one")  # as is meant here
+                filterwarnings("ignore", message="sync_params: .* normalises by the rows of one")  # intended here
                 copy_from_first(model)
         self._shares = [count / int(total) for count in self.counts]
         self.optimizers = [make_optimizer(list(model.parameters())) for _ in parts]
 
     def train_round(self, train_one: Callable[[Any, Optimizer], Any], epochs: int = 1) -> None:
-        """Train on every partition for some epochs, and average; the model is then the same on all workers.
+        """Train on every partition for some epochs, then average the models of all workers. A collective call.
 
         Args:
-            train_one: called as `train_one(part, optimizer)`; trains the model for one epoch on one partition, on the
-                whole of it or in mini-batches, with a loss over its own training nodes. Makes no distributed calls.
-            epochs: on each partition before the models are averaged. Default 1.
+            train_one: called as `train_one(part, optimizer)` to train the model for one epoch on one partition, in full
+                or in mini-batches, with a loss over its own training nodes. Must not make distributed calls.
+            epochs: epochs on each partition before averaging. Default 1.
 
         Raises:
-            CommunicationError: if another worker raised, or makes another call. The slowest may take
+            CommunicationError: another worker raised, or made a different call. The slowest worker may take
                 `Config.timeout` longer than the fastest. After an error the model is as before the round.
         """
         with session.current_group().guard() as group:
@@ -91,27 +92,27 @@ class LocalTrainer:
                 for i, share in enumerate(self._shares):
                     if share:
                         self._write(*begin)
-                        part = self.parts[i]  # perhaps read from disk
+                        part = self.parts[i]  # may read from disk
                         for _ in range(epochs):
                             train_one(part, self.optimizers[i])
                         floats, others = self._read()
                         mean += share * floats
                         greatest = torch.maximum(greatest, others)
                 if group.replicas is not None:
-                    group.replicas.forget_steps()  # models are to differ until they are averaged
+                    group.replicas.forget_steps()  # models differ until they are averaged
                 all_reduce(mean, move_to_comm_device=True)
                 all_reduce(greatest, dist.ReduceOp.MAX, move_to_comm_device=True)
             except BaseException:
-                self._write(*begin)  # else workers would go on, after `sar.recover`, with models of their own
+                self._write(*begin)  # otherwise models would differ between workers after `sar.recover`
                 raise
             self._write(mean, greatest)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizers' state; `save_checkpoint(..., model=model, loaders=trainer)` saves it on every worker."""
+        """Return the optimizers' state. To save it: `save_checkpoint(..., model=model, loaders=trainer)`."""
         return {"partitions": self._partitions(), "optimizers": [one.state_dict() for one in self.optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the result of `state_dict`; with other workers or partitions, optimizers begin anew."""
+        """Resume from a `state_dict`. With different workers or partitions, optimizers start from scratch."""
         if state["partitions"] != self._partitions():
             logger.warning("the optimizers of other partitions were saved; those of this worker begin anew")
             return
@@ -119,19 +120,19 @@ class LocalTrainer:
             optimizer.load_state_dict(one)
 
     def _tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The model's parameters and buffers: those of floating point, and others."""
+        """The model's parameters and buffers, split into floating-point and other tensors."""
         tensors = [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
         real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
         return [t for t in real if t.is_floating_point()], [t for t in real if not t.is_floating_point()]
 
     def _read(self) -> tuple[Tensor, Tensor]:
-        """The values of all of them, float64 and int64, which can travel."""
+        """All values as float64 and int64 tensors, to be sent."""
         device = session.current_group().device
         floats, others = self._tensors()
         return _joined(floats, torch.float64, device), _joined(others, torch.int64, device)
 
     def _write(self, *values: Tensor) -> None:
-        """Write values as `_read` returns them."""
+        """Write values returned by `_read` to the model."""
         for tensors, joined in zip(self._tensors(), values, strict=True):
             for tensor, own in zip(tensors, joined.split([t.numel() for t in tensors]), strict=True):
                 tensor.copy_(own.view_as(tensor))
@@ -152,5 +153,5 @@ def _training_nodes(part: Any) -> int:
 
 
 def _joined(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """All values, one tensor after the other."""
+    """Concatenate the values of all tensors."""
     return torch.cat([torch.empty(0, dtype=dtype, device=device), *(t.flatten().to(device, dtype) for t in tensors)])

@@ -1,4 +1,4 @@
-"""How well a model scores pairs of nodes: metrics of link prediction, over the scores of all workers."""
+"""Metrics of link prediction over the scores of all workers."""
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ from sar.errors import GraphError
 
 
 def mean_reciprocal_rank(positive: Tensor, negative: Tensor) -> float:
-    """The mean over all workers' positive pairs of 1 / (1 + negatives above it + half of those equal to it).
+    """Mean over all workers' positive pairs of 1 / (1 + negatives above it + half of the negatives equal to it).
 
-    Called by all workers together. Ranks are those of the Open Graph Benchmark's evaluator (Hu et al., 2020,
-    arXiv:2005.00687), except that a score of NaN counts as the worst for the model.
+    A collective call. Ranks are as in the Open Graph Benchmark's evaluator (Hu et al., 2020, arXiv:2005.00687), except
+    that NaN counts as the worst possible score.
 
     Args:
         positive: scores of this worker's positive pairs, (K,); K may be 0.
-        negative: scores of the M negatives of each, (K, M).
+        negative: scores of the M negatives of each positive pair, (K, M).
 
     Returns:
         From 0 to 1; NaN if no worker has a pair.
@@ -31,22 +31,22 @@ def mean_reciprocal_rank(positive: Tensor, negative: Tensor) -> float:
 
 
 def hits_at_k(positive: Tensor, negative: Tensor, k: int) -> float:
-    """The share of all workers' positive pairs that are among the k best, as the Open Graph Benchmark counts them.
+    """Fraction of all workers' positive pairs that rank among the k best, as in the Open Graph Benchmark.
 
-    Called by all workers together. A score of NaN counts as the worst for the model.
+    A collective call. NaN counts as the worst possible score.
 
     Args:
         positive: scores of this worker's positive pairs, (K,); K may be 0.
-        negative: scores of negatives: (M,) of this worker, for the positive pairs of all: a pair hits if it is above
-            the k-th best negative of all workers, as in ogbl-ddi and ogbl-collab. Or (K, M), those of each positive
-            pair: a pair hits if its rank, as in `mean_reciprocal_rank`, is at most k.
+        negative: scores of negatives. (M,), shared by the positive pairs of all workers: a pair is a hit if it is above
+            the k-th best negative of all workers, as in ogbl-ddi and ogbl-collab. Or (K, M), for each positive pair: it
+            is a hit if its rank, as in `mean_reciprocal_rank`, is at most k.
         k: at least 1, and the same on all workers.
 
     Returns:
         From 0 to 1; NaN if no worker has a pair.
 
     Raises:
-        GraphError: for scores of other shapes, or another k.
+        GraphError: for scores of other shapes, or an invalid k.
     """
     with session.current_group().guard() as group:
         if k < 1:
@@ -62,7 +62,7 @@ def hits_at_k(positive: Tensor, negative: Tensor, k: int) -> float:
 
 
 def _ranks(positive: Tensor, negative: Tensor) -> Tensor:
-    """The rank of each positive pair among its negatives, from 1, (K,) float64; halves come of equal scores."""
+    """The rank of each positive pair among its negatives, from 1, (K,) float64; ties count half."""
     if positive.dim() != 1 or negative.dim() != 2 or len(positive) != len(negative):
         raise GraphError(
             f"The scores are {tuple(positive.shape)} and {tuple(negative.shape)}; expected (K,) of positive pairs "
@@ -73,23 +73,23 @@ def _ranks(positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def roc_auc(positive: Tensor, negative: Tensor) -> float:
-    """The share of (positive, negative) pairs of scores in which the positive is higher, equal ones counting half.
+    """Fraction of (positive, negative) pairs of scores in which the positive is higher; ties count half.
 
-    Called by all workers together. It is counted in integers. Every worker holds the negatives' scores of all for the
-    time of the call. A score of NaN counts as the worst for the model.
+    A collective call, counted in integers. Every worker temporarily holds the negative scores of all workers. NaN
+    counts as the worst possible score.
 
     Args:
         positive: scores of this worker's positive pairs, (K,); K may be 0.
-        negative: scores of this worker's negative pairs, (M,), which need not belong to its positive ones.
+        negative: scores of this worker's negative pairs, (M,), unrelated to the positive ones; M may be 0.
 
     Returns:
-        From 0 to 1; NaN if all workers together lack either.
+        From 0 to 1; NaN if there are no positive or no negative scores on all workers together.
     """
     with session.current_group().guard() as group:
         negative = torch.where(negative.isnan(), torch.inf, negative.detach())
         positive = torch.where(positive.isnan(), -torch.inf, positive.detach())
         everywhere = torch.cat(exchange_tensors([negative] * group.world_size)).to(positive.device).sort().values
-        # Of each positive, the negatives below it and those up to it: together twice its wins.
+        # Negatives below each positive plus negatives up to it: twice the number of its wins.
         wins = sum(int(torch.searchsorted(everywhere, positive, right=equal).sum()) for equal in (False, True))
         twice_wins, count = all_sum((wins, len(positive)))
     compared = 2 * count * len(everywhere)

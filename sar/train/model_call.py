@@ -1,4 +1,4 @@
-"""How `sar infer` calls a model that a user's function makes: as scripts for DGL do, or for PyTorch Geometric."""
+"""Calls a user's model for `sar infer`, in the way of scripts for DGL or for PyTorch Geometric."""
 
 from collections.abc import Iterable, Mapping
 from inspect import Parameter, signature
@@ -13,7 +13,7 @@ from sar.train.counted_graph import INPUTS
 
 
 def input_features(node_features: Mapping[str, Tensor], ntypes: Iterable[str]) -> dict[str, Tensor]:
-    """The features that models start from, (N, F) each, of the node types that have any."""
+    """The input features of models, (N, F) each, by node type with features."""
     named = [(ntype, f"{ntype}/{name}") for name in reversed(INPUTS) for ntype in ntypes]
     found = {ntype: node_features[name] for ntype, name in named if name in node_features}
     if not found:
@@ -22,11 +22,12 @@ def input_features(node_features: Mapping[str, Tensor], ntypes: Iterable[str]) -
 
 
 def call_model(model: nn.Module, graph: GraphShardManager, node_features: Mapping[str, Tensor]) -> Any:
-    """Run a model on this worker's nodes, with features in the dtype of its weights; called by all workers together.
+    """Run a model on this worker's nodes, with features in the dtype of its weights. A collective call.
 
     A model with modules of PyTorch Geometric is called as `model(x, edge_index)`, or with dictionaries if there are
-    several types. Further parameters of its forward get the field of their name of `sar.pyg.load_partition`'s data, if
-    it is there; a forward with one parameter gets the data. Other models are called as `model(graph, x)`.
+    several types. Further parameters of its forward receive the attribute of the same name of
+    `sar.pyg.load_partition`'s data, if any; a forward with one parameter receives the data. Other models are called as
+    `model(graph, x)`.
     """
     dtype = next((value.dtype for value in model.state_dict().values() if value.is_floating_point()), None)
 

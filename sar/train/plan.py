@@ -1,21 +1,21 @@
-"""Plans the memory and traffic of training: runs a user's model once on one worker's graph without values, and counts.
+"""Plans memory and traffic of training, by running the user's model on each worker's graph without values.
 
-Bytes sent are exact for a training loop with one `gather_grads` an epoch. Memory is within 15 % if a worker's tensors
-are most of it.
+Bytes sent are exact for a training loop with one `gather_grads` per epoch. Memory is within 15 % if most of it is
+tensors.
 
 [Note: assumptions of plans]
-Adam, cross-entropy on the nodes of `train_mask`, and `PartitionData` let go of after `construct_full_graph`. The
-allocator gives freed memory back, as `initialize_comms` sets it (`docs/memory.md`): then resident memory is live
+Adam, cross-entropy on the nodes of `train_mask`, and `PartitionData` deleted after `construct_full_graph`. The
+allocator returns freed memory, as `initialize_comms` configures it (`docs/memory.md`), so resident memory is live
 memory. The memory of code before the first epoch differs between installations: `sar plan` measures it.
 
 [Note: which epoch]
-The second one is counted. By then there is all that the first one makes for good: edges grouped by source, tiles, and
-the optimizer's state.
+The second epoch is counted. The first one creates permanent data: edges grouped by source, tiles, and the optimizer
+state.
 
 [Note: sums of gradients]
-If a tensor is read twice, autograd adds the second gradient to the first in place, but not while a dispatch mode is
-active: then there are three tensors in place of two for a moment. So the peak is not looked for at a sum in a backward;
-memory that is still in use at the next operation counts.
+If a tensor is read twice, autograd adds the second gradient to the first in place, except while a dispatch mode is
+active, which temporarily needs three tensors instead of two. So we do not update the peak at sums in a backward; memory
+that is still in use at the next operation counts.
 """
 
 import weakref
@@ -43,19 +43,19 @@ from sar.train.counted_graph import META, GraphCounts, GraphInfo, counted_graph
 
 MakeModel = Callable[[GraphInfo], nn.Module]
 
-FIRST_EPOCH = 12 * 10**6  # bytes of the first epoch that are no tensors: mostly code, and holes in the heap
+FIRST_EPOCH = 12 * 10**6  # bytes of the first epoch apart from tensors: mostly code and heap fragmentation
 
 _aten = torch.ops.aten
 
 
 @dataclass
 class CallPlan:
-    """Bytes that a worker sends for one distributed call of the model in an epoch: messages with their alignment."""
+    """Bytes that a worker sends for one distributed call of the model in an epoch, including alignment."""
 
-    layer: str  # the module that makes it, by its name in the model
+    layer: str  # name of the calling module in the model
     operation: str
-    forward: int  # the worker's rows to their readers
-    backward: int = 0  # gradients of other workers' rows, and its rows again if the backward reads them
+    forward: int  # rows that the worker sends to their readers
+    backward: int = 0  # gradients of fetched rows, and its rows again if the backward reads them
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class MemoryPlan:
     code: int
     data: int  # features, labels, masks and IDs
     structure: int  # the graph, with its copies for the backward and for tiles
-    activations: int  # tensors that layers keep and compute with, own nodes only
-    parameters: int  # with gradients and the optimizer's state
-    buffers: int  # of messages, at that moment
+    activations: int  # tensors of layers, for own nodes
+    parameters: int  # with gradients and optimizer state
+    buffers: int  # message buffers at the peak
 
     @property
     def total(self) -> int:
@@ -78,21 +78,21 @@ class MemoryPlan:
 class WorkerPlan:
     """One worker's traffic in an epoch with one step of the optimizer, and its memory, in bytes."""
 
-    bytes_sent: int  # all together and with the agreements before each call, as `sar.comm.statistics()` counts it
+    bytes_sent: int  # total, including agreements before calls, as counted by `sar.comm.statistics()`
     calls: list[CallPlan]
     parameters_sent: int  # gradients of the parameters in `gather_grads`
     memory: MemoryPlan
-    above_baseline: int  # the peak above the level just before the first epoch, as benchmarks measure it
+    above_baseline: int  # peak above the level before the first epoch, as benchmarks measure it
 
 
 def plan_training(counts: GraphCounts, make_model: MakeModel, code: int) -> list[WorkerPlan]:
-    """Plan full-graph training of a model, by worker, with `Config` as it is.
+    """Plan full-graph training of a model for each worker, with the current `Config`.
 
     Args:
-        counts: of the graph.
-        make_model: called with the `GraphInfo`; its model is called as `model(graph, x)`, with x (N_i, F) features of
-            this worker's nodes, or a dictionary of them by node type if there are several.
-        code: bytes that code takes before the first epoch.
+        counts: counts of the graph.
+        make_model: called with the `GraphInfo`; returns the model, which is called as `model(graph, x)`, with features
+            x of this worker's nodes, (N_i, F), or a dictionary by node type if there are several.
+        code: memory of code before the first epoch, in bytes.
 
     Raises:
         ConfigError: the model cannot be run without values.
@@ -127,7 +127,7 @@ def _plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, code: 
         data=counts.data_bytes(worker),
         structure=structure.nbytes,
         activations=max(0, above - (structure.nbytes - structure_before) - 3 * model_bytes - memory.peak_buffers),
-        parameters=4 * model_bytes,  # themselves, gradients, and two moments of Adam
+        parameters=4 * model_bytes,  # parameters, gradients, and two moments of Adam
         buffers=memory.peak_buffers,
     )
     baseline = code + planned.data + structure_before + model_bytes
@@ -158,29 +158,29 @@ def epochs(
 
 
 class _Traffic:
-    """Listens to distributed calls: the module that makes each one, and the bytes that it sends."""
+    """Records distributed calls: the calling module, and the bytes sent."""
 
     def __init__(self, group: Group) -> None:
-        self.calls: list[tuple[str, CallPlan]] = []  # with their texts, without graph and settings
+        self.calls: list[tuple[str, CallPlan]] = []  # with the calls' texts, without graph and settings
         self.of_parameters = 0  # bytes of gradients
-        self._begins: list[int] = []  # bytes sent so far at the beginning of each call that runs now
+        self._begins: list[int] = []  # bytes sent before each active call
         before = statistics().bytes_sent
         with group.guard():
             group.agree("counting the bytes of an agreement")
         self._agreement = statistics().bytes_sent - before
 
     def begins(self, call: str) -> None:
-        """A call begins, with an agreement, which is not counted."""
+        """Called when a call begins. Its agreement is not counted."""
         self._begins.append(statistics().bytes_sent + self._agreement)
 
     def ends(self, call: str) -> None:
-        """It is over."""
+        """Called when the call ends."""
         sent = statistics().bytes_sent - self._begins.pop()
         text = call.removeprefix(BACKWARD).partition(";")[0]
         if text.startswith("gather_grads"):
             self.of_parameters += sent
         elif call.startswith(BACKWARD):
-            # Autograd goes back from the last call, so of calls that are alike the last is the one.
+            # Autograd processes the last call first, so among equal calls this is the last one.
             next(made for of, made in reversed(self.calls) if of == text and not made.backward).backward = sent
         else:
             name, kind = running_module()
@@ -188,7 +188,7 @@ class _Traffic:
 
 
 def _train(model: nn.Module, graph: GraphShardManager, x: Any, optimizer: Optimizer, train_nodes: int) -> None:
-    """An epoch of a training script: cross-entropy of outputs (N_i, C), and the sum of those of other shapes."""
+    """An epoch of a training script: cross-entropy of outputs (N_i, C), and the sum of outputs of other shapes."""
     try:
         losses = []
         for output in tree_leaves(model(graph, x)):
@@ -213,14 +213,14 @@ def _train(model: nn.Module, graph: GraphShardManager, x: Any, optimizer: Optimi
 
 
 class MetaMemory(TorchDispatchMode):
-    """While active, counts the bytes of all tensors on "meta" that operations make, as long as they live.
+    """While active, counts the bytes of all live tensors on "meta" that operations have created.
 
-    If code asks whether values have a property, such as "does any node have no in-edge?", the answer is no, and
-    yes if it asks whether all have it. Values copied to the CPU are 1.
+    `any` of values, for example to test for nodes without in-edges, is False, and `all` is True. Values copied to the
+    CPU are 1.
 
-    live: bytes now.
-    buffers: bytes of them in message buffers.
-    peak, peak_buffers: the most of `live`, and `buffers` at that moment.
+    live: current bytes.
+    buffers: current bytes in message buffers.
+    peak, peak_buffers: the maximum of `live`, and `buffers` at that moment.
     in_buffers: whether new tensors are message buffers.
     """
 
@@ -228,8 +228,8 @@ class MetaMemory(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = self.buffers = self.peak_buffers = 0
         self.in_buffers = False
-        self.sizes: dict[int, int] = {}  # of the storages that live, by `_cdata`, their key
-        self.of_buffers: set[int] = set()  # keys of those of message buffers
+        self.sizes: dict[int, int] = {}  # sizes of live storages by their key, `_cdata`
+        self.of_buffers: set[int] = set()  # keys of message buffers
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -261,11 +261,11 @@ class MetaMemory(TorchDispatchMode):
 
     @property
     def in_memory(self) -> int:
-        """Bytes of the tensors that live and are in memory."""
+        """Bytes of live tensors in memory."""
         return self.live
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage that may be new, or have another size than when it was last counted."""
+        """Count a storage that may be new or may have changed its size."""
         key, size = storage._cdata, storage.nbytes()
         if key not in self.sizes:
             weakref.finalize(storage, self._forget, key, self.in_buffers)

@@ -1,8 +1,8 @@
-"""Plans training of partitions that take turns in one process: bytes to and from the disk, and memory.
+"""Plans training of partitions that take turns in one process: memory, and bytes written to and read from disk.
 
-The engine's own code runs, as in other plans, with the transport of a process that has all partitions. What leaves
-memory at its meetings, and what comes back, is counted as [Note: leaving memory] says, and messages as [Note: rows of
-the same process].
+As in other plans, the engine's code runs, with the transport of a process that has all partitions. Tensors that leave
+memory and return are counted as described in [Note: leaving memory], and messages as in [Note: rows of the same
+process].
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,41 +28,41 @@ from sar.train.counted_graph import GraphCounts, counted_graph
 from sar.train.plan import FIRST_EPOCH, CountedPool, MakeModel, MetaMemory, epochs
 
 PLANNED = 8
-"""Partitions that are planned at most; others are taken to be like them."""
+"""Maximum number of planned partitions; they are taken as typical for the others."""
 LAUNCHER = 190 * 10**6
-"""Bytes that `sar launch` itself takes."""
+"""Memory of `sar launch` itself, in bytes."""
 WAITING = 10**6
 """Bytes that a waiting partition keeps in memory."""
 _aten = torch.ops.aten
 _MAKE_ZEROS = {each.default for each in (_aten.zeros, _aten.zeros_like, _aten.new_zeros, _aten.zero_)}
 USED = 0.85
-"""Share of the memory to plan for. The rest is for files' pages and for what is not foreseen."""
+"""Fraction of the memory to plan for. The rest is for file pages and unforeseen uses."""
 
 
 @dataclass(frozen=True)
 class OutOfCorePlan:
-    """Training of all partitions in one process, with one of them in memory at a time. All is in bytes."""
+    """Training of all partitions in one process, with one of them in memory at a time. Sizes are in bytes."""
 
-    written: int  # in an epoch
-    read: int  # in an epoch, of tensors and messages
-    mapped: int  # read in an epoch, of features and structure
+    written: int  # per epoch
+    read: int  # per epoch, tensors and messages
+    mapped: int  # per epoch, features and structure read through mappings
     stored: int  # in the files at a time
-    fixed: int  # memory that does not fall with the number of partitions
-    partition: int  # memory that the largest partition takes beside
-    partitions: int  # fewest that fit, if balance and halo stay in proportion; 0 if no number does
+    fixed: int  # memory that does not depend on the number of partitions
+    partition: int  # additional memory of the largest partition
+    partitions: int  # the smallest number that fits, assuming constant balance and halo; 0 if none does
 
 
 def plan_out_of_core(counts: GraphCounts, make_model: MakeModel, code: int, memory: int) -> OutOfCorePlan:
     """Plan full-graph training with one partition in memory at a time, in `memory` bytes.
 
-    `counts` have a worker for each partition. `make_model` and `code` are as for `plan_training`, the latter without
-    pages of files.
+    `counts` have one worker per partition. `make_model` and `code` are as in `plan_training`, but `code` excludes file
+    pages.
     """
     number = counts.num_workers
     fixed = code + LAUNCHER + FIRST_EPOCH + number * WAITING
     room = max(memory - fixed, 1)
     by_size = sorted(range(number), key=lambda worker: -sum(counts.nodes[worker].values()))
-    planned = by_size[:: -(-number // PLANNED)]  # the largest is one of them
+    planned = by_size[:: -(-number // PLANNED)]  # includes the largest
     plans = [_Partition.plan(counts, worker, make_model, AT_HAND * room) for worker in planned]
     sizes = "written", "read", "mapped", "stored"
     written, read, mapped, stored = (sum(getattr(plan, of) for plan in plans) * number // len(plans) for of in sizes)
@@ -82,7 +82,7 @@ def plan_out_of_core(counts: GraphCounts, make_model: MakeModel, code: int, memo
 
 
 class _Partition(MetaMemory):
-    """While active, counts what a partition writes and reads, and `peak` is of what it has in memory at a time."""
+    """While active, counts the bytes that a partition writes and reads; `peak` only counts tensors in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,15 +91,15 @@ class _Partition(MetaMemory):
         self.zeros: set[int] = set()  # keys of storages that leave memory without being written
         self._in_file: dict[int, int] = {}  # sizes of storages by key
         self._away: set[int] = set()  # keys of storages that are out of memory
-        self._structure: set[int] = set()  # keys of storages from before, which are in memory
-        self._out = 0  # bytes of those that live and are out of memory, less those from before that are in memory
+        self._structure: set[int] = set()  # keys of earlier storages in memory
+        self._out = 0  # bytes of live storages out of memory, minus earlier storages in memory
 
     @classmethod
     def plan(cls, counts: GraphCounts, worker: int, make_model: MakeModel, at_hand: float) -> "_Partition":
         """Train a partition without values for two epochs and count the second."""
         memory = cls()
         group = Group(_Turns(worker, counts, memory), pool=CountedPool(memory))
-        group.has_summed = True  # as of a loss that is divided
+        group.has_summed = True  # as for a loss divided by a global count
         file: Any = SimpleNamespace(device="cpu", at_hand=at_hand, empty=torch.empty, moved=Tensor.detach, use=id)
         with session.standing_in(group), tensor_file.set_to(file):
             graph, structure = counted_graph(counts, worker, group)
@@ -144,7 +144,7 @@ class _Partition(MetaMemory):
         self.zeros.discard(key)
 
     def leave(self) -> None:
-        """All tensors leave memory; what is not in the file is written."""
+        """Move all tensors out of memory; those that are not in the file are written."""
         for key, size in self.sizes.items():
             if size >= SMALL and key not in self._away and key not in self.of_buffers:
                 if key not in self._in_file and key not in self.zeros:
@@ -164,7 +164,7 @@ class _Partition(MetaMemory):
 
 
 class _Turns(Transport):
-    """The transport of one of a process's partitions; all others do the same as this one."""
+    """The transport of one partition of a process; all other partitions are assumed to do the same."""
 
     def __init__(self, rank: int, counts: GraphCounts, memory: _Partition) -> None:
         super().__init__(rank, counts.num_workers)
@@ -206,7 +206,7 @@ class _CountedRows(SharedTensor):
 
 
 class _CountedLetters(Letters):
-    """Messages of slices of halo lists; those of all partitions have rows of the same size."""
+    """Messages of slices of halo lists, with rows of the same size for all partitions."""
 
     on_disk = True
 

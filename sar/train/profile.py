@@ -1,15 +1,14 @@
 """`sar.profile()`: time, bytes and waits of training by layer and direction, as a table.
 
-Operations in time are in the traces of `torch.profiler`, in which sar names tiles, waits and kernels.
+For a timeline, use the traces of `torch.profiler`, in which sar names tiles, waits and kernels.
 
 [Note: whose time it is]
-Modules and distributed calls take turns. At every event below, what has passed since the last one, in seconds, bytes
-and memory, is added to the turn that was on. In a forward the turn is that of the innermost module, which hooks of
-torch tell. In a backward it is that of the module whose result's gradient was the last to be complete; so what lies
-between two layers, such as an activation, goes to the one before it in the forward. A distributed call outside all
-modules has a turn of its own. At the end, modules within which a distributed call was made directly are the layers:
-each takes what its inner modules had, and what is left is "everything else": loss, optimizer, and modules around the
-layers.
+At every event below, the seconds, bytes and memory since the last event are charged to the current module or
+distributed call. In a forward, the current module is the innermost one, according to torch's hooks. In a backward, it
+is the module whose output gradient was completed last; so code between two layers, such as an activation, is charged to
+the layer that comes first in the forward. A distributed call outside modules is charged separately. At the end, the
+modules that directly made distributed calls are the layers. A layer includes its submodules; the rest is "everything
+else": loss, optimizer, and modules around the layers.
 """
 
 import re
@@ -36,9 +35,9 @@ from sar.partition.inspect.text_tables import as_text
 
 ELSEWHERE = "everything else"
 _HOOKED = "sar.profile"
-_CALL_NAME = re.compile(r"[:;(]| of ")  # the end of the name of a call, in the text that workers compare
+_CALL_NAME = re.compile(r"[:;(]| of ")  # ends the name of a call in the text that workers compare
 _LAYER_WIDTH = 16
-_LEAST_SECONDS = 1e-3  # below it, how workers differ is chance
+_LEAST_SECONDS = 1e-3  # below this, differences between workers are noise
 _NOTE = """Seconds; MB of a million bytes. By layer: means of the workers, but MB peak is
 the most of any, above the level before. max/mean: compute of the slowest one."""
 _TURNS = """Seconds are those of each worker's turns; MB that left memory are the most at any turn."""
@@ -46,14 +45,14 @@ _TURNS = """Seconds are those of each worker's turns; MB that left memory are th
 
 @dataclass(frozen=True)
 class Spent:
-    """Time, memory and traffic of one worker in a row of the table.
+    """Time, memory and traffic of one worker in one row of the table.
 
-    layer: name of a module; of a distributed call made outside modules; or `ELSEWHERE`.
-    direction: "forward" or "backward"; empty for calls outside modules, and for `ELSEWHERE`.
-    seconds: with waits.
-    peak: the most bytes of resident memory (on CUDA devices, of tensors) above the level before the profile; None if
-        it was not measured.
-    moved: bytes, and seconds waited.
+    layer: name of a module, or of a distributed call outside modules, or `ELSEWHERE`.
+    direction: "forward" or "backward"; empty for calls outside modules and `ELSEWHERE`.
+    seconds: time including waits.
+    peak: peak resident memory (on CUDA devices, of tensors) above the level before the profile, in bytes; None if not
+        measured.
+    moved: traffic and waiting times.
     """
 
     layer: str
@@ -77,15 +76,15 @@ class Spent:
 class Profile:
     """The measurements of `sar.profile`, complete when its context ends.
 
-    workers: the costs of each worker, by rank.
-    spilled: spilled bytes of each worker, by rank; empty unless workers leave memory.
+    workers: costs by rank.
+    spilled: spilled bytes by rank; empty unless workers train out of core.
     """
 
     workers: list[list[Spent]] = field(default_factory=list)
     spilled: list[Spilled] = field(default_factory=list)
 
     def table(self) -> str:
-        """Time by layer and by worker, 80 columns wide and the same on all workers."""
+        """Format the time by layer and worker as a table of 80 columns, the same on all workers."""
         if not self.workers:
             raise ConfigError("The profile is not complete; ask for it after the end of `with sar.profile() as p:`.")
         totals = [total(rows) for rows in self.workers]
@@ -115,12 +114,12 @@ class Profile:
 
 
 def total(rows: Sequence[Spent]) -> Spent:
-    """The sum of all rows, with their greatest peak."""
+    """The sum of all rows, with the maximum of their peaks."""
     return sum(rows, Spent("all", ""))
 
 
 def by_layer(workers: Sequence[Sequence[Spent]]) -> list[list[Spent]]:
-    """For each layer and direction, in the order of a worker's rows, the costs of each worker; `ELSEWHERE` is last."""
+    """The costs of each worker by layer and direction, in the order of a worker's rows; `ELSEWHERE` is last."""
     keys = dict.fromkeys((row.layer, row.direction) for rows in workers for row in rows)
     keys[ELSEWHERE, ""] = keys.pop((ELSEWHERE, ""), None)
     spent = [{(row.layer, row.direction): row for row in rows} for rows in workers]
@@ -128,20 +127,20 @@ def by_layer(workers: Sequence[Sequence[Spent]]) -> list[list[Spent]]:
 
 
 def imbalance(of_workers: Sequence[Spent]) -> float | None:
-    """Greatest over mean compute of the workers; None if that is too short to tell."""
+    """Maximum divided by mean compute of the workers; None if times are too short."""
     mean = total(of_workers).compute / len(of_workers)
     return max(row.compute for row in of_workers) / mean if mean >= _LEAST_SECONDS else None
 
 
 def _cells(spent: Spent, workers: int) -> list[str]:
-    """Compute, wait, MB out and in, each the mean of the workers; and the peak."""
+    """Compute, wait, MB out and MB in, each averaged over workers; and the peak."""
     moved = [_number(size / 1e6 / workers, 2) for size in (spent.moved.bytes_sent, spent.moved.bytes_received)]
     peak = "-" if spent.peak is None else _number(spent.peak / 1e6, 1)
     return [_number(spent.compute / workers, 3), _number(spent.moved.seconds_waited / workers, 3), *moved, peak]
 
 
 def _number(value: float, digits: int) -> str:
-    """In six characters."""
+    """Format a number in six characters."""
     return f"{value:.{digits if value < 10 ** (5 - digits) else 0}f}"
 
 
@@ -149,10 +148,11 @@ def _number(value: float, digits: int) -> str:
 def profile() -> Iterator[Profile]:
     """Measure time, traffic and memory of each layer: `with sar.profile() as p: ...`, then `print(p.table())`.
 
-    Yields a `Profile`, filled at the end. All workers enter and leave together; an exception in it ends the group.
+    Yields a `Profile`, which is filled at the end. All workers enter and leave together; an exception inside stops all
+    workers.
 
     Raises:
-        ConfigError: another profile is being taken.
+        ConfigError: another profile is active.
         NotInitializedError: before `sar.initialize_comms`.
     """
     group, profiled = current_group(), Profile()
@@ -160,7 +160,7 @@ def profile() -> Iterator[Profile]:
         raise ConfigError("sar.profile is taken inside another one; end that one first.")
     recorder = _Recorder(group)
     try:
-        with group.guard():  # after work that takes each worker its own time
+        with group.guard():  # workers may arrive at different times
             group.agree("the beginning of sar.profile")
         with recorder:
             yield profiled
@@ -177,14 +177,14 @@ def profile() -> Iterator[Profile]:
 
 
 class _Turn(NamedTuple):
-    """A module's or a call's turn: names of modules, outermost first, or of a call outside all; else empty."""
+    """The current module or call: names of modules, outermost first, or of a call outside modules; else empty."""
 
     path: tuple[str, ...] = ()
     direction: str = ""
 
 
 class _Recorder:
-    """Follows modules and distributed calls of this process while active: see [Note: whose time it is]."""
+    """Records modules and distributed calls of this process while active: see [Note: whose time it is]."""
 
     def __init__(self, group: Group) -> None:
         self._clock = group.clock
@@ -195,7 +195,7 @@ class _Recorder:
             self._memory = PeakCudaMemory() if torch.cuda.is_initialized() else PeakMemory()
         self._names: dict[Module, str] = {}
         self._layers: set[str] = set()
-        self._outside: set[str] = set()  # calls outside all modules, as their backwards name them
+        self._outside: set[str] = set()  # calls outside modules, by the name of their backwards
         self._spent: dict[_Turn, Spent] = {}
         self._turns = [_Turn()]
         self._handles: list[Any] = []
@@ -216,7 +216,7 @@ class _Recorder:
             handle.remove()
 
     def spent(self) -> list[Spent]:
-        """By layer, in the order of their first turns, forward before backward; everything else comes last."""
+        """Costs by layer, in the order of first use, forward before backward; everything else comes last."""
         rows: dict[tuple[str, str], Spent] = {}
         for turn, spent in self._spent.items():
             layer = next((name for name in reversed(turn.path) if name in self._layers), ELSEWHERE)
@@ -226,14 +226,14 @@ class _Recorder:
         return sorted(rows.values(), key=lambda row: (order.index(row.layer), row.direction == "backward"))
 
     def spilled(self) -> Spilled | None:
-        """Spilled bytes; None unless workers leave memory."""
+        """Spilled bytes; None unless workers train out of core."""
         before, now = self._spilled_before, self._spilled_so_far()
         if before is None or now is None:
             return None
         return Spilled(self._left, now.written - before.written, now.read - before.read)
 
     def begins(self, call: str) -> None:
-        """A distributed call begins."""
+        """Called when a distributed call begins."""
         turn, forward = self._turns[-1], call.removeprefix(BACKWARD)
         if not turn.path or forward in self._outside:
             direction = "" if forward == call else "backward"
@@ -243,7 +243,7 @@ class _Recorder:
         self._take_turn(turn)
 
     def ends(self, call: str) -> None:
-        """It is over."""
+        """Called when the call ends."""
         if not self._turns[-1].direction:
             self._outside.add(f"{call}; call {current_group().call_id}")
         self._end_turn()
@@ -251,7 +251,7 @@ class _Recorder:
     def _enters(self, module: Module, _: Any) -> None:
         if self not in listeners or torch.compiler.is_compiling():  # the module of another worker of this process
             return
-        if module not in self._names:  # named within the outermost module that was called
+        if module not in self._names:  # names are relative to the outermost module that was called
             for name, inner in module.named_modules():
                 name = name or type(module).__name__
                 numbered = (f"{name} {k}" if k > 1 else name for k in count(1))
@@ -266,14 +266,14 @@ class _Recorder:
         self._end_turn()
         for result in tree_leaves(results):
             node = result.grad_fn if isinstance(result, Tensor) else None
-            # A module that returns the result of an inner one leaves it to that.
+            # If a module returns the output of a submodule, the submodule is charged.
             metadata: Any = None if node is None else node.metadata
             if node is not None and _HOOKED not in metadata:
                 metadata[_HOOKED] = True
                 node.register_prehook(lambda grads, path=path: self._goes_back(path))
 
     def _goes_back(self, path: tuple[str, ...]) -> None:
-        """The gradient of a module's result is complete."""
+        """Called when the gradient of a module's output is complete."""
         if self not in listeners:
             return
         if self._turns[-1].direction == "backward":
@@ -291,7 +291,7 @@ class _Recorder:
         self._turns.pop()
 
     def _charge(self) -> None:
-        """Add the costs since the last event to the current turn."""
+        """Charge the costs since the last event to the current module or call."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now, counted = self._clock(), statistics()

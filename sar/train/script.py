@@ -1,4 +1,4 @@
-"""`sar.print`, on one worker, and `sar.seed`, for all."""
+"""`sar.print`, for worker 0, and `sar.seed`, for all workers."""
 
 import builtins
 import random
@@ -12,19 +12,19 @@ from sar.errors import ConfigError
 
 
 def print(*values: Any, **options: Any) -> None:
-    """Python's `print`, on worker 0 only, and flushed; not a collective call."""
+    """Python's `print` on worker 0 only, with flushing. Not a collective call."""
     if session.rank() == 0:
         builtins.print(*values, **{"flush": True, **options})
 
 
 def seed(n: int) -> None:
-    """Seed the generators of torch (CUDA's too), numpy and Python; not a collective call.
+    """Seed the random generators of torch (including CUDA), numpy and Python. Not a collective call.
 
-    Worker 0 gets n, so that after `sync_params` a model begins as after `torch.manual_seed(n)` on one machine. Every
-    other worker gets a seed made of n and its rank, so that dropout and samples differ.
+    Worker 0 uses n, so after `sync_params` a model starts as after `torch.manual_seed(n)` on one machine. Other workers
+    derive their seed from n and the rank, so dropout and samples differ.
 
     Args:
-        n: from 0 to 2**32 - 1, alike on all workers.
+        n: from 0 to 2**32 - 1, the same on all workers.
 
     Raises:
         ConfigError: for another n.

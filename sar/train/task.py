@@ -1,4 +1,4 @@
-"""`sar.Task`: classes of nodes to learn, with a loss and metrics over the nodes of all workers."""
+"""`sar.Task`: node classification, with loss and metrics over the nodes of all workers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,24 +18,23 @@ from sar.train.metrics import roc_auc
 
 
 class Task:
-    """Labels and masks of this worker's nodes, with counts over all workers; made by all workers together.
+    """Labels and masks of this worker's nodes, with counts over all workers. All workers must create it together.
 
-    A label is unknown if it is negative or NaN; such labels are ignored.
+    Negative and NaN labels are unknown, and ignored.
 
     Args:
-        labels: one class for each node, 0, 1, ..., (N_i,) or (N_i, 1); or, if nodes may have several of C classes
-            (multi-label), 0 and 1 in (N_i, C).
-        masks: which nodes to train on, to validate on and so on, by name: (N_i,) each, bool or 0 and 1.
+        labels: one class per node, 0, 1, ..., (N_i,) or (N_i, 1); or for multi-label tasks 0 and 1, (N_i, C).
+        masks: masks by name, such as train and val: (N_i,) each, bool or 0 and 1.
 
     Attributes:
-        labels: (N_i,) int64, -1 if unknown; or (N_i, C) as given.
-        masks: (N_i,) bool each, without nodes that have no known label.
+        labels: (N_i,) int64, -1 if unknown; or (N_i, C), unchanged.
+        masks: (N_i,) bool each, without nodes whose labels are all unknown.
         sizes: the number of nodes in each mask, over all workers.
         num_classes: C, or one more than the highest class on any worker.
         multi_label: whether labels are (N_i, C).
 
     Raises:
-        FieldError: for labels that are no classes, or a mask of another shape.
+        FieldError: for invalid labels, or a mask of another shape.
     """
 
     def __init__(self, labels: Tensor, masks: Mapping[str, Tensor]) -> None:
@@ -62,18 +61,18 @@ class Task:
                 self.num_classes = all_max(int(self.labels.max()) if len(labels) else -1) + 1
             self._sizes = all_sum({name: int(mask.sum()) for name, mask in self.masks.items()})
             self._terms = all_sum({name: int(self._entries(name).sum()) for name in self.masks})
-            group.has_summed = has_summed  # a loss may still be one of its own: `gather_grads` warns of it
+            group.has_summed = has_summed  # a task does not mean that its loss is used: `gather_grads` still warns
 
     @classmethod
     def of(cls, data: PartitionData | Any, ntype: str | None = None) -> "Task":
-        """The task that comes with a partition: its `label` or `y`, and its `train_mask`, `val_mask`, `test_mask`.
+        """Create the task of a partition from its `label` or `y` and its `train_mask`, `val_mask` and `test_mask`.
 
         Args:
-            data: as loaded, on any device; or PyTorch Geometric's `Data`, whose labels are `y`.
-            ntype: type of the nodes; may be left out if only one type has these fields.
+            data: the partition data, on any device, or `Data` of PyTorch Geometric, with the labels `y`.
+            ntype: node type; optional if only one type has labels and masks.
 
         Raises:
-            FieldError: if there are no labels, or several types have them.
+            FieldError: no type has labels, or several do.
         """
         with session.current_group().guard():
             if not isinstance(data, PartitionData):
@@ -89,8 +88,8 @@ class Task:
             name = "y" if f"{prefix}y" in data and f"{prefix}label" not in data else "label"
             if name not in data:
                 raise FieldError(
-                    f"There are no labels {prefix + name!r}; there is {sorted(data.node_features)}. Give labels and "
-                    "masks, sar.Task(labels, {'train': mask})."
+                    f"There are no labels {prefix + name!r}; found {sorted(data.node_features)}. Pass labels and "
+                    "masks: sar.Task(labels, {'train': mask})."
                 )
             labels = suffix_key_lookup(data.node_features, prefix + name)
             names = [name for name in SPLIT if prefix + name in data]
@@ -107,21 +106,21 @@ class Task:
         return f"Task({self.num_classes} classes, labels {tuple(self.labels.shape)} here{masks})"
 
     def loss(self, logits: Tensor, split: str = "train") -> Tensor:
-        """This worker's share of the mean loss over all workers' nodes of a mask; not a collective call.
+        """Return this worker's share of the mean loss over a mask of all workers. Not a collective call.
 
-        The shares add up to the mean: of the cross-entropy of nodes; multi-label, of the binary cross-entropy of all
-        known labels.
+        The sum over workers is the mean: of cross-entropy over nodes, or for multi-label tasks of binary cross-entropy
+        over known labels.
 
         Args:
-            logits: (N_i, C), before softmax or sigmoid; on the labels' device.
+            logits: (N_i, C), before softmax or sigmoid, on the device of the labels.
             split: name of the mask.
 
         Returns:
-            A scalar, float32 where logits are of half precision; 0 with a gradient of 0 if this worker has no such
-            node.
+            A scalar, float32 if logits have half precision; 0 with a zero gradient if this worker has no node in the
+            mask.
 
         Raises:
-            FieldError: if no worker has such a node, or the logits have another shape.
+            FieldError: the mask is empty on all workers, or the logits have another shape.
         """
         self._check(logits, split)
         session.current_group().has_summed = True
@@ -139,30 +138,31 @@ class Task:
         return share
 
     def metrics(self, logits: Tensor) -> dict[str, dict[str, float]]:
-        """Metrics of each mask over all workers' nodes, counted in integers; called by all workers together.
+        """Compute metrics of each mask over the nodes of all workers, counted in integers. A collective call.
 
         Args:
-            logits: as for `loss`. The predicted class is the one with the highest logit; multi-label, all above 0.
+            logits: as for `loss`. The predicted class has the highest logit; for multi-label tasks, all above 0 are
+                predicted.
 
         Returns:
-            By name of the mask: `accuracy`, the share of nodes with all known labels predicted, `f1_micro` and
-            `f1_macro`, as by default in scikit-learn; NaN if no worker has such a node.
+            By name of the mask: `accuracy`, the fraction of nodes whose known labels are all predicted, and `f1_micro`
+            and `f1_macro`, with scikit-learn's defaults; NaN for an empty mask.
 
         Raises:
-            FieldError: if the logits have another shape.
+            FieldError: the logits have another shape.
         """
         return self._measure(logits, list(self.masks))
 
     def accuracy(self, logits: Tensor, split: str) -> float:
-        """The share, 0 to 1, of the nodes of the mask `split` that are predicted right; otherwise as `metrics`."""
+        """Accuracy on the mask `split`, from 0 to 1; otherwise like `metrics`."""
         return self._measure(logits, [split])[split]["accuracy"]
 
     @torch.no_grad()
     def roc_auc(self, logits: Tensor, split: str) -> float:
-        """The area under the ROC curve of one mask; called by all workers together.
+        """Area under the ROC curve on one mask. A collective call.
 
-        Multi-label, the mean over the columns that have both labels, as in the Open Graph Benchmark (Hu et al., 2020,
-        arXiv:2005.00687). With two classes, of the second against the first.
+        For multi-label tasks, the mean over columns with both labels, as in the Open Graph Benchmark (Hu et al., 2020,
+        arXiv:2005.00687). With two classes, the second is the positive one.
 
         Args:
             logits: as for `loss`.
@@ -172,7 +172,7 @@ class Task:
             From 0 to 1, by `sar.train.metrics.roc_auc`; NaN if no column has both labels.
 
         Raises:
-            FieldError: if each node has one of more than two classes, or the logits have another shape.
+            FieldError: the task has more than two classes, or the logits have another shape.
         """
         with session.current_group().guard():
             self._check(logits, split)
@@ -187,7 +187,7 @@ class Task:
         return sum(areas) / len(areas) if areas else float("nan")
 
     def _entries(self, split: str) -> Tensor:
-        """Which labels count in a mask, of the shape of `labels`."""
+        """The labels that count in a mask, in the shape of `labels`."""
         return self.masks[split].unsqueeze(1) & self._known if self.multi_label else self.masks[split]
 
     def _check(self, logits: Tensor, split: str) -> None:
@@ -197,7 +197,7 @@ class Task:
         if rows != len(self.labels) or columns < self.num_classes or (self.multi_label and columns > self.num_classes):
             raise FieldError(
                 f"The logits are {tuple(logits.shape)}; expected {(len(self.labels), self.num_classes)}: this worker's "
-                "nodes, and classes, of which a yes-or-no question has two."
+                "nodes, and the classes, which are two for binary classification."
             )
 
     @torch.no_grad()
@@ -209,7 +209,7 @@ class Task:
         return {split: self._scores(counts[split], self._sizes[split]) for split in splits}
 
     def _counts(self, logits: Tensor, split: str) -> Tensor:
-        """For each class the labels predicted rightly, predicted, and there, (C, 3); below it right nodes, (1, 3)."""
+        """Labels predicted correctly, predicted, and true, by class, (C, 3); then the number of right nodes, (1, 3)."""
         mask = self.masks[split]
         logits, labels = logits[mask], self.labels[mask]
         if self.multi_label:

@@ -62,9 +62,9 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--parts", "x"], "argument --parts: 'x' is no number of parts; expected one, such as 4, or auto"),
-        (["--parts", "-1"], "argument --parts: '-1' is no number of parts; expected one, such as 4, or auto"),
-        (["--split", "1,x"], "argument --split: '1,x' is no list of shares; expected one, such as 0.6,0.2,0.2"),
+        (["--parts", "x"], "argument --parts: 'x' is not a number of parts; expected a number, such as 4, or auto"),
+        (["--parts", "-1"], "argument --parts: '-1' is not a number of parts; expected a number, such as 4, or auto"),
+        (["--split", "1,x"], "argument --split: '1,x' is no list of fractions such as 0.6,0.2,0.2"),
     ],
 )
 def test_options_of_another_form(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,5 +162,5 @@ def test_sizes(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GB", "8 gallons", "3", "100i"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
         size(text)

@@ -46,7 +46,7 @@ def join(workers):
 def test_numbers_of_workers_differ(workers):
     for error in join(workers):
         assert isinstance(error, CommunicationError), error
-        assert "does not go with Worker" in str(error)
+        assert "does not fit Worker" in str(error)
         assert "name one world size" in str(error)
 
 
@@ -55,7 +55,7 @@ def test_a_second_worker_of_a_rank_is_refused_and_the_job_goes_on(rank):
     results = join([(0, 2), (1, 2), (rank, 2)])
     [error] = [result for result in results if isinstance(result, CommunicationError)]
     assert f"Worker {rank} of 2" in str(error)
-    assert f"does not go with Worker {rank} of 2" in str(error)
+    assert f"does not fit Worker {rank} of 2" in str(error)
     assert sum(result == [0, 1] for result in results) == 2
 
 

@@ -257,7 +257,7 @@ def seeds_on_worker(mine, name):
         return out.detach()
     with pytest.raises(GraphError, match="of this worker's"):
         layer((x, x), edges)
-    with pytest.raises(GraphError, match="have numbers of their own"):
+    with pytest.raises(GraphError, match="are numbered separately"):
         utils.remove_self_loops(bare)
     return out.detach()
 

@@ -64,7 +64,7 @@ def test_a_page_of_zeros_is_found(directory: Path, name: str, capsys: pytest.Cap
     zero_page(file, page)
     assert main(["inspect", str(directory), "--verify"]) == 1
     said = capsys.readouterr().out
-    assert f"{file} is not what was written: the checksum is another. Copy it again" in said
+    assert f"{file} is not what was written: its checksum does not match. Copy it again" in said
     assert "part0" not in said.partition("not sound")[2]
     json_file = directory / "graph.json"
     with pytest.raises(PartitionError, match=f"part1/{name} is not what was written: .* Copy it again"):

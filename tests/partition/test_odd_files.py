@@ -105,8 +105,8 @@ REFUSED: list[tuple[str, str | bytes, dict[str, Any], str]] = [  # name of the f
     ("e.csv", 'name,src,dst\n"a,0,1\nb,2,3\nc",4,5\n', {}, "line 2, '\"a,0,1'"),
     ("e.csv", 'name,src,dst\n"a,0,1\nb",2,3\n', {}, "line 2"),
     ("e.csv", "0x1,0x2\n0,0x0B\n", {"num_nodes": 11}, "line 2, '0,0x0B': the destination is node 11"),
-    ("e.csv", "src,dst\na,b\nc,d\r,\r", {"ids": "map"}, "CR alone"),
-    ("e.csv", "0,1\r1,2\r", {}, "CR alone"),
+    ("e.csv", "src,dst\na,b\nc,d\r,\r", {"ids": "map"}, "just CR"),
+    ("e.csv", "0,1\r1,2\r", {}, "just CR"),
     ("e.txt", gzip.compress(b"0,1\n", mtime=0), {}, "is packed.*let its name end in .gz"),
     *(("e.txt", content, {}, "is packed, or of another format.*--format")
       for content in (bz2.compress(b"0\n"), b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd\0", b"PAR1..", "0,1".encode("utf-16"))),
@@ -421,14 +421,14 @@ def test_lists_of_nodes_by_type(tmp_path: Path) -> None:
     graph = read(paths, train_nodes={"b": listed})
     assert graph.node_data["b"]["train_mask"][:].tolist() == [False, False, True]
     assert "train_mask" not in graph.node_data["a"]
-    with pytest.raises(ConfigError, match="the nodes of train_mask are to be by type; expected some of a, b"):
+    with pytest.raises(ConfigError, match="the nodes of train_mask must be by type; expected some of a, b"):
         read(paths, train_nodes=listed)
 
 
 @pytest.mark.parametrize(
     "content, problem",
     [("0\n3\n", "the ID '3', which no node"), ("-1\n", "the ID '-1'"), ("0\n1\n0\n", "the node '0' more than once"),
-     ("0\n1.5\n", "other things than integers"), ("", "has no node.*leave it out"), ("# none\n", "has no node")],
+     ("0\n1.5\n", "values that are not integers"), ("", "has no node.*leave it out"), ("# none\n", "has no node")],
 )  # fmt: skip
 def test_lists_that_are_none(tmp_path: Path, content: str, problem: str) -> None:
     with pytest.raises(PartitionError, match=problem):

@@ -65,5 +65,5 @@ def test_graphs_without_edges(tmp_path: Path, name: str) -> None:
 
 def test_a_given_assignment_has_its_number(tmp_path: Path, graph: GraphSource) -> None:
     options = AssigningOptions(PartsByMemory(2, 2**30, 0), assignment=tmp_path)
-    with pytest.raises(ConfigError, match="has a number of parts of its own"):
+    with pytest.raises(ConfigError, match="has a fixed number of parts"):
         assign(options, graph, tmp_path / "method", None, lambda doing, share: None)

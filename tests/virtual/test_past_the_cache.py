@@ -130,7 +130,7 @@ def test_a_full_disk(processes):
     outcomes = pool.outcomes(run, fills_the_disk, per_rank=random_shares(4), timeout=30)
     for outcome in outcomes:
         assert isinstance(outcome, Err)
-        assert re.search(r"There is no room in \S+ for \d+\.\d MB of spilled tensors beside the ", outcome.message)
+        assert re.search(r"There is no space in \S+ for \d+\.\d MB of spilled tensors in ", outcome.message)
 
 
 def recovers_from_a_failed_write():

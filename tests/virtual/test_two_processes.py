@@ -117,7 +117,7 @@ ALONE = f"orker {VICTIM} raised ZeroDivisionError: mine alone"
         pytest.param(in_a_message_function, (False,), ALONE, marks=pytest.mark.slow),
         pytest.param(in_a_message_function, (True,), ALONE, marks=pytest.mark.slow),
         (returns, (), f"Worker {VICTIM} has ended, while others wait for it"),
-        (fills_the_disk, (), "raised SpillError: There is no room in"),
+        (fills_the_disk, (), "raised SpillError: There is no space in"),
         (keeps_a_lock, (), f"Worker {VICTIM} has the turn, and has not computed for "),
     ],
 )

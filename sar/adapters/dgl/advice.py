@@ -30,7 +30,7 @@ _INSTEAD = {
         "edge_subgraph in_subgraph khop_in_subgraph khop_out_subgraph node_subgraph prop_edges prop_nodes pull push "
         "send_and_recv subgraph to_block"
     ),
-    "sar.DataLoader samples the whole graph, with sar.DistNeighborSampler and others": (
+    "sar.DataLoader samples the whole graph, with sar.DistNeighborSampler or sar.EdgePredictionSampler": (
         "node2vec_random_walk random_walk sample_etype_neighbors sample_labors sample_neighbors "
         "sample_neighbors_biased sample_neighbors_fused select_topk"
     ),
@@ -48,12 +48,12 @@ _INSTEAD = {
         "edge_attr_schemes get_edge_storage get_node_storage materialize_data node_attr_schemes set_e_initializer "
         "set_n_initializer"
     ),
-    "use graph.local_var(), which has features of its own": "clone",
+    "use graph.local_var(), which has separate features": "clone",
     "use graph.to(device), which moves the graph and its features": (
         "cpu is_pinned pin_memory_ record_stream shared_memory unpin_memory_"
     ),
-    "leave it out; edges are kept in one format, and IDs are int64": "astype create_formats_ formats int long",
-    "leave it out; the graph is one, not a batch": "batch_num_edges set_batch_num_edges set_batch_num_nodes",
+    "omit it; edges are stored in one format, and IDs are int64": "astype create_formats_ formats int long",
+    "omit it; the graph is not a batch of graphs": "batch_num_edges set_batch_num_edges set_batch_num_nodes",
     "ntypes, srctypes, dsttypes and canonical_etypes list all types": (
         "get_etype_id get_ntype_id get_ntype_id_from_dst get_ntype_id_from_src is_unibipartite metagraph"
     ),
@@ -67,7 +67,7 @@ _BETWEEN = ("sar", "torch", "contextlib", "functools")
 
 
 def missing_method(name: str) -> MissingMethodError:
-    """The error for an attribute that distributed graphs lack. It names the layer or function of DGL that asked."""
+    """The error for an attribute that distributed graphs lack. It names the calling layer or function of DGL."""
     function, is_layer = asked_by_dgl()
     if is_layer and name not in INSTEAD:
         return MissingMethodError(
@@ -84,9 +84,9 @@ def missing_method(name: str) -> MissingMethodError:
 
 
 def asked_by_dgl() -> tuple[str, bool]:
-    """The layer of DGL that called, or the public name of the outermost function of DGL; empty if user code called.
+    """Return the calling layer of DGL, or the public name of its outermost function; empty if user code called.
 
-    The second item says whether it is a layer.
+    The second item is True for a layer.
     """
     frame: FrameType | None = sys._getframe(1)
     outermost = None
@@ -107,7 +107,7 @@ def _public_name(frame: FrameType) -> str:
     """The public name of the function or class of DGL that a frame runs, such as `dgl.ops.copy_u_sum`."""
     code, names, known = frame.f_code, frame.f_locals, frame.f_globals
     value = type(names["self"]) if "self" in names else known.get(code.co_name)
-    for function in list(known.values()):  # those of `dgl.ops` share their code, and differ in what they close over
+    for function in list(known.values()):  # functions of `dgl.ops` share their code and differ in their closures
         if getattr(function, "__code__", None) is code:
             cells = [cell.cell_contents for cell in function.__closure__ or ()]
             value = function if cells == [names[variable] for variable in code.co_freevars] else value

@@ -20,7 +20,7 @@ DGL_DATASETS = {
 
 
 def load_dgl_dataset(name: str, folder: str | None = None) -> Any:
-    """A graph of `DGL_DATASETS`, which `dgl.data` downloads at first use, to `folder`, or to its own default."""
+    """Load a graph of `DGL_DATASETS`. `dgl.data` downloads it at first use, to `folder` or its default folder."""
     require_dgl()
     import dgl.data
 

@@ -1,7 +1,7 @@
-"""`convert_dist_graph`: the graph of DistDGL, each of whose partitions is divided among the trainers of its machine.
+"""`convert_dist_graph`: converts the graph of DistDGL. The trainers of a machine share its partition.
 
-Two kinds of parts meet here. DGL has one partition on each machine, which its server holds in shared memory: the
-*served* partition. sar has one part for each worker: a run of the nodes of the partition that its machine serves.
+DGL's server on each machine holds one partition in shared memory: the *served* partition. sar's partition of a worker
+is a consecutive range of its nodes.
 """
 
 from collections.abc import Mapping
@@ -27,28 +27,28 @@ from sar.tensors.ids import is_permutation
 
 
 def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
-    """Make the distributed graph of a `dgl.distributed.DistGraph`; called by all trainers together.
+    """Create the distributed graph of a `dgl.distributed.DistGraph`. All trainers must call this together.
 
-    With one trainer on a machine, the worker's nodes are those of the machine's partition. Several trainers divide them
-    by rank, in runs of consecutive IDs with about equally many edges into them. `node_ranges` holds the workers' runs,
-    `partition_book` the machines' partitions.
+    With one trainer per machine, a worker owns the nodes of the machine's partition. Several trainers split these nodes
+    by rank, into consecutive IDs with about the same number of in-edges. `node_ranges` describes the workers and
+    `partition_book` the machines.
 
-    Node features are in `ndata` (`nodes[ntype].data`), edge features in `edata`, both under their own names; `_ID` are
-    the partitioning's IDs over all types. Node features are not copied: they lie in the memory that the machine's
-    processes share, so later writes to the `DistTensor` show here. Edge features are.
+    Node features are in `ndata` and edge features in `edata`, by their own names; `_ID` holds the partitioning's IDs
+    over all types. Node features are not copied: they share memory with the `DistTensor`, so later writes to it are
+    visible here. Edge features are copied.
 
     Args:
-        dist_graph: with its servers running, or standalone. The ranks of `torch.distributed` run through the trainers
-            of partition 0, then those of partition 1, and so on, as DGL's launcher starts them.
+        dist_graph: a graph with running servers, or a standalone one. Ranks of `torch.distributed` must be in order of
+            partitions, as DGL's launcher assigns them: first the trainers of partition 0, then those of partition 1.
 
     Returns:
-        The graph on the CPU.
+        The graph, on the CPU.
 
     Raises:
-        GraphError: it is no `DistGraph`.
-        PartitionError: the ranks are in another order, a partition has no trainer, or what this process shares with
-            its server is not the partition that its partition book names.
-        CommunicationError: if another worker raised, or holds another graph.
+        GraphError: the argument is not a `DistGraph`.
+        PartitionError: the ranks are in a different order, a partition has no trainer, or the memory shared with the
+            server does not hold the partition that the partition book names.
+        CommunicationError: another worker raised, or has a different graph.
     """
     with session.current_group().guard() as group:
         group.agree("convert_dist_graph")
@@ -112,8 +112,7 @@ class _ServedPartition(NamedTuple):
                 f"The graph in this machine's shared memory, with {len(own)} own nodes, does not fit its partition "
                 f"book; expected, for partition {served.part}, the nodes [{start}, {end}) and the edges [{first}, "
                 f"{last}) into them. Servers of several partitions on one host overwrite each other's memory, unless "
-                "each has a /dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned "
-                "again."
+                "each has a separate /dev/shm; a graph partitioned without halo (num_hops=0) must be partitioned again."
             )
         return served
 
@@ -142,7 +141,7 @@ def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int
             "get_partition_book().partid, and with trainers on every machine."
         )
     trainers = served_by_rank.count(served.part)
-    trainer = served_by_rank[: group.rank].count(served.part)  # which of them this worker is
+    trainer = served_by_rank[: group.rank].count(served.part)  # this worker's index among them
     start, end = served.own_range
     run = equal_runs(node_costs(served.graph, (start, end)), trainers)[trainer]
     return [(first, last) for first, last in group.gather_numbers([start + at for at in run], "node ranges")]
@@ -161,7 +160,7 @@ def _shards(dist_graph: Any, served: _ServedPartition, edges: VisibleEdges) -> l
 
 
 def _node_features(dist_graph: Any, served: _ServedPartition, graph: LocalGraph) -> dict[str, Tensor]:
-    """Features of this worker's nodes, those that `graph` calls its own, as in `PartitionData`."""
+    """Features of this worker's nodes, the inner nodes of `graph`, as in `PartitionData`."""
     node_id = graph.node_id[graph.is_inner].sort().values
     features = {NID: node_id, NTYPE: types_of(node_id, served.node_ranges)}
     first = int(node_id[0]) if len(node_id) else served.own_range[0]
@@ -174,7 +173,7 @@ def _node_features(dist_graph: Any, served: _ServedPartition, graph: LocalGraph)
 
 
 def _features(tensors: Mapping[str, Any], what: str, count: int) -> list[tuple[str, Tensor]]:
-    """This machine's rows of some `DistTensor`s, sorted by name, as their order differs between processes."""
+    """This machine's rows of `DistTensor`s, sorted by name because their order differs between processes."""
     found = [(name, tensors[name].local_partition) for name in sorted(tensors)]
     for name, values in found:
         if len(values) != count:

@@ -1,7 +1,7 @@
-"""DGL's attention layers on distributed graphs, in one pass over the edges and without tensors of their number.
+"""DGL's attention layers on distributed graphs, in one pass over the edges and without tensors of size E.
 
-Each function computes the `forward` of a layer, with the layer's own parameters, for node features (N, D). Other
-arguments go to DGL's own `forward`, which is exact on distributed graphs too, but holds the scores of all edges.
+Each function computes the `forward` of a layer, with its parameters, for node features (N, D). Other arguments go to
+DGL's `forward`, which is also exact on distributed graphs, but stores the scores of all edges.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Forward = Callable[..., Any]
 
 
 def is_served(layer: Any, feat: Features) -> bool:
-    """Whether features are (N, D), and the layer's modules are a LeakyReLU that increases and a Dropout."""
+    """Whether features are (N, D), and the layer's modules are an increasing LeakyReLU and a Dropout."""
     served = feat[0].dim() == feat[1].dim() == 2 if isinstance(feat, tuple) else feat.dim() == 2
     if served and hasattr(layer, "leaky_relu"):  # DotGatConv has none
         relu, drop = layer.leaky_relu, layer.attn_drop
@@ -74,14 +74,14 @@ def gatv2_conv(
 def dot_gat_conv(
     original: Forward, layer: Any, graph: GraphShardManager, feat: Features, get_attention: bool = False
 ) -> Any:
-    """`DotGatConv`: scores are products of projected features over the square root of their length."""
+    """`DotGatConv`: scores are dot products of projected features divided by the square root of their length."""
     if not is_served(layer, feat) or get_attention:
         return original(layer, graph, feat, get_attention)
     own: Tensor | None = None
     if not isinstance(feat, tuple):
         projections, source = (layer.fc, layer.fc), feat
     elif graph.srcdata is graph.dstdata:
-        # The layer keeps the features of both ends under one name: if sources are destinations, it has the latter.
+        # The layer stores both ends' features under one name: if sources are destinations, destinations overwrite.
         projections, source = (layer.fc_dst, layer.fc_dst), feat[1]
     else:
         projections, (source, own) = (layer.fc_src, layer.fc_dst), feat
@@ -92,9 +92,9 @@ def _attend(
     layer: Any, context: CallContext, score: Score, projections: tuple[Any, Any], source: Tensor, own: Tensor | None,
     **operands: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """The layer's attention, (N_dst, H, C), to projected features of the sources.
+    """Apply the layer's attention, (N_dst, H, C), to projected features of the sources.
 
-    Those of the destinations are projected from `own`, or are among the sources' if it is None.
+    Destinations are projected from `own`; if it is None they are the first sources.
     """
     if context.relation.has_isolated and not layer._allow_zero_in_degree:
         raise GraphError("There are nodes without in-edges; add self-loops, or set allow_zero_in_degree=True.")

@@ -1,7 +1,7 @@
-"""Makes distributed graphs for users, and graphs of DGL from them.
+"""Creates distributed graphs for users, and DGL graphs from distributed graphs.
 
-Sampled layers become DGL's message flow graphs, pairs of nodes and subgraphs its graphs. A worker's edges become one to
-sample from, laid out as DGL's partitions are: own nodes first, then the halo.
+Sampled layers become DGL's message flow graphs; pairs of nodes and subgraphs become ordinary graphs. The graph for
+sampling has the layout of DGL's partitions: own nodes first, then the halo.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,19 +40,19 @@ R = TypeVar("R")
 
 
 def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
-    """Make the distributed graph of a partitioned graph; called by all workers together.
+    """Create the distributed graph of a partitioned graph. All workers must call this together.
 
     Calls `patch_dgl` if DGL is imported, unless `Config.patch_dgl` is False.
 
     Args:
-        partition_data: this worker's partition, from `load_dgl_partition_data` or made in memory.
+        partition_data: this worker's partition, from `load_dgl_partition_data` or created in memory.
 
     Returns:
-        The graph, with the partition's edge features in `edata`. Node features stay in `partition_data`.
+        The graph, with the partition's edge features in `edata`. Node features remain in `partition_data`.
 
     Raises:
-        PartitionError: if the data contradicts itself or the number of workers.
-        CommunicationError: if another worker raised, or holds another graph.
+        PartitionError: the data is inconsistent, or does not match the number of workers.
+        CommunicationError: another worker raised, or has a different graph.
     """
     patch_if_imported()
     logger.info("making the graph of this worker's partition")
@@ -69,33 +69,33 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
 def construct_mfgs(
     partition_data: PartitionData, seed_nodes: Seeds, n_layers: int, keep_seed_nodes: bool = True
 ) -> list[GraphShardManager]:
-    """Make the message flow graphs of a model with `n_layers` layers; called by all workers together.
+    """Create the message flow graphs of a model with `n_layers` layers. All workers must call this together.
 
-    Degrees count the edges of the message flow graph, on all workers. `input_nodes` of the first graph are the nodes
-    whose features the model starts from, as rows of this partition's features; output rows follow `seed_nodes`.
+    Degrees count the edges of the message flow graph on all workers. The first graph's `input_nodes` are the rows of
+    this partition's features that the model reads. Output rows follow `seed_nodes`.
 
     Args:
         partition_data: this worker's partition.
-        seed_nodes: nodes of this partition whose output is wanted; may be empty. Either their global IDs, (S,) integer,
-            of all types together, or a dictionary from node type to rows of the partition's nodes of that type,
-            {ntype: (S_type,) integer}, such as `{"paper": train_mask.nonzero().squeeze(1)}`.
+        seed_nodes: nodes of this partition whose output is computed; may be empty. Either global IDs, (S,) integer, of
+            all types together, or a dictionary from node type to row numbers within that type, {ntype: (S_type,)
+            integer}, such as `{"paper": train_mask.nonzero().squeeze(1)}`.
         n_layers: number of layers, at least 1.
-        keep_seed_nodes: let each layer's sources begin with its destinations, as in DGL's blocks; without, sources are
-            just the nodes that are read.
+        keep_seed_nodes: if True (default), the sources of each layer begin with its destinations, as in DGL's blocks.
+            If False, sources are only the nodes that the layer reads.
 
     Returns:
-        One graph a layer, the input layer first.
+        One graph per layer, input layer first.
 
     Raises:
-        GraphError: for seeds that are not integers, not of this partition, of an unknown type, or given twice.
-        PartitionError, CommunicationError: as `construct_full_graph`.
+        GraphError: the seeds are not integers, belong to another partition or an unknown type, or repeat.
+        PartitionError, CommunicationError: as in `construct_full_graph`.
     """
     patch_if_imported()
     return build_mfgs(partition_data, seed_nodes, n_layers, keep_seed_nodes, DGL)
 
 
 def _on_the_cpu(make: Callable[P, R]) -> Callable[P, R]:
-    """Let DGL create tensors on the CPU, whatever torch's default device is."""
+    """Make DGL create tensors on the CPU, regardless of torch's default device."""
 
     @wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -110,14 +110,14 @@ def _on_the_cpu(make: Callable[P, R]) -> Callable[P, R]:
 
 @_on_the_cpu
 def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: Edges) -> Any:
-    """One layer as a `DGLBlock`, with `dgl.NID` on both sides and the edges' fields.
+    """Create one layer as a `DGLBlock`, with `dgl.NID` on both sides and the edges' features.
 
-    The structure goes in as CSC, which the forward reads; DGL makes the CSR of the backward from it by counting. Edge
-    IDs go with it: without them DGL's kernels for float32 cannot sum edge values.
+    The structure is passed as CSC, which the forward reads; DGL derives the CSR of the backward. Edge IDs are passed as
+    well, because without them DGL's float32 kernels cannot sum edge values.
 
     Args:
         nodes: global IDs of the sources of every type, (N_src,) int64, destinations first.
-        edges: by type: (N_dst + 1,) offsets, (E,) positions of the sources, int64 both, and fields, (E, ...) each.
+        edges: by type: (N_dst + 1,) offsets and (E,) positions of the sources, int64, and features, (E, ...) each.
     """
     dgl = require_dgl()
     block = dgl.create_block(
@@ -140,10 +140,10 @@ def make_local_graph(
     device: torch.device,
     order: Mapping[CanonicalEtype, Tensor] | None = None,
 ) -> GraphShardManager:
-    """As `make_block`, on a device: a graph of this worker alone, because most builds of DGL are for the CPU only.
+    """Like `make_block`, on any device: a graph of only this worker, because most builds of DGL support the CPU only.
 
-    Without `num_dst` all nodes are sources and destinations. `order` has the position of each edge in the graph's order
-    and in fields, (E,) int64, by type; None if it is the same there.
+    Without `num_dst` all nodes are sources and destinations. `order` is the position of each edge in the graph's order
+    and in its features, (E,) int64, by type; None if they are equal.
     """
     src = _local_nodes({ntype: ids.to(device) for ntype, ids in nodes.items()})
     dst = src if num_dst is None else _local_nodes({t: ids[: num_dst[t]] for t, ids in src.ids.items()})
@@ -176,18 +176,18 @@ def _local_nodes(ids: dict[str, Tensor]) -> NodeSet:
 
 @cache
 def _alone() -> Group:
-    """A group of this worker, which nobody has to be told of."""
+    """A group with only this worker, which needs no agreement."""
     return Group(Transport(0, 1))
 
 
 @_on_the_cpu
 def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges, device: torch.device) -> Any:
-    """A graph with pairs of nodes as edges, with `dgl.NID` and the edges' fields: a `DGLGraph` on the CPU.
+    """Create a graph whose edges are pairs of nodes, with `dgl.NID` and edge features; on the CPU a `DGLGraph`.
 
     Args:
         nodes: global IDs of every type, (N,) int64.
-        pairs: by type: (S,) positions of sources and of destinations, int64, and fields, (S, ...) each.
-        device: of the graph.
+        pairs: by type: (S,) positions of sources and destinations, int64, and features, (S, ...) each.
+        device: device of the graph.
     """
     if device.type != "cpu":
         order = {etype: dst.argsort(stable=True) for etype, (_, dst, _) in pairs.items()}
@@ -210,10 +210,10 @@ def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges, device: torch.dev
 
 @_on_the_cpu
 def make_sampling_graph(structure: Structure) -> Any:
-    """A `DGLGraph` on the CPU, for DGL's samplers: this worker's nodes, the remote ones that it reads, and its edges.
+    """Create a `DGLGraph` on the CPU for DGL's samplers, with this worker's nodes, in-edges and remote sources.
 
-    Nodes of each type, (N_own + N_halo,): own ones in the order of their rows, then the halo, ascending, with global
-    IDs (`_ID`) and `inner_node`. Edges of each type in the visible order.
+    Nodes of each type, (N_own + N_halo,), are own nodes in row order, then the halo in ascending order, with global IDs
+    (`_ID`) and `inner_node`. Edges of each type are in the visible order.
     """
     read = {relation.etype: source_ids(structure, relation) for relation in structure.relations}
     halos = {ntype: ids[:0] for ntype, ids in structure.src.ids.items()}
@@ -243,27 +243,27 @@ DGL = GraphLibrary(make_sampling_graph, missing_method)
 
 @_on_the_cpu
 def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends: bool = True) -> list[Any]:
-    """A `dgl.DGLGraph` of each of this worker's partitions and its halo; called by all workers together.
+    """Return a `dgl.DGLGraph` of each of this worker's partitions with its halo. All workers must call this together.
 
-    Each has the partition's nodes, all edges at them, and then the nodes at the other ends that belong elsewhere (the
-    halo). An edge between two partitions is in both, so that nodes have all of their neighbours (Huang et al.,
-    "SDT-GNN", section III-B). Of the halo only edges that are cut are known. Features of halo nodes, and edges out of
-    this worker's partitions, are fetched here, once.
+    A graph has the partition's nodes, all their edges, and then the halo: nodes of other partitions at these edges. An
+    edge between two partitions is in both, so every node has all of its neighbors (Huang et al., "SDT-GNN", section
+    III-B). Edges between halo nodes are missing. The features of halo nodes, and the edges out of this worker's
+    partitions, are fetched here, once.
 
     Args:
-        graph: of `construct_full_graph(data)`, with the edge fields to take over.
-        data: this worker's, with node features.
-        both_ends: whether edges out of the partition are there, too. Without them halo nodes have no in-edges.
+        graph: from `construct_full_graph(data)`; its edge features are copied.
+        data: this worker's partition data, with node features.
+        both_ends: include edges out of the partition. If False, halo nodes have no in-edges. Default True.
 
     Returns:
-        On the CPU, one for each partition in the order of its nodes; if workers share a partition, or have none, one
-        of the worker's nodes. Edges into the partition come first, in visible order. All node features by their names;
-        `train_mask`, `val_mask` and `test_mask` are False on the halo. Also `_ID`, the global node and edge IDs, and
-        `inner_node`, which is False on the halo.
+        Graphs on the CPU, one per partition in the order of its nodes; if workers share a partition, or have none, one
+        graph of the worker's nodes. Edges into the partition come first, in edge order. All node features are copied by
+        name; `train_mask`, `val_mask` and `test_mask` are False on the halo. `_ID` holds global node and edge IDs, and
+        `inner_node` is False on the halo.
 
     Raises:
         GraphError: for a message flow graph, or node features of another length.
-        CommunicationError: if another worker raised, or has other features.
+        CommunicationError: another worker raised, or has different features.
     """
     with session.current_group().guard() as group:
         if graph.is_block:
@@ -273,7 +273,7 @@ def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends:
         ranges = data.part_ranges or [graph.node_ranges[group.rank]]
         own = {ntype: graph.node_ids(ntype).cpu() for ntype in graph.ntypes}
         parts = [_in_subgraph(own, edges, start, end, both_ends) for start, end in ranges]
-        known = dict(own)  # global IDs of the nodes whose features are here, the worker's first
+        known = dict(own)  # global IDs of nodes whose features are available, this worker's first
         for ntype, ids in own.items():
             nodes = torch.cat([part.nodes[ntype].data[NID] for part in parts])
             known[ntype] = torch.cat([ids, nodes[~torch.isin(nodes, ids)].unique()])
@@ -293,15 +293,15 @@ def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends:
 def _edges_here(
     graph: GraphShardManager, etype: CanonicalEtype, both_ends: bool
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Edges into this worker's nodes, in visible order; with `both_ends` then those out of them, to other workers.
+    """Return the edges into this worker's nodes in visible order; with `both_ends`, then its edges to other workers.
 
-    Global IDs of both ends, (E,) int64, and fields, (E, ...) each, on the CPU; collective.
+    Returns global IDs of both ends, (E,) int64, and features, (E, ...) each, on the CPU. A collective call.
     """
     structure, relation = graph._structure, graph._relation(etype)
     blocks, own = relation.blocks, structure.dst.ids[etype[2]]
 
     def with_others(pieces: Sequence[Tensor]) -> Tensor:
-        """Values by the worker of the source, and others' values of edges out of this worker's nodes."""
+        """Append other workers' values of edges out of this worker's nodes to the worker's values."""
         if not both_ends:
             return torch.cat([*pieces]).cpu()
         sent = [piece[:0] if part == structure.group.rank else piece for part, piece in enumerate(pieces)]
@@ -346,6 +346,6 @@ def _in_subgraph(own: Mapping[str, Tensor], edges: Edges, start: int, end: int, 
 
 
 def _places(known: Tensor, wanted: Tensor) -> Tensor:
-    """The positions of IDs among distinct ones in any order, which contain them all."""
+    """Return the positions of IDs in a list of distinct IDs, in any order, that contains them all."""
     ascending, order = known.sort()
     return order[torch.searchsorted(ascending, wanted)]

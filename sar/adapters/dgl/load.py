@@ -20,33 +20,33 @@ def load_dgl_partition_data(
     parts: Sequence[int] | None = None,
     verify: bool = True,
 ) -> PartitionData:
-    """Load a worker's share of a directory written by `dgl.distributed.partition_graph` or DGL's dispatch pipeline.
+    """Load this worker's partition of a directory written by sar, `dgl.distributed.partition_graph` or DGL's pipeline.
 
-    There may be any number of workers. With more partitions than workers, each takes consecutive ones with about
-    equally many edges; with fewer, the workers of a partition divide its nodes in runs of about equally many nodes and
-    edges. Unless there are as many partitions as workers, all workers call this together.
+    The number of workers may differ from the number of partitions; then all workers call this together. With more
+    partitions than workers, each worker loads a consecutive range with about the same number of edges. With fewer,
+    the workers that share a partition split its nodes into ranges with about the same number of nodes and edges.
 
-    Features keep the dtype on disk, which is uint8 for bool in directories that DGL wrote; `train_mask`, `val_mask` and
-    `test_mask` are bool again, and so are all that were in directories that sar wrote.
-    Memory peaks at 1.5 times the result plus `graph.dgl`, and for several partitions at twice the result.
+    Features keep their dtype on disk. DGL stores bool as uint8; sar restores bool for `train_mask`, `val_mask` and
+    `test_mask`, and for every bool field of a directory that sar wrote.
+    Peak memory is 1.5 times the result plus `graph.dgl`, or twice the result for several partitions.
 
     Args:
-        partition_json_file: the directory, or its JSON file, which names the other files relative to itself.
-        own_partition_idx: this worker, `sar.rank()`. Before `sar.initialize_comms`: the partition to load.
+        partition_json_file: the partition directory, or its JSON file.
+        own_partition_idx: this worker's rank, `sar.rank()`. Before `sar.initialize_comms`: the partition to load.
         device: device of edges and features.
-        parts: the partitions of this worker, if any, in place of consecutive ones; each is with one worker. If they
-            are not consecutive, global IDs count through the workers' partitions in their order, other than DGL's own.
-        verify: compare files with the checksums that `sar partition` and `partition_graph` leave beside them, before
-            they are read. Directories without checksums are taken as they are.
+        parts: the partitions to load, instead of a consecutive range. Each belongs to exactly one worker. If they are
+            not consecutive, global IDs follow the order of the workers and differ from DGL's.
+        verify: compare files with the checksums that `sar partition` and `partition_graph` write, before they are read.
+            Directories without checksums are accepted.
 
     Returns:
-        The nodes, in-edges and features. `orig_id` counts within types. `partition_book` is that of DGL's partitions;
-        None if DGL cannot be imported or IDs are not its own. Nothing else needs it.
+        The nodes, in-edges and features. `orig_id` is counted per type. `partition_book` is DGL's, or None if DGL
+        cannot be imported or the IDs differ from DGL's. sar itself does not use it.
 
     Raises:
-        PartitionError: a file is missing, damaged, truncated, outside or not what was written; `own_partition_idx` or
-            `parts` do not fit; or the directory was written by DGL before 1.0, without halo, or for GraphBolt only.
-            The other workers get a `PeerError` from their next distributed call.
+        PartitionError: a file is missing, damaged or truncated, lies outside the directory or has changed;
+            `own_partition_idx` or `parts` are invalid; or the directory was written by DGL before 1.0, without a halo,
+            or for GraphBolt only. The other workers get a `PeerError` from their next distributed call.
     """
     return load_partition(
         partition_json_file,

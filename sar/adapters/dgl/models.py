@@ -1,6 +1,6 @@
-"""GraphSAGE, GCN and GAT, made of DGL's own layers and nothing else: the same on DGL's graph as on ours.
+"""GraphSAGE, GCN and GAT from DGL's layers, for DGL's graphs and distributed graphs.
 
-Without DGL they are made of `sar.nn.plain_layers`, which run on our graph alone.
+Without DGL they consist of `sar.nn.plain_layers`, which run on distributed graphs only.
 """
 
 import itertools
@@ -21,19 +21,19 @@ KINDS = ("sage", "gcn", "gat")
 
 
 def layer_makers() -> dict[str, Callable[..., nn.Module]]:
-    """Functions that make a layer of each kind, given its two widths; gat also takes the number of heads."""
+    """Functions that create a layer of each kind from its two widths, for gat also from the number of heads."""
     layers: Any = require_dgl().nn if has_dgl() else plain_layers
     sage = partial(layers.SAGEConv, aggregator_type="mean") if has_dgl() else layers.SAGEConv
     return dict(zip(KINDS, (sage, layers.GraphConv, layers.GATConv), strict=True))
 
 
 class LayerStack(nn.Module):
-    """Layers of one kind, with a ReLU after every one but the last, without dropout.
+    """A stack of layers with ReLU between them, without dropout.
 
     Args:
         kind: sage (Hamilton et al., 2017, with mean), gcn (Kipf and Welling, 2017) or gat (Velickovic et al., 2018).
-        widths: of the input, between the layers, and of the output: one more than there are layers.
-        heads: of gat, whose width is that of all heads side by side; the last layer has one head.
+        widths: widths of the input, of hidden layers and of the output: one more than the number of layers.
+        heads: heads of gat, whose widths count all heads together; the last layer has one head.
     """
 
     def __init__(self, kind: str, widths: Sequence[int], heads: int = 1):
@@ -80,5 +80,5 @@ class GAT(nn.Module):
 
 
 def dgl_graph(src: Tensor | Array, dst: Tensor | Array, num_nodes: int) -> Any:
-    """A graph of DGL's own, for one process. `src`, `dst`: (E,)."""
+    """Create a DGL graph for one process. `src`, `dst`: (E,)."""
     return require_dgl().graph((torch.as_tensor(src), torch.as_tensor(dst)), num_nodes=num_nodes)

@@ -1,9 +1,9 @@
-"""`patch_dgl`: DGL's own layers on distributed graphs; those that do something else there are in `PATCHED_LAYERS`.
+"""`patch_dgl`: DGL's layers on distributed graphs. `PATCHED_LAYERS` lists the layers whose methods are replaced.
 
 To add a layer, write a function here, add a line to the table, and add the layer to `tests/parity/conv_layers.py`,
-where it is compared with DGL on one machine.
+which compares it with DGL on one machine.
 
-A function takes the layer's own method, the layer, the graph and the method's other arguments. It is called for
+A function takes the layer's original method, the layer, the graph and the method's other arguments. It is called for
 distributed graphs only.
 """
 
@@ -42,13 +42,13 @@ _FORWARD = "forward"
 
 _PRODUCTS = Operand(Target.U, "feature @ weight, as no module has hooks")
 COPY_PRODUCT, SCALED_PRODUCT = (message._replace(lhs=_PRODUCTS) for message in (COPY_SOURCE, SCALED_SOURCE))
-"""Messages with a name that makes workers disagree if only some of them send products, and others features."""
+"""Named messages: if some workers send products and others send features, the names make them disagree."""
 
 
 def _multiplies_first(context: CallContext, source: Tensor, width: int, product_width: int) -> bool:
-    """Whether a product comes before the sum: narrower rows travel, or the backward needs no tensor of sums.
+    """Whether to multiply before summing: narrower rows travel, or the backward needs no tensor of sums.
 
-    The second does not hold for features without a gradient, which need no exchange in the backward behind their sum.
+    Features without a gradient are summed first if widths are equal, because their sum then needs no backward exchange.
     """
     src, _, dst = context.relation.etype
     equal = width == product_width and source.requires_grad and src == dst and not context.structure.is_block
@@ -60,9 +60,9 @@ def _is_autocast(x: Tensor) -> bool:
 
 
 def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Tensor:
-    """`SAGEConv`: the part of the nodes themselves is computed while their neighbours' rows travel.
+    """`SAGEConv`: the self term is computed while neighbors' rows travel, and the mean is added to it in place.
 
-    The mean is added to it in place. Between equal widths, the product comes before the mean, which is then not saved.
+    With equal widths, we multiply before the mean, which then need not be saved.
     """
     if layer._aggre_type != "mean" or edge_weight is not None:
         return original(layer, graph, feat, edge_weight)
@@ -86,9 +86,9 @@ def graph_conv(
     original: Forward, layer: Any, graph: Any, feat: Any, weight: Tensor | None = None,
     edge_weight: Tensor | None = None,
 ) -> Any:  # fmt: skip
-    """`GraphConv`: norms of destinations are factors of messages, and products start from the bias.
+    """`GraphConv`: destination norms are factors of messages, and products start from the bias.
 
-    The original makes another tensor of all rows for each of the two. See also `_multiplies_first`.
+    The original creates a tensor of all rows for each of the two. See also `_multiplies_first`.
     """
     context, source, _ = layer_inputs(graph, feat)
     relation, norm, dtype = context.relation, layer._norm, source.dtype
@@ -117,13 +117,13 @@ def graph_conv(
 
 
 def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Any:
-    """`GINConv`: own rows are added to the sums in their place, without tensors of products and of the result.
+    """`GINConv`: own rows are added to the sums in place, without tensors of products and of the result.
 
     A linear layer may come before the sums: see `_multiplies_first`.
     """
     context, source, destination = layer_inputs(graph, feat)
     alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype
-    eps = layer._buffers.get("eps")  # None if it is learned or parametrized, as the original reads it, too
+    eps = layer._buffers.get("eps")  # None if it is learned or parametrized
     plain = eps is not None and eps.numel() == 1 and eps.dtype == source.dtype
     if edge_weight is not None or not (plain and alike and destination.is_cpu):
         return original(layer, graph, feat, edge_weight)
@@ -198,7 +198,7 @@ def gated_graph_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, et
                 if etypes is None:
                     graph.ndata["h"] = linear(feat)
                     graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "a"))
-                elif is_exactly(linear, nn.Linear):  # which may be applied to nodes, as they are fewer than edges
+                elif is_exactly(linear, nn.Linear):  # apply it to nodes, which are fewer than edges
                     graph.ndata["h"] = linear(feat)
                     graph.edata["is_kind"] = (etypes == kind).to(feat.dtype).unsqueeze(1)
                     graph.update_all(fn.u_mul_e("h", "is_kind", "m"), fn.sum("m", "a"))
@@ -213,7 +213,7 @@ def gated_graph_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, et
 
 
 def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`LabelPropagation`: the original counts the classes that one worker sees."""
+    """`LabelPropagation`: the original counts the classes of one worker."""
     if labels.dim() > 1 and labels.shape[1] != 1:
         return original(layer, graph, labels, mask)
     classes = 1 + all_max(int(labels.max()) if len(labels) else -1)
@@ -222,16 +222,16 @@ def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor,
 
 
 def in_any_order(original: Forward, layer: Any, graph: Any, *args: Any, presorted: bool = False, **kwargs: Any) -> Any:
-    """`RelGraphConv`, `HGTConv`: a worker's edges are never sorted by type, whatever the caller's graph was."""
+    """`RelGraphConv`, `HGTConv`: ignore `presorted`, because a worker's edges are never sorted by type."""
     return original(layer, graph, *args, presorted=False, **kwargs)
 
 
 def typed_linear(original: Forward) -> Forward:
-    """`TypedLinear`, of `RelGraphConv` and `HGTConv`: on GPUs in torch, as most builds of DGL are for the CPU only."""
+    """`TypedLinear`, used in `RelGraphConv` and `HGTConv`: in torch on GPUs, because most DGL builds lack CUDA."""
 
     @wraps(original)
     def forward(layer: Any, x: Tensor, x_type: Tensor, sorted_by_type: bool = False) -> Any:
-        if x.is_cpu or layer.regularizer == "bdd":  # which is torch's anyway
+        if x.is_cpu or layer.regularizer == "bdd":  # the original uses torch
             return original(layer, x, x_type, sorted_by_type)
         weights = layer.get_weight()  # (T, D, O)
         order, counts = x_type.argsort(stable=True), torch.bincount(x_type, minlength=len(weights)).tolist()
@@ -250,18 +250,18 @@ def group_rev_res(original: Forward, layer: Any, graph: Any, x: Tensor, *args: A
 
 
 def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, *args: Any) -> Any:
-    """The inverse of `GroupRevRes`: the original frees `y`, slices of which the kernels share."""
+    """The inverse of `GroupRevRes`: the original frees `y`, but kernels share slices of it."""
     return original(layer, graph, y.clone(), *args)
 
 
 def normalising_together(original: Forward, layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-    """`original`, with all batch normalisations of the layer, which may be one, over the rows of all workers."""
+    """Run `original` with the batch norms of the layer, or the layer itself, over the rows of all workers."""
     norms = (module for module in layer.modules() if isinstance(module, (nn.BatchNorm1d, nn.LazyBatchNorm1d)))
     norms = (norm for norm in norms if not isinstance(norm, DistributedBN1D))
     modules: list[Any] = [norm for norm in norms if norm.training or norm.running_mean is None]
     for module in modules:
         if _FORWARD in vars(module) or type(module).forward is not nn.BatchNorm1d.forward:
-            raise GraphError(f"{module} has a forward of its own; expected torch's, or a sar.DistributedBN1D.")
+            raise GraphError(f"{module} overrides forward; expected torch's, or a sar.DistributedBN1D.")
     for module in modules:
         module.__dict__[_FORWARD] = partial(normalise, module, group=graph._structure.group)
     try:
@@ -273,7 +273,7 @@ def normalising_together(original: Forward, layer: Any, graph: Any, *args: Any, 
 
 @contextmanager
 def local_scope(graph: Any, original: Forward) -> Iterator[None]:
-    """`DGLGraph.local_scope`, in which layers run on an empty batch, as a worker with fewer seeds than others gets."""
+    """`DGLGraph.local_scope` that lets layers run on empty batches, which workers with few seeds get."""
     with original(graph), views_of_nothing(graph.num_edges()):
         yield
 
@@ -282,9 +282,9 @@ class LayerPatch(NamedTuple):
     """A method of a layer, and its replacement on distributed graphs."""
 
     layer: str  # its name in `dgl.nn.pytorch`
-    distributed: Forward  # called with the layer's own method, the layer, the graph and the method's other arguments
+    distributed: Forward  # called with the original method, the layer, the graph and the method's other arguments
     method: str = _FORWARD
-    since: str = "1.1"  # the version of DGL that brought the layer, if the oldest one that sar supports lacks it
+    since: str = "1.1"  # the first version of DGL with this layer, if the oldest supported one lacks it
 
 
 PATCHED_LAYERS = [
@@ -306,34 +306,34 @@ PATCHED_LAYERS = [
     LayerPatch("conv.GatedGCNConv", normalising_together, since="2.1"),
     LayerPatch("utils.LabelPropagation", label_propagation),
 ]
-"""Every layer that `patch_dgl` changes; beside them `edge_softmax` and `TypedLinear`."""
+"""Every layer that `patch_dgl` changes, in addition to `edge_softmax` and `TypedLinear`."""
 
 
-# -- putting them in the place of DGL's own
+# -- replacing DGL's methods
 
 _READOUTS = ("readout_nodes", "softmax_nodes", "topk_nodes")
-"""Functions that would take a worker's nodes for all; readouts of edges find no `batch_num_edges`."""
+"""Functions that would mistake a worker's nodes for all. Edge readouts already fail without `batch_num_edges`."""
 
 _replaced: list[tuple[Any, str, Any]] = []
-"""Modules, classes and functions, the name in each that has been replaced, and the original."""
+"""Replacements: the module, class or function, the replaced name in it, and the original."""
 
 
 def patch_if_imported() -> None:
-    """`patch_dgl`, if DGL is imported and `Config.patch_dgl` allows."""
+    """Call `patch_dgl` if DGL is imported and `Config.patch_dgl` allows it."""
     if Config.patch_dgl and sys.modules.get("dgl") is not None:
         patch_dgl()
 
 
 def patch_dgl() -> None:
-    """Let DGL's layers run on distributed graphs; on ordinary graphs they run as before.
+    """Patch DGL's layers to run on distributed graphs. On ordinary graphs they are unchanged.
 
     `construct_full_graph`, `construct_mfgs` and `convert_dist_graph` call it if DGL is imported, unless
-    `Config.patch_dgl` is False. It replaces DGL's `edge_softmax`, by whatever name it was imported, the methods of
-    layers that `patched_layers.PATCHED_LAYERS` lists, and readouts and explainers, which on distributed graphs raise a
-    `GraphError`. A second call changes nothing; `unpatch_dgl` undoes it.
+    `Config.patch_dgl` is False. Replaces DGL's `edge_softmax`, under whatever name it was imported; the methods of the
+    layers in `patched_layers.PATCHED_LAYERS`; and readouts and explainers, which raise a `GraphError` on distributed
+    graphs. Further calls have no effect. `unpatch_dgl` undoes it.
 
     Raises:
-        DglError: if DGL cannot be imported.
+        DglError: DGL cannot be imported.
     """
     if _replaced:
         return
@@ -364,7 +364,7 @@ def unpatch_dgl() -> None:
 
 
 def patched_edge_softmax(graph: Any, logits: Any, eids: Any = ALL, norm_by: str = "dst") -> Any:
-    """`sar.edge_softmax` on distributed graphs, DGL's own on all others."""
+    """`sar.edge_softmax` on distributed graphs, DGL's `edge_softmax` on ordinary graphs."""
     if isinstance(graph, GraphShardManager):
         return edge_softmax(graph, logits, eids, norm_by)
     return importlib.import_module("dgl.ops.edge_softmax").edge_softmax(graph, logits, eids=eids, norm_by=norm_by)
@@ -375,9 +375,9 @@ def _edge_softmax(original: Forward, graph: GraphShardManager, *args: Any, **kwa
 
 
 def _take_over(function: Any, distributed: Forward) -> None:
-    """Let a function be `distributed` on distributed graphs, by whatever name it has been imported or kept.
+    """Replace a function by `distributed` on distributed graphs, under whatever name it was imported or stored.
 
-    Its code is replaced by that of `call`, which finds the other function among the globals of DGL's module.
+    The function's code is replaced by that of `call`, which finds the other function in the globals of DGL's module.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -394,9 +394,9 @@ def _take_over(function: Any, distributed: Forward) -> None:
 
 
 def _on_either_graph(original: Forward, distributed: Forward, *, guarded: bool = False) -> Forward:
-    """A function or method that is `distributed` on distributed graphs and `original` on all others.
+    """Return a function or method that calls `distributed` on distributed graphs and `original` on all others.
 
-    `guarded` sends its errors to all workers.
+    With `guarded`, its errors are sent to all workers.
     """
     parameters = list(inspect.signature(original).parameters)
     position = parameters.index("graph") if "graph" in parameters else 1 if parameters[0] == "self" else 0
@@ -420,8 +420,8 @@ def _refuse(original: Forward, graph: GraphShardManager, *args: Any, **kwargs: A
 
 def _refuse_to_explain(original: Forward, explainer: Any, *_: Any, **__: Any) -> Any:
     raise GraphError(
-        f"{type(explainer).__name__}.{original.__name__} takes no distributed graph, as each worker would learn a mask "
-        "of its own. Explain on one machine: with the graph before it is partitioned, and the model of any worker."
+        f"{type(explainer).__name__}.{original.__name__} takes no distributed graph, because each worker would learn "
+        "a separate mask. Explain on one machine, with the graph before partitioning and the model of any worker."
     )
 
 

@@ -23,10 +23,10 @@ _LIBRARY_PREFIX = "graphbolt_pytorch_"
 
 
 class _StandIn(ModuleType):
-    """A module that imports like `dgl.graphbolt` and raises `DglError` for whatever is looked up in it."""
+    """A module that imports like `dgl.graphbolt` and raises `DglError` for every attribute."""
 
     class FusedCSCSamplingGraph:
-        """Has no instances; DGL asks of every graph that it serves whether it is one."""
+        """Has no instances; DGL tests every graph that it serves for this type."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_GRAPHBOLT, message)
@@ -39,7 +39,7 @@ class _StandIn(ModuleType):
 
 
 class _StandInFinder(MetaPathFinder, Loader):
-    """Answers the import of `dgl.graphbolt`; a finder, so that Python itself binds the module to its parent."""
+    """Finder for the import of `dgl.graphbolt`. With a finder, Python binds the module to its parent."""
 
     def __init__(self, message: str) -> None:
         self.message = message
@@ -99,7 +99,7 @@ def require_dgl() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return importlib.import_module("dgl")
-    except Exception as error:  # DGL raises all sorts here: OSError, FileNotFoundError, AttributeError
+    except Exception as error:  # DGL raises OSError, FileNotFoundError, AttributeError and more
         raise DglError(
             f"`import dgl` failed with {type(error).__name__}: {error}. Expected dgl 1.1.3 or 2.1.0; install one with "
             "`pip install 'dgl>=1.1.3,<2.2' packaging pandas`, and import sar before dgl."

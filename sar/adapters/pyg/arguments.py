@@ -1,4 +1,4 @@
-"""The arguments of a layer's `message`: values of sources, of destinations and of edges, and others."""
+"""The arguments of a layer's `message`: values of sources, destinations and edges, and shared arguments."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sar.adapters.pyg.guarded import GuardedTensor
 class Arguments:
     """The arguments of a message, by name."""
 
-    src: dict[str, Tensor]  # with a row for each node, as has `dst`, whatever `node_dim` is
+    src: dict[str, Tensor]  # one row per node, like `dst`, for any `node_dim`
     dst: dict[str, Tensor]
-    edge: dict[str, Tensor]  # with a row for each edge
+    edge: dict[str, Tensor]  # one row per edge
     others: dict[str, Any]
 
     def part(self, src: slice, dst: slice, edge: slice) -> Arguments:
@@ -31,7 +31,7 @@ class Arguments:
 
 
 def arguments_of(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mapping[str, Any]) -> Arguments | None:
-    """The arguments of `message`; None if one of them may span edges."""
+    """Return the arguments of `message`; None if an argument may combine several edges."""
     found, names = Arguments({}, {}, {}, {}), conv.inspector.get_param_names
     group, num_edges = edges.numbering.graph._structure.group, edges.size(1)
     weights = kwargs.get("alpha")
@@ -60,13 +60,13 @@ def arguments_of(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mapp
                 with group.guard():
                     is_edge = all(group.agree(what, len(value) == num_edges))
                 if not is_edge and name.startswith("edge_") and len(value) > 1:
-                    return None  # to whatever PyTorch Geometric makes of it
+                    return None  # PyTorch Geometric decides
             (found.edge if is_edge else found.others)[name] = value
     return found
 
 
 def check_sizes(conv: MessagePassing, edges: DistributedEdgeIndex, size: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise a `GraphError` unless values of nodes have a row for each of this worker's sources or destinations."""
+    """Raise a `GraphError` unless node values have one row for each of this worker's sources or destinations."""
     name = type(conv).__name__
     for given, expected in zip(size or (), edges.sides, strict=False):
         check_rows(f"{name} was given a size of", expected if given is None else given, expected)

@@ -1,11 +1,11 @@
-"""Attention of PyTorch Geometric's layers in one pass over the edges, without tensors of their number.
+"""Attention of PyTorch Geometric's layers in one pass over the edges, without tensors of size E.
 
 [Note: attention in one pass]
 GATConv and GATv2Conv compute a weight for each edge (`edge_updater`), and pass it to `propagate`. If nothing else uses
 the weights, `edge_updater` only returns `Weights`, which `propagate` recognises. The other layers call `softmax` in
-`message`. Either way scores are made and used tile by tile: those of GATConv, GATv2Conv and TransformerConv without
-edge features by the engine's own attention, all others by the layer's own functions, to which `softmax` gives
-exponentials ([Note: softmax in a message]). Everything else in the layers runs as it is written.
+`message`. In both cases scores are computed and used tile by tile. GATConv, GATv2Conv and TransformerConv without edge
+features use the engine's attention; other layers use their own functions, in which `softmax` returns exponentials
+([Note: softmax in a message]). The rest of the layers is unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WITH_SOFTMAX = (
 """Layers whose messages are proportional to one softmax over in-edges, head by head."""
 
 RETURNING = (conv.FAConv, *GAT, conv.RGATConv, conv.TransformerConv)
-"""Layers that return the weights of edges if they are asked to (`return_attention_weights`)."""
+"""Layers that can return the weights of edges (`return_attention_weights`)."""
 
 SOFTMAX_ARGUMENTS: dict[str, Any] = {
     **dict.fromkeys(
@@ -54,17 +54,17 @@ SOFTMAX_ARGUMENTS: dict[str, Any] = {
     ),  # GATConv makes none if it is empty
     **dict.fromkeys(("ptr", "size_i", "dim_size")),
 }
-"""Arguments that these layers only pass to `softmax`, which never reads them here."""
+"""Arguments that these layers only pass to `softmax`, which ignores them here."""
 
 METHODS = ("message", "edge_update", "update", "aggregate", "get_attention", "message_basic")
-"""Methods that a user's layer may have of its own."""
+"""Methods that a subclass may override."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Stands for the weights of edges, and can make them."""
+    """Placeholder for the weights of edges, which are computed on demand."""
 
-    updater: Callable[..., Tensor]  # `edge_updater` as it is written
+    updater: Callable[..., Tensor]  # the original `edge_updater`
     edges: DistributedEdgeIndex
     given: dict[str, Any]  # the arguments of `edge_updater`
 
@@ -74,12 +74,12 @@ class Weights:
 
 
 def in_one_pass(layer: MessagePassing) -> bool:
-    """Whether the layer, in this call, may be given exponentials instead of a softmax."""
+    """Whether `softmax` may return exponentials to the layer in this call."""
     if not isinstance(layer, WITH_SOFTMAX) or not isinstance(layer.aggr_module, aggr.SumAggregation):
         return False
     if isinstance(layer, conv.RGATConv) and (layer.mod or layer.attention_mechanism != "across-relation"):
         return False
-    # Outside of its own forward the layer might return them.
+    # Outside its forward the layer might return the weights.
     if layer.__dict__.get("_returns_weights", isinstance(layer, RETURNING)) or layer._edge_update_forward_pre_hooks:
         return False
     own = [getattr(layer, name, None) for name in METHODS]
@@ -88,7 +88,7 @@ def in_one_pass(layer: MessagePassing) -> bool:
 
 
 def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, Any]) -> Tensor | None:
-    """The result of `propagate`, (N_dst, H, C), by the engine's attention; None if that lacks an option."""
+    """Compute `propagate`, (N_dst, H, C), by the engine's attention; None if it lacks an option of the layer."""
     weights, dropout = given.get("alpha"), getattr(layer, "dropout", 0.0) if layer.training else 0.0
     if not isinstance(layer, (conv.TransformerConv, *GAT)) or not 0 <= dropout <= 1:
         return None
@@ -97,7 +97,7 @@ def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, 
     context = edges.passes[0].call_context()
     if isinstance(layer, conv.TransformerConv) and layer.lin_edge is None and given.get("edge_attr") is None:
         query, value, size = given["query"], given["value"], layer.out_channels
-        both = torch.cat([given["key"], value], -1)  # travel and add up together; scores see the keys alone
+        both = torch.cat([given["key"], value], -1)  # sent and summed together; scores only read the keys
         query = torch.cat([query, torch.zeros_like(query)], -1)
         out = attention(context, Score.DOT, both, query, factor=size**-0.5, dropout=dropout)
         return out[..., size:].contiguous()
@@ -113,9 +113,9 @@ def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, 
 
 
 def message(layer: MessagePassing, batch: EdgeBatch, others: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The messages of the layer on some edges; and in `weight` the exponentials that it has asked for.
+    """Return the messages of the layer on some edges, with the exponentials of its softmax in `weight`.
 
-    The batch has the arguments of `message` with rows, and `others` the rest.
+    The batch holds the arguments of `message` that have rows, and `others` the rest.
     """
     exponentials: list[Tensor] = []
     rows = {name: values.movedim(0, layer.node_dim) for side in (batch.src, batch.dst) for name, values in side.items()}
@@ -134,12 +134,12 @@ def message(layer: MessagePassing, batch: EdgeBatch, others: Mapping[str, Any]) 
 class Sums(NamedTuple):
     """Sums over the in-edges of each destination."""
 
-    made: dict[str, Tensor]  # sums of the messages, and the scores that they are relative to
+    made: dict[str, Tensor]  # sums of the messages, and the maximum scores that exponentials are relative to
     in_degrees: Tensor  # (N_dst,)
 
 
 def normalised(parts: Sequence[Sums]) -> Tensor:
-    """Combines several parts of a node's in-edges, (N_dst, ...), by one softmax if they are weighted."""
+    """Combine several parts of a node's in-edges, (N_dst, ...), with one softmax if they are weighted."""
     made = [part.made for part in parts]
     totals, shape = [each["message"] for each in made], made[0]["message"].shape
     if "weight" not in made[0]:
@@ -157,7 +157,7 @@ def normalised(parts: Sequence[Sums]) -> Tensor:
 
 
 _asked: PerThread[tuple[EdgeBatch, list[Tensor]] | None] = PerThread(None)
-"""The edges on which a message is being made, and the exponentials that it has asked for."""
+"""The edges whose messages are being computed, and the exponentials that `softmax` has returned."""
 
 
 def _softmax(original: Original, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -169,7 +169,7 @@ def _softmax(original: Original, src: Tensor, *args: Any, **kwargs: Any) -> Tens
 
 
 def _noting(place: int) -> Callable[..., Any]:
-    """A forward that notes whether it is asked for the weights of edges, by the argument at this place."""
+    """Wrap a forward to record whether the argument at this position requests the weights of edges."""
 
     def forward(original: Original, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         asked = args[place] if len(args) > place else kwargs.get("return_attention_weights")

@@ -1,10 +1,10 @@
-"""The batch vector of graphs that lie on several workers, by which PyTorch Geometric pools and normalises.
+"""The batch vector of graphs that span several workers, for pooling and normalisation in PyTorch Geometric.
 
 [Note: graphs across workers]
 A batch vector maps each node to its graph. Layers of PyTorch Geometric that pool or normalise take sums, products and
-extremes over the nodes of each graph (`scatter`), and hand their results back to the nodes (`mean[batch]`). A
-`BatchVector` has the graphs of this worker's nodes; other workers have more nodes of the same graphs. Sums and such are
-combined over all workers, with gradients. Handing values back concerns own nodes only. Any other operation raises.
+extremes over the nodes of each graph (`scatter`), and copy the results back to the nodes (`mean[batch]`). A
+`BatchVector` has the graphs of this worker's nodes; other workers have more nodes of the same graphs. Reductions are
+combined over all workers, with gradients. Copying back is local. Any other operation raises.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class BatchVector(GuardedTensor):
 
 
 def batch_vector(batch: Tensor, size: int | None = None) -> BatchVector:
-    """A batch vector whose graphs may have nodes on all workers, for layers that pool or normalise.
+    """Create a batch vector whose graphs may have nodes on all workers, for pooling and norm layers.
 
-    `data.batch` of `load_partition` is one. See docs/pyg.md.
+    `data.batch` from `load_partition` is one. See docs/pyg.md.
 
     Args:
-        batch: the graph of each of this worker's nodes, (N_i,) integer from 0 on.
-        size: B, the number of graphs. Default: one more than the greatest number on any worker, a collective call.
+        batch: the graph of each of this worker's nodes, (N_i,) integer from 0.
+        size: B, the number of graphs. Default: one more than the greatest number on any worker, in a collective call.
 
     Raises:
-        GraphError: for numbers below 0, or not below `size`.
+        GraphError: for numbers below 0 or not below `size`.
     """
     if isinstance(batch, BatchVector):
         return batch
@@ -61,7 +61,7 @@ def batch_vector(batch: Tensor, size: int | None = None) -> BatchVector:
 
 
 def whole_graph(count: int, device: torch.device) -> BatchVector:
-    """The batch vector of `count` nodes of one graph; takes no memory."""
+    """The batch vector of `count` nodes of one graph, without memory for the nodes."""
     return BatchVector.of(torch.zeros(1, dtype=torch.int64, device=device).expand(count), 1)
 
 
@@ -73,7 +73,7 @@ _CHANGES = (Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.view, Tensor.reshape, Ten
 
 @BatchVector.handles(*_CHANGES, told=True)
 def _change(func: Callable[..., Any], vector: BatchVector, *args: Any, **kwargs: Any) -> BatchVector:
-    """On another device, or in the shape in which `scatter` wants its index."""
+    """The batch vector on another device, or in the shape of `scatter`'s index."""
     return BatchVector.of(plainly(func, vector, *args, **kwargs), vector.count)
 
 
@@ -126,7 +126,7 @@ def _check_size(out: Tensor, dim: int, index: BatchVector) -> None:
 
 
 def _summed(out: Tensor, dim: int, index: BatchVector, values: Tensor) -> Tensor:
-    """The sums over this worker's nodes of each graph, of the shape of `out`; half precisions in float32."""
+    """Sums over this worker's nodes of each graph, in the shape of `out`; half precision becomes float32."""
     dtype = accumulation_dtype(values.dtype)
     if out.size(dim) == 1:
         return values.sum(dim, keepdim=True, dtype=dtype)
@@ -143,7 +143,7 @@ def _scatter_add(out: Tensor, dim: int, index: BatchVector, src: Tensor) -> Tens
 def _scatter_reduce(
     out: Tensor, dim: int, index: BatchVector, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Multiplies `out` by products, or replaces it by extremes if the graph has nodes: as `scatter` calls it."""
+    """Multiply `out` by products, or replace it by extremes if the graph has nodes, as `scatter` expects."""
     _check_size(out, dim, index)
     if reduce == "prod" and include_self:
         own = torch.ones_like(out).scatter_reduce(dim, plain(index), src, "prod")
@@ -165,5 +165,5 @@ def _maxima(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         equal = (src == greatest.gather(dim, index)).to(zeros.dtype)
         ties = global_sum(zeros.scatter_add(dim, index, equal))
         greatest = greatest.masked_fill((ties == 0) & ~greatest.isnan(), 0)
-        ties += greatest == 0  # if the maximum is zero, the zeros that `scatter` begins with count, too
+        ties += greatest == 0  # if the maximum is zero, the initial zeros of `scatter` share the gradient
     return greatest + global_sum(zeros.scatter_add(dim, index, zeros_of(src) * equal)) / ties

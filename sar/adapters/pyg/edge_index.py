@@ -1,14 +1,14 @@
 """The `edge_index` of a graph that spans all workers, for PyTorch Geometric's own layers and functions.
 
 [Note: numbers of nodes]
-An edge index holds the edges into this worker's nodes, (2, E). Destinations are numbered as the rows of the worker's
-nodes, and so are its own sources. Sources of other workers are numbered from there on, partition by partition. Most
-operations on an edge index are then right as they stand: a self-loop has two equal ends, and in-degrees, sums and
-softmaxes over in-edges concern this worker alone. Two kinds are replaced (`torch.Tensor.__torch_function__`): values of
-sources, `x[edge_index[0]]`, are fetched, and sums of edge values at sources are sent. Any other operation on source
-numbers raises, because its result might be wrong. So does one that combines them with plain numbers, which may be meant
-as IDs of nodes: sources are only compared with the destinations of the same edges, and the only edges that can be added
-are self-loops of all of this worker's nodes. The greatest number, however, is one less than the number of nodes here.
+An edge index holds the edges into this worker's nodes, (2, E). Destinations and own sources are row numbers of this
+worker's nodes. Sources on other workers get the numbers after these, partition by partition. Most operations on an edge
+index then need no change: a self-loop has two equal ends, and in-degrees, sums and softmaxes over in-edges are local.
+Two kinds are replaced (`torch.Tensor.__torch_function__`): values of sources, `x[edge_index[0]]`, are fetched, and sums
+of edge values at sources are sent. Any other operation on source numbers raises, because its result might be wrong.
+This includes operations with plain numbers, which may be meant as node IDs: sources are only compared with the
+destinations of the same edges, and only self-loops of all of this worker's nodes can be added. The maximum, however, is
+this worker's number of nodes minus one.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Numbering:
         self.graph = graph
         self.relation = graph.call_context().relation
         self.part = graph._structure.group.rank
-        # The number of the first source in each other partition, and one more than the last; with 0 for this worker's.
+        # The number of the first source in each other partition, and the end; 0 for this worker's partition.
         self.bounds = list(accumulate(map(len, self.relation.halos), initial=self.relation.num_src))
         self.starts = [0 if part == self.part else start for part, start in enumerate(self.bounds[:-1])]
         self._selected: list[tuple[Tensor, int, GraphShardManager, Tensor]] = []
 
     @property
     def has_loops(self) -> bool:
-        """Whether equal numbers of a source and a destination are one node."""
+        """Whether equal numbers of a source and a destination mean the same node."""
         (source, _, target), nodes = self.relation.etype, self.graph._structure
         if source != target or nodes.src is nodes.dst:
             return source == target
@@ -64,10 +64,10 @@ class Numbering:
         return torch.arange(count, device=self.graph.device).expand(2, -1)
 
     def select(self, ends: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
-        """The graph of other edges between the same nodes, and the column in `ends` of each of its edges, (E,).
+        """Return a graph with other edges between the same nodes, and the column in `ends` of each edge, (E,).
 
-        The edges' ends are (2, E) numbers of sources and rows of destinations, which need not be nodes. Layers make the
-        same edges anew in every call, so the latest graphs are kept, with `KEPT` times the edges.
+        `ends` are (2, E) numbers of sources and rows of destinations, which need not be nodes. Layers recreate the same
+        edges in every call, so the latest graphs are cached, up to `KEPT` times the graph's edges.
         """
         for i, (known, count, graph, order) in enumerate(self._selected):
             if count == num_dst and torch.equal(known, ends):
@@ -112,9 +112,9 @@ class Numbering:
 
 @lasting
 def reversed_graph(graph: GraphShardManager) -> GraphShardManager:
-    """The graph with an edge from v to u for each one from u to v, without fields; a collective call.
+    """Return the graph with all edges reversed, without features. A collective call.
 
-    Raises a GraphError unless the graph is homogeneous, and no message flow graph.
+    Raises a GraphError for heterogeneous and message flow graphs.
     """
     if not graph.is_homogeneous or graph.is_block:
         raise GraphError("Only whole homogeneous graphs can be reversed.")
@@ -141,8 +141,8 @@ class NodeNumbers(GuardedTensor):
     """A tensor of node numbers."""
 
     numbering: Numbering
-    handlers: ClassVar[Handlers] = dict(GuardedTensor.handlers)  # and those of operations.py
-    what = "sources of a distributed edge_index, which have numbers of their own on each worker"
+    handlers: ClassVar[Handlers] = dict(GuardedTensor.handlers)  # operations.py adds more
+    what = "sources of a distributed edge_index, which each worker numbers separately"
     advice = (
         "To add up values at sources, call torch_geometric.utils.scatter(values, edge_index[0], 0, num_nodes). Do "
         "other things before the graph is partitioned."
@@ -152,8 +152,8 @@ class NodeNumbers(GuardedTensor):
 class SourceIndex(NodeNumbers):
     """The first row of an edge index, (E,). It indexes values of the nodes of all workers."""
 
-    edges: DistributedEdgeIndex  # of which these are the sources
-    along: int | None  # the dimension that counts edges, if `scatter` has expanded this to the shape of its values
+    edges: DistributedEdgeIndex  # the edges with these sources
+    along: int | None  # the dimension of edges, if `scatter` has expanded this to the shape of its values
 
     @classmethod
     def of(cls, edges: DistributedEdgeIndex) -> SourceIndex:
@@ -175,24 +175,24 @@ class DistributedEdgeIndex(NodeNumbers):
 
     @property
     def graph(self) -> GraphShardManager:
-        """The distributed graph whose edges these are, or are a part of, along one edge type; to sample from, say."""
+        """The distributed graph, with one edge type, that contains these edges; for example to sample from."""
         return self.numbering.graph
 
     @cached_property
     def passes(self) -> tuple[GraphShardManager, Tensor | None]:
-        """The graph of these edges, and the column of each of its edges, (E,); None if the order is the same."""
+        """The graph of exactly these edges, and the column of each edge, (E,); None if the order is the same."""
         return self.numbering.select(self.plain, self.num_dst)
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Numbers of sources and destinations of this worker, for each of which layers are given a row."""
+        """This worker's numbers of sources and destinations, which are the numbers of rows that layers receive."""
         if not self.plain.is_inference() and self.plain._version > 0:
             raise refuse("Changing the destinations in place, instead of a copy,")
         return self.numbering.relation.num_src, self.num_dst
 
     @property
     def reversed(self) -> DistributedEdgeIndex:
-        """All edges the other way around, in an order of their own; made at the first use. A collective call."""
+        """All edges reversed, in a different order; computed at first use. A collective call."""
         if self.passes[0] is not self.numbering.graph:
             raise refuse("The reverse of a part")
         if "_reversed" not in self.__dict__:  # a `cached_property` would keep a lock: see `Numbering.joined`
@@ -221,21 +221,21 @@ class DistributedEdgeIndex(NodeNumbers):
 
     @uncompiled
     def at_sources(self, values: Tensor) -> Tensor:
-        """The sum of the values of each node's out-edges, whatever worker these go to: (E, ...) to (N_src, ...)."""
+        """Sum the values of each node's out-edges to all workers: (E, ...) to (N_src, ...)."""
         check_rows("The sources add up values of", len(values), self.size(1), "edges")
         return sum_at_sources(self.passes[0].call_context(), self.in_graph_order(values).contiguous())
 
 
 class JoinedEdgeIndex(DistributedEdgeIndex):
-    """The edges of several types behind one another, each between nodes of its own, which are counted on."""
+    """The edges of several types in sequence. Each type has its own nodes, numbered after those of earlier types."""
 
-    # The edges of each type, and the numbers at which its sources and its destinations begin.
+    # The edges of each type, and the first numbers of its sources and destinations.
     parts: list[tuple[DistributedEdgeIndex, int, int]]
     all_sides: tuple[int, int]
 
     @classmethod
     def join(cls, parts: list[tuple[DistributedEdgeIndex, int, int]], sides: tuple[int, int]) -> JoinedEdgeIndex:
-        """The edge index of these parts, with so many sources and destinations in all."""
+        """The edge index of these parts, with the given total numbers of sources and destinations."""
         ends = [edges.plain + torch.tensor([[src], [dst]], device=edges.plain.device) for edges, src, dst in parts]
         numbering = parts[0][0].numbering
         return cls.over(torch.cat(ends, 1), numbering=numbering, parts=parts, all_sides=sides)
@@ -249,7 +249,7 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
         return self.all_sides
 
     def at_edges(self, values: Tensor) -> Tensor:
-        """The row of each column's source, of the rows of all types' sources behind one another."""
+        """The row of each column's source, from the concatenated rows of all types."""
         ends = [(edges, start, start + edges.numbering.relation.num_src) for edges, start, _ in self.parts]
         return torch.cat([edges.at_edges(values[start:end]) for edges, start, end in ends])
 

@@ -1,9 +1,9 @@
 """Data of PyTorch Geometric from distributed graphs and from sampled batches.
 
 [Note: batches of one edge index]
-A sampled layer draws edges into all nodes found so far. `NeighborLoader` draws at each node once, when it is found. So
-of each layer the edges into nodes that the layers before (nearer to the seeds) had found are left out, and so are nodes
-that no other edge reaches. The layers number their nodes alike, in the order in which they are found, seeds first.
+A sampled layer draws edges into all nodes found so far. `NeighborLoader` draws at each node only once, when it is
+found. So we drop each layer's edges into nodes that were found in earlier layers (nearer to the seeds), and nodes that
+no other edge reaches. All layers number nodes in the order in which they were found, seeds first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ from sar.errors import GraphError
 
 NODE_NAMES = {"feat": "x", "label": "y", NTYPE: "node_type"}
 EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm", ETYPE: "edge_type"}
-"""The names in PyTorch Geometric of DGL's usual fields."""
+"""PyTorch Geometric's names of DGL's usual features."""
 
 Fields = Mapping[str, Mapping[str, Tensor]]
 
-for _part in (attention, layers, refused, propagate):  # so that layers run on an empty batch, too
+for _part in (attention, layers, refused, propagate):  # also lets layers run on empty batches
     replace(_part.REPLACED)
 
 
@@ -45,7 +45,7 @@ class PartHeteroData(HeteroData):  # type: ignore[misc]
 
     @property
     def adj_t_dict(self) -> dict[CanonicalEtype, Any]:
-        """As `PartData.adj_t`, of each edge type."""
+        """Like `PartData.adj_t`, by edge type."""
         return {etype: _unweighted(store) for etype, store in self.edge_items()}
 
 
@@ -56,15 +56,15 @@ def _unweighted(store: Any) -> Any:
 
 
 def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[CanonicalEtype, DistributedEdgeIndex]:
-    """The edges into this worker's nodes, which layers of PyTorch Geometric take for their `edge_index`.
+    """Return the edges into this worker's nodes, as the `edge_index` of layers of PyTorch Geometric.
 
-    Layers then compute with the whole graph, across workers; see docs/pyg.md. Calls are collective.
+    Layers then compute on the whole graph, across workers; see docs/pyg.md. Calls are collective.
 
     Args:
-        graph: from `construct_full_graph`, in any mode, or `construct_mfgs`.
+        graph: a graph from `construct_full_graph`, in any mode, or from `construct_mfgs`.
 
     Returns:
-        (2, E_i) int64, in the order of `graph.edata`; of a heterogeneous graph, a dictionary of one for each edge type.
+        (2, E_i) int64, in the order of `graph.edata`; for a heterogeneous graph, a dictionary by edge type.
     """
     graph._structure.group.model_checks.add(norms.refuse_unconverted)
     found = {etype: edges_of(graph[etype]) for etype in graph.canonical_etypes}
@@ -87,7 +87,7 @@ def make_data(node_features: Mapping[str, Tensor], graph: GraphShardManager) -> 
         store = data if single else data[ntype]
         store.num_nodes = graph.num_nodes(ntype)
         set_fields(store, values)
-        # Graphs have nodes on all workers. If there is no `batch`, all nodes are of one graph.
+        # Graphs have nodes on all workers. Without `batch`, all nodes belong to one graph.
         whole = batch_vector.whole_graph(store.num_nodes, graph.device)
         store.batch = batch_vector.batch_vector(store.batch) if "batch" in store else whole
     for etype in graph.canonical_etypes:
@@ -98,9 +98,9 @@ def make_data(node_features: Mapping[str, Tensor], graph: GraphShardManager) -> 
 
 
 def set_fields(store: Any, fields: Mapping[str, Tensor], names: Mapping[str, str] = NODE_NAMES) -> None:
-    """Set fields as attributes, under the names that they have here unless there are fields of these names.
+    """Set features as attributes, and rename `feat`, `label` and so on unless the new name is taken.
 
-    Fields whose name the store has already, and original IDs of edges in a batch, get `node_` or `edge_` before it.
+    Features whose name is taken, and original IDs of edges in a batch, get the prefix `node_` or `edge_`.
     """
     of_edges = names is EDGE_NAMES
     for name, values in fields.items():
@@ -126,10 +126,10 @@ class LayerEdges(NamedTuple):
 class SeedPairs(NamedTuple):
     """Seed edges of one type, and negative pairs drawn for them."""
 
-    numbers: Tensor  # of the seeds among all of the loader's, (S,) int64
+    numbers: Tensor  # positions of the seeds among all seeds of the loader, (S,) int64
     positive: tuple[Tensor, Tensor]  # positions of sources and of destinations, (S,) int64 each
     negative: tuple[Tensor, Tensor] | None  # likewise, (M,)
-    labels: Tensor | None  # (S, ...) of the seeds
+    labels: Tensor | None  # labels of the seeds, (S, ...)
 
 
 def make_batch(
@@ -139,12 +139,12 @@ def make_batch(
     inputs: Fields,
     outputs: Fields,
 ) -> Data | HeteroData:
-    """A batch with `n_id`, `e_id` and `batch_size`; see [Note: batches of one edge index].
+    """Create a batch with `n_id`, `e_id` and `batch_size`; see [Note: batches of one edge index].
 
     Args:
         nodes: global IDs of the input layer's sources of every type, (N,) int64, in the order in which they were found.
-        num_dst: destinations of every type of each layer, input layer first.
-        edges: of each layer, by type.
+        num_dst: number of destinations of every type in each layer, input layer first.
+        edges: edges of each layer, by type.
         inputs: features of `nodes`, by type and name.
         outputs: features of the seeds, which are the first `batch_size` nodes, by type and name.
     """
@@ -173,13 +173,13 @@ def make_batch(
 
 
 def add_seed_pairs(data: Data | HeteroData, pairs: Mapping[CanonicalEtype, SeedPairs], *, triplets: int) -> None:
-    """Name the seed edges of a batch, of every type that has seeds anywhere, as `LinkNeighborLoader` does.
+    """Add the seed edges of a batch, of every type with seeds on any worker, under the names of `LinkNeighborLoader`.
 
-    triplets: how many negative pairs follow for each seed, with its source, to be given as triplets; 0 for others.
+    triplets: number of negative pairs per seed, for triplets of a source and two destinations; 0 for other formats.
     """
     stores: Any = data
     for store in [data] if isinstance(data, Data) else data.node_stores:
-        del store["batch_size"]  # `LinkNeighborLoader` gives none
+        del store["batch_size"]  # `LinkNeighborLoader` sets none
     for (source, name, target), (numbers, (src, dst), negative, labels) in pairs.items():
         single = isinstance(data, Data)
         store = data if single else stores[source, name, target]
@@ -201,7 +201,7 @@ def add_seed_pairs(data: Data | HeteroData, pairs: Mapping[CanonicalEtype, SeedP
 def _once(
     etype: CanonicalEtype, num_dst: Sequence[Mapping[str, int]], edges: Sequence[Mapping[CanonicalEtype, LayerEdges]]
 ) -> LayerEdges:
-    """The edges of one type, from the seeds outwards, with each destination's draws of the layer that found it."""
+    """The edges of one type, from the seeds outwards: each destination keeps the draws of the layer that found it."""
     kept, found = [], 0
     for layer in reversed(range(len(edges))):
         src, dst, fields = edges[layer][etype]

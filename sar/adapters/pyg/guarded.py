@@ -1,4 +1,4 @@
-"""Tensors of node numbers on which only operations work that are known to be right across workers."""
+"""Tensors of node numbers that only support operations known to be right across workers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch import Tensor
 from sar.errors import GraphError
 
 Handler = Callable[..., Any]
-Original = Callable[..., Any]  # of PyTorch Geometric, which a function of ours stands in for
+Original = Callable[..., Any]  # a function of PyTorch Geometric that we replace
 Handlers = dict[Any, Handler]
-Replacements = list[tuple[Any, str, Callable[..., Any]]]  # the owner of a function, its name, and what is called for it
+Replacements = list[tuple[Any, str, Callable[..., Any]]]  # the owner of a function, its name, and the replacement
 Guarded = TypeVar("Guarded", bound="GuardedTensor")
 
 
 class GuardedTensor(Tensor):
-    """Tensor whose operations are done by handlers of its class. Others raise, unless they ask nothing of the numbers.
+    """Tensor whose operations have handlers in its class. Others raise, unless they do not read the numbers.
 
-    It has a shape but no memory. So functions that do not ask `__torch_function__`, such as `torch.tensor` and
-    `torch.sparse_coo_tensor`, find no numbers: they come to `__torch_dispatch__`, which raises.
+    It has a shape but no memory. So functions that bypass `__torch_function__`, such as `torch.tensor` and
+    `torch.sparse_coo_tensor`, find no numbers: they reach `__torch_dispatch__`, which raises.
     """
 
     plain: Tensor  # the numbers
-    handlers: ClassVar[Handlers] = {}  # those of all such tensors, which a class copies and adds its own to
-    what: ClassVar[str]  # describes its numbers, for errors
+    handlers: ClassVar[Handlers] = {}  # handlers of all such tensors; subclasses copy them and add more
+    what: ClassVar[str]  # description of the numbers, for errors
     advice: ClassVar[str]
 
     @classmethod
     def over(cls: type[Guarded], numbers: Tensor, **attributes: Any) -> Guarded:
-        """The numbers as such a tensor with these attributes; shares their memory."""
+        """Wrap the numbers in such a tensor with these attributes, without a copy."""
         guarded: Any = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=numbers.dtype, device=numbers.device)
         guarded.plain = numbers
         for name, value in attributes.items():
@@ -42,7 +42,7 @@ class GuardedTensor(Tensor):
 
     @classmethod
     def handles(cls, *functions: Any, told: bool = False) -> Callable[[Handler], Handler]:
-        """Make a function the handler of some operations. `told`: its first argument is which of them was called."""
+        """Register a function as handler of some operations. With `told`, its first argument is the operation."""
 
         def register(handler: Handler) -> Handler:
             cls.handlers.update({each: functools.partial(handler, each) if told else handler for each in functions})
@@ -91,11 +91,11 @@ _RIGHT = {
     *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()),
     *(getattr(torch, name) for name in _FUNCTIONS.split()),
 }
-"""Functions that are right as they stand: they ask nothing of the numbers of their first argument."""
+"""Functions that need no handler: they do not read the numbers of their first argument."""
 
 
 def plain(value: Any) -> Any:
-    """The numbers of a guarded tensor; other values as they are."""
+    """The numbers of a guarded tensor; other values are unchanged."""
     return value.plain if isinstance(value, GuardedTensor) else value
 
 
@@ -106,10 +106,10 @@ def plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def replace(replacements: Replacements) -> None:
-    """Let each `owner.name(...)` call `function(original, ...)`. Once: `function` is not put in its own place.
+    """Make each `owner.name(...)` call `function(original, ...)`. Repeated calls have no effect.
 
-    `torch.jit.script` takes the source of the original, and looks up names in the globals of what it is given: these
-    are the original's, too.
+    `torch.jit.script` reads the source of the original, and looks up names in the globals of the function that it
+    receives, so the replacement has the globals of the original.
     """
     for owner, name, function in replacements:
         original = getattr(owner, name)

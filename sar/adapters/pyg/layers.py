@@ -1,4 +1,4 @@
-"""Replacements of forwards of PyTorch Geometric's layers that cannot be right across workers as they are written."""
+"""Replacements of forwards of PyTorch Geometric's layers that would be wrong across workers."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from sar.nn.statistics import global_max, global_mean, global_sum
 from sar.tensors.lasting import lasting
 
 _of_all_workers = PerThread(False)
-"""Whether a layer runs on a distributed edge index, for the functions that it finds in its module."""
+"""Whether a layer runs on a distributed edge index, for replaced functions of its module."""
 
 ROOTS = {conv.SAGEConv: "lin_r", conv.GraphConv: "lin_root"}
-"""Modules that these layers apply to the nodes' own rows. The layers add this to the result of `propagate`."""
+"""Modules for the self term of these layers, which is added to the result of `propagate`."""
 
 
 def _beside(name: str) -> Callable[..., Any]:
-    """The forward of a layer that computes the module of that name while neighbours' rows travel."""
+    """A forward that computes the module of that name while neighbors' rows travel."""
 
     def forward(original: Original, self: Any, /, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         own = x if isinstance(x, Tensor) else x[1]
         known = type(self) in ROOTS and getattr(self, "root_weight", True)  # subclasses may use the module otherwise
         whole = own is None or not known or not isinstance(edge_index, DistributedEdgeIndex)
-        if whole or any(map(is_lazy, self.parameters())):  # lazy ones are drawn in the order of the calls
+        if whole or any(map(is_lazy, self.parameters())):  # lazy parameters are drawn in the order of calls
             return original(self, x, edge_index, *args, **kwargs)
         with meanwhile(partial(getattr(self, name), own)) as made:
-            self.__dict__[name] = lambda _: made()  # in the place of the module, which is not in `__dict__`
+            self.__dict__[name] = lambda _: made()  # hides the module, which is not in `__dict__`
             try:
                 return original(self, x, edge_index, *args, **kwargs)
             finally:
@@ -53,7 +53,7 @@ LOOPS = ("remove_self_loops", "add_self_loops")
 
 
 def _kept(name: str) -> Callable[..., Any]:
-    """`remove_self_loops` or `add_self_loops` whose result is kept with the edges, so that they are not sorted anew."""
+    """`remove_self_loops` or `add_self_loops` with a cache at the edges, to avoid sorting them again."""
 
     @uncompiled
     def of_edges(original: Original, edges: Any, edge_attr: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -69,7 +69,7 @@ def _kept(name: str) -> Callable[..., Any]:
 
 
 def _both_ways(original: Original, self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
-    """DirGNNConv on the edges and on their reverse, which lie on other workers."""
+    """DirGNNConv on the edges and the reversed edges, which are on other workers."""
     if not isinstance(edge_index, DistributedEdgeIndex):
         return original(self, x, edge_index)
     inwards = self.conv_in(x, edge_index)
@@ -79,7 +79,7 @@ def _both_ways(original: Original, self: Any, x: Tensor, edge_index: Tensor) -> 
 
 
 def _total(counts: Mapping[Any, int], starts: Mapping[Any, int]) -> int:
-    """The number of rows of several types behind one another, after a check of the row at which each begins."""
+    """The number of rows of several concatenated types, after checking the first row of each."""
     for kind, start, end in zip(starts, starts.values(), [*starts.values()][1:], strict=False):
         check_rows(f"HGTConv was given {kind} of", end - start, counts[kind])
     last = [*starts][-1]
@@ -100,7 +100,7 @@ def _joined(
 
 
 def _over_all_nodes(original: Original, self: Any, x_dict: Any, edge_index_dict: Any, *args: Any, **kwargs: Any) -> Any:
-    """HANConv's weights of meta-paths, which depend on the mean over all nodes of a type."""
+    """HANConv's meta-path weights, which depend on the mean over all nodes of a type."""
     with _of_all_workers.set_to(any(isinstance(value, DistributedEdgeIndex) for value in edge_index_dict.values())):
         return original(self, x_dict, edge_index_dict, *args, **kwargs)
 
@@ -108,7 +108,7 @@ def _over_all_nodes(original: Original, self: Any, x_dict: Any, edge_index_dict:
 def _weigh_paths(
     original: Original, paths: list[Tensor], query: Tensor, key: Callable[[Tensor], Tensor]
 ) -> tuple[Any, Any]:
-    """The mean of the paths' results, (N_i, F) each, by the softmax of how their keys agree with the query."""
+    """Mean of the paths' results, (N_i, F) each, weighted by the softmax of query times mean key."""
     if not _of_all_workers.value:
         return original(paths, query, key)
     if not paths:
@@ -129,7 +129,7 @@ def _greatest_of_all(
     dtype: Any = None,
     batch: Tensor | None = None,
 ) -> Any:
-    """ChebConv's bound of the eigenvalues, by default twice the greatest weight of the Laplacian."""
+    """ChebConv's upper bound of eigenvalues, by default twice the greatest weight of the Laplacian."""
     if lambda_max is None and isinstance(edge_index, DistributedEdgeIndex):
         _, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
         lambda_max = 2.0 * global_max(weight)
@@ -141,7 +141,7 @@ def _greatest_of_all(
 def _linearly(
     original: Original, self: Any, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: Any
 ) -> Tensor:
-    """GPSConv whose attention to all nodes is linear in sums over these."""
+    """GPSConv with linear attention, which only needs sums over all nodes."""
     with _of_all_workers.set_to(isinstance(edge_index, DistributedEdgeIndex)), views_of_nothing(len(x)):
         return original(self, x, edge_index, batch, **kwargs)
 

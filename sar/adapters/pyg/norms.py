@@ -2,10 +2,10 @@
 
 [Note: whose rows]
 Norm layers receive features without graph information. So they cannot tell whether their rows are nodes of a graph on
-all workers, or of a mini-batch of this worker. `sar.convert_batchnorm` says so for all layers of a model. Until then,
+all workers, or of a mini-batch of this worker. `sar.convert_batchnorm` decides for all layers of a model. Until then,
 `sync_params` and `gather_grads` refuse the model if the worker has a distributed edge index, and a convolution refuses
-it if the norm layer is in one of its own networks. Otherwise the layer would silently normalise by one worker's rows.
-A layer that is frozen, by `eval()`, normalises by its running statistics, so it is accepted.
+it if the norm layer is part of the convolution. Otherwise the layer would silently normalise over one worker's rows.
+A layer frozen by `eval()` uses its running statistics, so it is accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sar.nn.statistics import global_max, global_mean, global_sum
 
 
 def takes_statistics(module: nn.Module) -> bool:
-    """Whether the module is a norm layer that, in its present mode, takes statistics of the rows that it is given."""
+    """Whether the module is a norm layer that computes statistics of its input rows in its current mode."""
     if isinstance(module, norm.LayerNorm):
         return bool(module.mode == "graph")
     if isinstance(module, norm.BatchNorm):
@@ -42,7 +42,7 @@ def takes_statistics(module: nn.Module) -> bool:
 def refuse_unconverted(model: nn.Module, call: str) -> None:
     """Raise a ConfigError if a norm layer that takes statistics has not been converted; see [Note: whose rows].
 
-    Passes over models without layers of PyTorch Geometric, of which `sync_params` warns.
+    Skips models without layers of PyTorch Geometric, for which `sync_params` warns.
     """
     if not any(isinstance(module, (MessagePassing, *OVER_ALL)) for module in model.modules()):
         return
@@ -62,7 +62,7 @@ def refuse_unconverted(model: nn.Module, call: str) -> None:
 
 @uncompiled
 def _by_graph(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-    """The layer's own forward, with all nodes of one graph if it is given no batch vector."""
+    """The layer's original forward. Without a batch vector, all nodes belong to one graph."""
     if not session.has_peers():
         return type(module).forward(module, x, batch, batch_size)
     vector = whole_graph(len(x), x.device) if batch is None else batch_vector(batch, batch_size)
@@ -75,7 +75,7 @@ def _layer_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_size:
         return norm.LayerNorm.forward(module, x)
     if batch is not None or not session.has_peers():
         return _by_graph(module, x, batch, batch_size)
-    x = x - global_mean(x).mean()  # the original, too, has another formula for one graph
+    x = x - global_mean(x).mean()  # like the original, which has a separate formula for one graph
     out = x / (global_mean(x.square()).mean().sqrt() + module.eps)
     return out if module.weight is None or module.bias is None else out * module.weight + module.bias
 
@@ -107,18 +107,18 @@ OVER_ALL: dict[type[nn.Module], Callable[..., Tensor]] = {
     norm.LayerNorm: _layer_norm,
     **dict.fromkeys((norm.GraphNorm, norm.GraphSizeNorm, norm.MeanSubtractionNorm, norm.PairNorm), _by_graph),
 }
-"""The norm layers that look at all nodes of a graph, and their forwards over those of all workers."""
+"""Norm layers that use all nodes of a graph, and their forwards over the nodes of all workers."""
 
 _KINDS: tuple[type[nn.Module], ...] = (_BatchNorm, *OVER_ALL)
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
-    """The sum over the nodes of each graph, on all workers: `torch_geometric.nn.global_add_pool`.
+    """Sum over the nodes of each graph, on all workers, like `torch_geometric.nn.global_add_pool`.
 
     Args:
         x: rows of this worker's nodes, (N_i, F).
-        batch: the graph of each node, (N_i,) integer; None if there is one.
-        size: B, the number of graphs. Default: by the greatest in `batch` on any worker.
+        batch: the graph of each node, (N_i,) integer; None for a single graph.
+        size: B, the number of graphs. Default: one more than the greatest number in `batch` on any worker.
 
     Returns:
         (B, F), equal on all workers.
@@ -127,17 +127,17 @@ def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = N
 
 
 def global_mean_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
-    """The mean over the nodes of each graph, (B, F); arguments as of `global_add_pool`."""
+    """Mean over the nodes of each graph, (B, F); arguments as for `global_add_pool`."""
     return _pooled("mean", x, batch, size)
 
 
 def global_max_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
-    """The maximum over the nodes of each graph; as `global_add_pool`. Equal maxima share the gradient."""
+    """Maximum over the nodes of each graph; arguments as for `global_add_pool`. Equal maxima share the gradient."""
     return _pooled("max", x, batch, size)
 
 
 def _pooled(reduce: str, x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
-    if batch is None:  # as in PyTorch Geometric reductions of torch, whose dtypes are not those of `scatter`
+    if batch is None:  # PyTorch Geometric uses torch's reductions here, with other dtypes than `scatter`
         if reduce != "sum":
             return (global_mean if reduce == "mean" else global_max)(x).unsqueeze(0)
         is_float = x.is_floating_point()

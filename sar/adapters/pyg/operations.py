@@ -1,4 +1,4 @@
-"""Handlers for torch's operations on an edge index and its row of sources; see [Note: numbers of nodes]."""
+"""Handlers for torch's operations on an edge index and its row of sources: see [Note: numbers of nodes]."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _view_as(value: Tensor, other: Tensor) -> Tensor:
 
 @NodeNumbers.handles(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 def _set_requires_grad(value: Tensor, needed: bool) -> None:
-    """Reentrant checkpointing sets it, too."""
+    """Reentrant checkpointing sets this attribute."""
     if needed:
         raise refuse("A gradient")
 
@@ -62,7 +62,7 @@ def _compare(func: Callable[..., Any], value: Any, other: Any) -> Any:
 
 
 def _are_destinations(ends: Any, sources: Tensor) -> bool:
-    """Whether these are the destinations of the very edges whose sources are given."""
+    """Whether `ends` are the destinations of exactly the edges of `sources`."""
     is_plain = isinstance(ends, Tensor) and not isinstance(ends, GuardedTensor)
     if not isinstance(sources, SourceIndex) or not is_plain or not ends.is_set_to(sources.edges.plain[1]):
         return False
@@ -70,7 +70,7 @@ def _are_destinations(ends: Any, sources: Tensor) -> bool:
         source, _, target = sources.numbering.relation.etype
         raise GraphError(
             f"The sources of a distributed edge_index, nodes of {source!r}, were compared with its destinations, nodes "
-            f"of {target!r}, which have numbers of their own. Call layers with add_self_loops=False on such edges."
+            f"of {target!r}, which are numbered separately. Call layers with add_self_loops=False on such edges."
         )
     return True
 
@@ -104,7 +104,7 @@ def _part_of_edges(edges: DistributedEdgeIndex, index: Any) -> Any:
 
 
 def _part_of_sources(sources: SourceIndex, index: Any) -> SourceIndex:
-    """The sources of some edges, as those of a graph in which each edge has a destination of its own."""
+    """The sources of some edges, as sources of a graph in which each edge has a separate destination."""
     if isinstance(index, GuardedTensor):
         raise refuse(f"The part [{index}]")
     return _sources(plain(sources)[index], sources.numbering)
@@ -142,7 +142,7 @@ def _select(value: Tensor, dim: int, index: Tensor) -> Any:
 
 @NodeNumbers.handles(Tensor.__setitem__)
 def _setitem(value: Tensor, index: Any, new: Any) -> None:
-    """Right if the sources are this worker's own, as those of self-loops are."""
+    """Assignment is right for sources on this worker, such as those of self-loops."""
     if isinstance(value, NodeNumbers) or not isinstance(index, SourceIndex) or isinstance(new, GuardedTensor):
         raise refuse("Setting values at sources")
     check_rows("Values are set at the sources of", len(value), index.edges.sides[0])
@@ -164,8 +164,8 @@ def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
             if not isinstance(value, NodeNumbers) and not torch.equal(value, loops):
                 found, expected = tuple(value.shape), tuple(loops.shape)
                 raise refuse(
-                    f"cat with plain numbers, {found}, but for self-loops of all of this worker's nodes, {expected}, "
-                    "which a layer makes by the rows of x (num_nodes), of which each of these nodes has one,"
+                    f"cat with plain numbers, {found}, except for self-loops of all of this worker's nodes, "
+                    f"{expected}, which layers create from the rows of x (num_nodes), one per node,"
                 )
         return DistributedEdgeIndex.of(torch.cat(numbers, 1), numbering, ours[0].num_dst)
     known = (isinstance(value, NodeNumbers) or any(_are_destinations(value, each) for each in ours) for value in values)
@@ -186,26 +186,26 @@ def _stack(values: Sequence[Tensor], dim: int = 0) -> Any:
 
 @NodeNumbers.handles(Tensor.max, torch.max)
 def _greatest(value: DistributedEdgeIndex | SourceIndex) -> Tensor:
-    """One less than the number of this worker's nodes, from which PyTorch Geometric tells how many rows to make."""
+    """This worker's number of nodes minus one, from which PyTorch Geometric infers the number of rows."""
     rows = value.edges.sides[0] if isinstance(value, SourceIndex) else max(value.sides)
     return torch.tensor(rows - 1, device="cpu")
 
 
 @NodeNumbers.handles(Tensor.min)
 def _least(_: NodeNumbers) -> Tensor:
-    """PyTorch Geometric asks for it to explain an error, which is raised if it is not negative."""
+    """The minimum, which PyTorch Geometric reads to explain an error; we raise that error if it is not negative."""
     return torch.tensor(0, device="cpu")
 
 
 @NodeNumbers.handles(Tensor.numel, Tensor.nelement, torch.numel)
 def _numel(value: NodeNumbers) -> int:
-    """At least 1: PyTorch Geometric takes graphs without edges for graphs without nodes."""
+    """At least 1, because PyTorch Geometric treats graphs without edges as graphs without nodes."""
     return max(plain(value).numel(), 1)
 
 
 @NodeNumbers.handles(Tensor.view, Tensor.reshape, Tensor.expand_as, Tensor.expand, told=True)
 def _expand(func: Callable[..., Any], index: Tensor, *shape: Any) -> Any:
-    """`scatter` expands its index so: one dimension counts edges, the others are repeated."""
+    """Expand as `scatter` does: one dimension counts edges, the others are repeated."""
     sizes = shape[0].shape if isinstance(shape[0], Tensor) else shape[0] if len(shape) == 1 else shape
     if not isinstance(index, SourceIndex):
         raise refuse("view")
@@ -239,6 +239,6 @@ def _scatter_greatest(
     check_rows("The sources take the maximum in", len(out), index.edges.sides[0])
     check_rows("The sources take the maximum of", len(values), index.edges.size(1), "edges")
     rows = by_head(index.edges.in_graph_order(values))
-    # The last column says which sources have edges at all.
+    # The last column marks sources that have edges.
     greatest = max_at_sources(index.edges.passes[0].call_context(), torch.cat([rows, rows.new_ones(len(rows), 1)], 1))
     return out.copy_(greatest[:, :-1].masked_fill(greatest[:, -1:] == -torch.inf, 0).view_as(out))

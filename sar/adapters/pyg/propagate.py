@@ -1,12 +1,12 @@
-"""`MessagePassing.propagate` on a distributed edge index: tile by tile if a message needs its own edge only.
+"""`MessagePassing.propagate` on a distributed edge index: tile by tile if a message depends on its edge only.
 
 [Note: messages of PyTorch Geometric]
 A layer's `message` runs on one tile of edges at a time, and again in the backward, if `aggregate` is one of sum, mean,
-max, min and mul, and if `message` takes values of edges and of their ends only, or a softmax that it is proportional to
-([Note: attention in one pass]). Then the message of an edge must depend on that edge only (`SpotCheck`). If `message`
-takes `index`, say, or sets an attribute of the layer, or calls another worker, a norm layer or a module with hooks,
-`propagate` runs as it is written: the values of all edges' sources are fetched once ([Note: numbers of nodes]), and
-memory holds all that it makes for each edge. Messages may then depend on all edges into the same node.
+max, min and mul, and `message` only takes values of edges and of their ends, or is proportional to a softmax
+([Note: attention in one pass]). Then the message of an edge must depend on that edge only (`SpotCheck`). The original
+`propagate` runs if, for example, `message` takes `index`, sets an attribute of the layer, or calls another worker, a
+norm layer or a module with hooks: the values of all edges' sources are fetched once ([Note: numbers of nodes]), and
+memory holds all values of each edge. Messages may then depend on all edges into the same node.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _can_tile(conv: MessagePassing) -> bool:
 
 @uncompiled
 def _may_run_by_edge(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: Arguments | None) -> bool:
-    """Whether messages may be made on some edges at a time, on all workers."""
+    """Whether all workers may compute messages on some edges at a time."""
     if arguments is None or _is_weighted_copy(conv, arguments):
         return arguments is not None
     group = edges.numbering.graph._structure.group
@@ -84,11 +84,11 @@ def _may_run_by_edge(conv: MessagePassing, edges: DistributedEdgeIndex, argument
 
 
 class _NeedsAllEdges(Exception):
-    """A module sees all edges in one call."""
+    """Raised if a module must process all edges in one call."""
 
 
 def _needs_all_edges(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: Arguments) -> bool:
-    """Whether `message`, when it runs on no edges, does what it should do once for all edges."""
+    """Run `message` on no edges, and return whether it does something that must happen once for all edges."""
 
     def stop(*_: Any) -> None:
         raise _NeedsAllEdges
@@ -105,7 +105,7 @@ def _needs_all_edges(conv: MessagePassing, edges: DistributedEdgeIndex, argument
         }
 
     scripted = [module for module in conv.modules() if isinstance(module, torch.jit.ScriptModule)]
-    if any(True for module in scripted for _ in module.buffers()):  # which may be statistics
+    if any(True for module in scripted for _ in module.buffers()):  # they may be statistics
         return True
     is_read = not isinstance(conv, attention.RETURNING) or conv.__dict__.get("_returns_weights", True)
     group, etype = edges.numbering.graph._structure.group, edges.numbering.relation.etype
@@ -122,7 +122,7 @@ def _needs_all_edges(conv: MessagePassing, edges: DistributedEdgeIndex, argument
             attention.message(conv, batch, arguments.others)
         except _NeedsAllEdges:
             return True
-        except Exception:  # if it is the user's, the call with edges raises it
+        except Exception:  # the call with edges raises errors of the user's code again
             return False
         finally:
             combines_workers = group.call_id > call_id or group.has_summed
@@ -133,7 +133,7 @@ def _needs_all_edges(conv: MessagePassing, edges: DistributedEdgeIndex, argument
 
 @contextmanager
 def _spot_checked(conv: MessagePassing, name: str, edges: DistributedEdgeIndex) -> Iterator[None]:
-    """Context in which a user's `message` or `edge_update` of all edges must not depend on edges into other nodes."""
+    """Context that checks that `message` or `edge_update` on all edges does not depend on edges into other nodes."""
     function, group = getattr(conv, name), edges.numbering.graph._structure.group
     if group.world_size == 1 or is_written_in(function, "torch_geometric"):
         yield
@@ -164,7 +164,7 @@ def _spot_checked(conv: MessagePassing, name: str, edges: DistributedEdgeIndex) 
                 k: x.clone() if isinstance(x, Tensor) and not isinstance(x, indices) else x for k, x in given.items()
             }
         result: Tensor = function(**given)
-        if group.call_id == call_id:  # else it combines the workers
+        if group.call_id == call_id:  # otherwise the function combines workers
             check.compare({"result": rows_first(result)}, partial(on_some_edges, before), destinations)
         return result
 
@@ -182,7 +182,7 @@ _ADVICE = (
 
 
 def _of_all_types(conv: MessagePassing, joined: JoinedEdgeIndex, arguments: Arguments) -> Tensor:
-    """The combined messages if a node's in-edges are of several types under one softmax."""
+    """The combined messages if one softmax spans a node's in-edges of several types."""
     sums: dict[tuple[int, int], list[attention.Sums]] = {}  # a type without nodes here begins where the next one does
     begin = 0
     for edges, src, dst in joined.parts:
@@ -224,7 +224,7 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: Argument
 
 
 def _is_weighted_copy(conv: MessagePassing, arguments: Arguments) -> bool:
-    """Whether messages are the sources' values, perhaps times a weight of the edge, as built-in messages are.
+    """Whether messages are source values, optionally times an edge weight, as for built-in messages.
 
     This holds for all layers of PyTorch Geometric whose `message` takes these arguments only.
     """
@@ -244,13 +244,13 @@ def _is_weighted_copy(conv: MessagePassing, arguments: Arguments) -> bool:
     )
 
 
-_is_distributed = PerThread(False)  # whether `propagate` runs as it is written, along a distributed edge index
+_is_distributed = PerThread(False)  # whether the original `propagate` runs on a distributed edge index
 
 
 def _aggregate(
     original: Original, self: Any, x: Tensor, index: Any = None, ptr: Any = None, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """As `original`. If there are no messages, adds some to one more node, because LSTMs and others need some."""
+    """Like `original`. Without messages, add a node with some, because LSTMs and other aggregations need some."""
     if index is None and ptr is None and session.has_peers():
         raise GraphError(
             f"{type(self).__name__} was called without index, and would take this worker's rows for all. Pass "
@@ -258,7 +258,7 @@ def _aggregate(
         )
     kwargs |= dict(zip(("dim_size", "dim"), args, strict=False))
     count, dim = kwargs.get("dim_size"), kwargs.get("dim", -2)
-    more = 2 if isinstance(self, aggr.QuantileAggregation) else 1  # which fails if the first node gets none, too
+    more = 2 if isinstance(self, aggr.QuantileAggregation) else 1  # it also fails if the first node gets none
     if type(index) is not Tensor or count is None or (len(index) and more == 1):
         return original(self, x, index, ptr, **kwargs)
     x = nn.functional.pad(x, (0, 0) * (x.dim() - 1 - dim % x.dim()) + (more, 0))
@@ -270,7 +270,7 @@ def _aggregate(
 def _to_dense_batch(
     original: Original, self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """As `original`, but pads to the greatest in-degree on any worker, because LSTMs and such see the padding."""
+    """Like `original`, but pad to the greatest in-degree on any worker, because LSTMs read the padding."""
     if _is_distributed.value and index is not None and kwargs.get("max_num_elements") is None:
         kwargs["max_num_elements"] = all_max(int(torch.bincount(index).max()))
     return original(self, x, index, *args, **kwargs)
@@ -327,7 +327,7 @@ def _replacements(kind: type) -> Replacements:
 
 
 def _set_templates(original: Original, conv: MessagePassing, *args: Any, **kwargs: Any) -> None:
-    original(conv, *args, **kwargs)  # gives the class a `propagate` of its own
+    original(conv, *args, **kwargs)  # defines `propagate` in the class
     replace(_replacements(type(conv)))
 
 
@@ -341,4 +341,4 @@ REPLACED: Replacements = [
     (aggr.Aggregation, "to_dense_batch", _to_dense_batch),
     *(each for kind in dict.fromkeys(_with_subclasses(MessagePassing)) for each in _replacements(kind)),
 ]
-"""So that layers, those made already too, go tile by tile along a distributed edge index."""
+"""These make all layers, including existing ones, process a distributed edge index tile by tile."""

@@ -1,4 +1,4 @@
-"""Layers, models, functions and transforms that would take one worker's nodes or edges for all.
+"""Layers, models, functions and transforms that would mistake one worker's nodes or edges for all.
 
 They raise a `GraphError` that names them if they are called with a distributed edge index, or with a batch vector of
 graphs across workers.
@@ -36,14 +36,14 @@ EXACT_TRANSFORMS = {
 """
 
 SCALING_TRANSFORMS = {"Cartesian", "Distance", "Polar", "Spherical", "TargetIndegree"}
-"""Transforms that divide by the greatest value of all edges, unless they are given it or do not divide."""
+"""Transforms that divide by the maximum over all edges, unless the maximum is an argument or they do not divide."""
 
 ADVICE = {
     **dict.fromkeys(SCALING_TRANSFORMS, "Give it max_value, or norm=False"),
     "RandomNodeSplit": f"{_BEFORE}; sar.split_seeds gives workers equal shares of seeds",
     "ToSparseTensor": "Pass edge_index, which data.adj_t of a partition is",
 }
-"""Advice on transforms that differs from doing them before the graph is partitioned."""
+"""Advice for transforms, if it is not to apply them before partitioning."""
 
 FUNCTIONS: dict[str, str] = {
     "assortativity": f"needs the degrees at both ends of all edges. {_BEFORE}",
@@ -118,7 +118,7 @@ def _is_distributed(value: Any) -> bool:
 
 
 def _transform(original: Original, transform: Any, data: Any) -> Any:
-    """`BaseTransform.__call__`. Transforms that users have written are not checked."""
+    """`BaseTransform.__call__`. Users' transforms are not checked."""
     library = (kind.__name__ for kind in type(transform).__mro__ if kind.__module__.startswith("torch_geometric."))
     name = next(library)
     right = name in EXACT_TRANSFORMS or name == "BaseTransform"
@@ -133,7 +133,7 @@ def _transform(original: Original, transform: Any, data: Any) -> Any:
 
 
 def _normalize_features(original: Original, transform: Any, data: Any) -> Any:
-    """`NormalizeFeatures.forward`, which subtracts the least value of all nodes."""
+    """`NormalizeFeatures.forward`, which subtracts the minimum over all nodes."""
     if not _is_distributed(data):
         return original(transform, data)
     for store in data.stores:
@@ -145,7 +145,7 @@ def _normalize_features(original: Original, transform: Any, data: Any) -> Any:
 
 
 def _norm(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """The forward of a norm layer, which has to be converted if it takes statistics without a batch vector."""
+    """The forward of a norm layer, which must be converted if it computes statistics without a batch vector."""
     if session.has_peers() and norms.takes_statistics(layer) and not _is_distributed((args, kwargs)):
         session.current_group().check_model(layer, "forward")
     return original(layer, *args, **kwargs)
@@ -170,9 +170,9 @@ _RIGHT: dict[str, Callable[..., bool]] = {
     _ATTENDS: lambda layer, x, edges, batch=None, **_: type(layer.attn) is PerformerAttention and batch is None,
     _TRAINING: lambda layer, *_, **__: not layer.training,
 }
-"""Checks of the arguments with which a reason does not hold."""
+"""Checks for arguments that make a call right."""
 
-_CALLS = ("forward", "__call__", "__init__")  # which errors name by their class
+_CALLS = ("forward", "__call__", "__init__")  # errors name the class instead
 
 REPLACED: Replacements = [
     (transforms.BaseTransform, "__call__", _transform),
@@ -182,7 +182,7 @@ REPLACED: Replacements = [
         (kind, name, _refusing(kind.__name__ + f".{name}" * (name not in _CALLS), reason))
         for (kind, name), reason in METHODS.items()
     ),
-    *(  # users' modules may have imported a function, too
+    *(  # users' modules may also have imported a function
         (module, name, _refusing(name, reason))
         for name, reason in FUNCTIONS.items()
         for module in list(sys.modules.values())

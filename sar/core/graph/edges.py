@@ -87,9 +87,9 @@ def change_self_loops(
 ) -> tuple[Relation, Columns]:
     """Remove self-loops from a relation and its edge fields or, with `first_node`, add one to each node.
 
-    A new edge is the last of its node's edges within this worker. As in DGL, its fields are 1, except for its ID
-    (`_ID`): new IDs follow all that edges of any worker have or had, in the order of global node IDs, and `first_node`
-    is this worker's first. The relation's source type is its destination type.
+    A new edge is the last edge of its node on this worker. As in DGL, its fields are 1, except for its ID (`_ID`):
+    new IDs follow all present and earlier IDs of all workers, in the order of global node IDs. `first_node` is this
+    worker's first node. The relation's source and destination types are equal.
     """
     old = relation.blocks[part]
     old_dst = old.destinations(0, old.num_edges)

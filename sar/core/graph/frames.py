@@ -16,7 +16,7 @@ class Fields(MutableMapping[str, Tensor]):
     """Fields by name: the type of `ndata`, `srcdata`, `dstdata` and `edata`.
 
     A field is a tensor, (N, ...) or (E, ...). On a graph with several types, users set and read a dictionary from type
-    to tensor instead. Its static type is a tensor all the same: for type checkers, write
+    to tensor instead. Its static type is nevertheless a tensor: for type checkers, write
     `g.nodes["paper"].data["h"]`, or `cast("dict[str, Tensor]", g.ndata["h"])["paper"]`.
     """
 

@@ -32,12 +32,12 @@ CROSS_REDUCERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class GraphShardManager(GraphQueries):
-    """This worker's view of a graph that spans all workers. It replaces a `DGLGraph` in layers.
+    """A graph that spans all workers, with this worker's nodes and in-edges. It replaces a `DGLGraph` in layers.
 
-    `update_all` and `apply_edges` fetch the other partitions one tile at a time, and again in the backward (sequential
-    aggregation and rematerialisation, Mostafa 2022, "Sequential Aggregation and Rematerialization"). They are
-    collective: all workers make the same calls in the same order. Nodes are this worker's own, in partition order.
-    Edges are those into these nodes, by source partition, destination and edge ID.
+    `update_all` and `apply_edges` fetch rows of other partitions one tile at a time, and again in the backward
+    (Mostafa 2022, "Sequential Aggregation and Rematerialization"). They are collective: all workers make the same
+    calls in the same order. Nodes are in partition order, and edges are sorted by source partition, destination and
+    edge ID.
 
     `construct_full_graph` creates it.
     """
@@ -57,18 +57,18 @@ class GraphShardManager(GraphQueries):
                 dictionary of messages, (E_batch, ...) each. A Python function runs on one tile of edges at a time, and
                 again in the backward; it must not keep state.
             reduce_func: sum, mean, max or min of `dgl.function`, or a Python function of a `NodeBatch` that returns a
-                dictionary of new fields; with the latter the worker holds the messages of all its edges. Nodes without
-                messages get 0. As in DGL, infinite maxima and minima become 0, and both ignore NaN. If messages are
-                equal, the last in the visible order gets the gradient.
-            apply_node_func: a Python function of a `NodeBatch` of all destinations. It sees the result, with infinite
-                maxima and minima, and its own results are set instead. As in DGL, infinities become 0 in the first of
-                these.
-            etype: edge type; may be left out if there is one.
+                dictionary of new features; a Python function holds the messages of all edges in memory. Nodes without
+                messages get 0. As in DGL, max and min ignore NaN and replace infinite results by 0. If messages are
+                equal, the last in edge order gets the gradient.
+            apply_node_func: a Python function of a `NodeBatch` of all destinations. It reads the reduced values, before
+                infinities are replaced, and its results are set instead. As in DGL, infinities are replaced by 0 only
+                in the first of its results.
+            etype: edge type; optional if there is only one.
 
         Raises:
-            FieldError: for an unknown field or edge type.
-            GraphError: for functions or operands that cannot be used.
-            CommunicationError: if another worker failed or makes another call.
+            FieldError: an unknown feature or edge type.
+            GraphError: unsupported functions or operands.
+            CommunicationError: another worker failed or made a different call.
         """
         with self._structure.group.guard():
             context = self.call_context(etype)
@@ -87,16 +87,16 @@ class GraphShardManager(GraphQueries):
         cross_reducer: Any,
         apply_node_func: NodeFunction | None = None,
     ) -> None:
-        """`update_all` along several edge types, and a reduction across those that share a destination type.
+        """Call `update_all` for several edge types and combine the results of each destination type.
 
-        It raises the errors of `update_all`. As in DGL, relations are combined before maxima and minima without
-        messages become 0, and infinities become 0 only if the reducer of the last edge type is max or min.
+        Raises the errors of `update_all`. As in DGL, infinities are replaced by 0 after relations are combined, and
+        only if the reducer of the last edge type is max or min.
 
         Args:
-            etype_dict: (message function, reduce function[, apply function]) for every edge type to use.
+            etype_dict: (message function, reduce function[, apply function]) by edge type.
             cross_reducer: sum, mean, max, min, stack, or a function of a list of tensors.
-            apply_node_func: called once for every destination type, after its results have been set. Its own results
-                are set, too.
+            apply_node_func: called once per destination type, after its results have been set. Its own results are
+                also set.
         """
         with self._structure.group.guard():
             by_etype: dict[CanonicalEtype, dict[str, Tensor]] = {}
@@ -121,15 +121,15 @@ class GraphShardManager(GraphQueries):
 
     @uncompiled
     def apply_edges(self, func: Any, edges: Any = ALL, etype: AnyEtype = None, inplace: bool = False) -> None:
-        """Compute edge fields from fields of sources, destinations and edges, and set them in `edata`.
+        """Compute edge features from features of sources, destinations and edges, and set them in `edata`.
 
-        It raises the errors of `update_all`.
+        Raises the errors of `update_all`.
 
         Args:
             func: a message function of `dgl.function` or a Python function, as in `update_all`.
-            edges: local IDs of the edges to set, (K,) integer; the others keep their values, or get 0. Default all.
-            etype: edge type; may be left out if there is one.
-            inplace: accepted for compatibility with DGL, without effect.
+            edges: local IDs of the edges to set, (K,) integer; other edges keep their values, or get 0. Default: all.
+            etype: edge type; optional if there is only one.
+            inplace: ignored; accepted for compatibility with DGL.
         """
         with self._structure.group.guard():
             context = self.call_context(etype)
@@ -148,7 +148,7 @@ class GraphShardManager(GraphQueries):
                 frame[name] = values
 
     def call_context(self, etype: AnyEtype = None) -> CallContext:
-        """The context of a call along one edge type, for layers that need more than `update_all`."""
+        """Return the context of a call along one edge type, for layers that need more than `update_all`."""
         if etype is None and len(self._relations) == 1:
             (relation,) = self._relations.values()
         else:
@@ -171,7 +171,7 @@ class GraphShardManager(GraphQueries):
         return self._with(relations=[relation], frames=Frames(src, dst, {etype: frames.edge[etype]}))
 
     def local_var(self: Self) -> Self:
-        """The same graph with frames of its own. Fields that are set on either are not visible on the other."""
+        """Return a graph with the same structure and its own features; setting them does not change this graph."""
         return self._with(frames=self._frames.clone())
 
     def __reduce__(self) -> Any:
@@ -185,7 +185,7 @@ class GraphShardManager(GraphQueries):
         return self._with(frames=deepcopy(self._frames, memo))
 
     def to(self: Self, device: torch.device | str) -> Self:
-        """The graph with structure and fields on another device."""
+        """Return the graph with structure and features on another device."""
         device = torch.empty(0, device=device).device  # lets torch resolve "cuda" to "cuda:0" and "cpu:0" to "cpu"
         if device == self.device:
             return self
@@ -195,12 +195,12 @@ class GraphShardManager(GraphQueries):
 
     @uncompiled
     def remove_self_loop(self: Self) -> Self:
-        """A homogeneous graph without self-loops and with the other edges' fields. A collective call."""
+        """Return a homogeneous graph without its self-loops; other edges keep their features. A collective call."""
         return self._with_self_loops("without self-loops", None)
 
     @uncompiled
     def add_self_loop(self: Self) -> Self:
-        """A homogeneous graph with an additional self-loop at each node, whose fields are 1. A collective call."""
+        """Return a homogeneous graph with one more self-loop per node, with features of 1. A collective call."""
         return self._with_self_loops("with self-loops", self.node_ranges[self._structure.group.rank][0])
 
     @lasting
@@ -220,12 +220,12 @@ class GraphShardManager(GraphQueries):
 
     @property
     def sampling_graph(self) -> Any:
-        """A `dgl.DGLGraph` of this worker's nodes, all edges into them and the edges' sources, to sample from.
+        """A `dgl.DGLGraph` for sampling, with this worker's nodes, their in-edges and the sources of these edges.
 
-        The nodes of each type are this worker's, with the same local IDs, and then the remote nodes that it reads.
-        `ndata["_ID"]` are global IDs, and `ndata["inner_node"]` is true for own nodes, as in DGL's partitions. The
-        edges are those of this graph in the same order, with their present fields. The structure is cached; the frames
-        are new at each access. The graph is on the CPU, because DGL samples there.
+        Nodes of each type begin with this worker's nodes, which keep their local IDs; remote sources follow. As in
+        DGL's partitions, `ndata["_ID"]` holds global IDs, and `ndata["inner_node"]` is True for this worker's nodes.
+        Edges are in the order of this graph, with their current features. The structure is cached; features are new at
+        each access. The graph is on the CPU, because DGL samples there.
 
         Raises:
             GraphError: on message flow graphs.
@@ -242,11 +242,11 @@ class GraphShardManager(GraphQueries):
         return graph
 
     def get_full_partition_graph(self, delete_shard_data: bool = True) -> "DistributedBlock":
-        """The same graph in one-shot mode (3): every call fetches all rows that it reads at once and keeps them.
+        """Return the graph in one-shot mode (3): every call fetches all rows that it reads at once and keeps them.
 
         Args:
-            delete_shard_data: accepted for scripts written for SAR. The structure is shared between both graphs, so
-                there is nothing to delete; drop this one to free its fields.
+            delete_shard_data: ignored; accepted for SAR scripts. Both graphs share the structure. Delete this graph to
+                free its features.
         """
         relations = list(self._relations.values())
         return DistributedBlock(self._structure, relations, self._frames.clone(), self.partition_book)
@@ -324,12 +324,12 @@ def layer_inputs(
 
 
 def own_rows(context: CallContext, values: Tensor) -> Tensor:
-    """The rows of the destinations among (N_src, ...) values: on a message flow graph they come first."""
+    """The rows of the destinations among (N_src, ...) values, which come first on a message flow graph."""
     return values[: context.relation.num_dst] if context.structure.is_block else values
 
 
 class DistributedBlock(GraphShardManager):
-    """A `GraphShardManager` that exchanges in one shot, which is fastest if the whole halo fits into memory."""
+    """A `GraphShardManager` that fetches all remote rows at once. Fastest if the whole halo fits in memory."""
 
     one_shot = True
 

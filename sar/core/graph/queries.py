@@ -217,20 +217,20 @@ class GraphQueries:
         return next(iter(src.rows.values())).clone()
 
     def node_ids(self, ntype: str | None = None) -> Tensor:
-        """Global IDs of this worker's nodes, (N_i,) int64, in the order of their rows; on a flow graph, of its `seeds`.
+        """Global IDs of this worker's nodes, (N_i,) int64, in row order; on a message flow graph, of its `seeds`.
 
         Args:
-            ntype: node type; may be left out if there is one.
+            ntype: node type; optional if there is only one.
         """
         if ntype is None and len(self.ntypes) > 1:
             raise GraphError(f"The graph has several node types; name one of {self.ntypes}.")
         return self._structure.dst.ids[self._ntypes_of(ntype, self.ntypes)[0]].clone()
 
     def original_ids(self, ntype: str | None = None) -> Tensor | None:
-        """IDs in the input graph of the nodes of `node_ids(ntype)`, counted within their type; None if unknown.
+        """IDs in the input graph of the nodes of `node_ids(ntype)`, counted per type; None if unknown.
 
         Args:
-            ntype: node type; may be left out if there is one.
+            ntype: node type; optional if there is only one.
         """
         original, (start, _) = self._structure.original_ids, self.node_ranges[self._structure.group.rank]
         rows = self.node_ids(ntype) - start
@@ -266,9 +266,9 @@ class GraphQueries:
     def edata(self) -> Fields:
         """Fields of the edges in the visible order; at first the partition's edge features and edge IDs.
 
-        `_ID` (`dgl.EID`) are the partitioning's edge IDs, on message flow graphs and sampling graphs too. `orig_id` are
-        the IDs of the input graph, counted within each edge type, if the data has them. If not, use the maps that
-        `dgl.distributed.partition_graph(..., return_mapping=True)` returns, at
+        `_ID` (`dgl.EID`) holds the partitioning's edge IDs, also on message flow graphs and sampling graphs. `orig_id`
+        holds the IDs of the input graph, counted per edge type, if known. Otherwise index the maps that
+        `dgl.distributed.partition_graph(..., return_mapping=True)` returns with
         `partition_book.map_to_per_etype(ids)[1]`. The same holds for nodes, with `_ID` and `orig_id` in
         `PartitionData.node_features`, and `map_to_per_ntype`.
         """

@@ -37,7 +37,7 @@ which would drop the same edges on two workers, shifted by one."""
 
 
 class Recompute(NamedTuple):
-    """Computes x = function(*tensors) again, from tensors that autograd keeps anyway, such as a projection's input."""
+    """Recomputes x = function(*tensors) from tensors that autograd keeps anyway, such as a projection's input."""
 
     function: Callable[..., Tensor]
     tensors: tuple[Tensor | None, ...]
@@ -193,7 +193,7 @@ class _AttentionCall(TileCall):
 
 
 def _with_rows(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands:
-    """The operands with other sources' rows, and their scores if `rows` has them, too."""
+    """The operands with other sources' rows, and with their scores if `rows` contains them."""
     return ends._replace(x=rows[0].to(ends.x.dtype), x_score=rows[1] if rows[1:] else None)
 
 

@@ -49,7 +49,7 @@ class RowView(MutableMapping[str, Tensor]):
         if key in self._deleted:
             raise FieldError(f"The function has removed {key!r} from this batch.")
         if key not in self._rows:
-            self._rows[key] = self._copy(self._fields[key])  # raises the frame's own error
+            self._rows[key] = self._copy(self._fields[key])  # raises the error of the frame
             self._read.add(key)
         return self._rows[key]
 
@@ -167,7 +167,7 @@ def reduce_mailboxes(
     Args:
         messages: (E, ...) each, in the visible edge order.
         nodes: fields of the destinations, (N_dst, ...) each.
-        has_peers: other workers have more nodes, so that each node's result must not depend on others.
+        has_peers: whether other workers have more nodes, so that a node's result must not depend on other nodes.
 
     Returns:
         (N_dst, ...) each, 0 for nodes without messages.
@@ -179,7 +179,7 @@ def reduce_mailboxes(
     spot_check = SpotCheck(relation, name, function, state)
 
     def call(degree: int, members: Tensor, few: Tensor | slice, change: Change) -> Mapping[str, Tensor]:
-        """The results at a few of the nodes of one in-degree; `change` is applied to all that the function reads."""
+        """The results at some nodes of one in-degree; `change` is applied to all inputs of the function."""
         members = members[few]
         slots = torch.arange(degree, device=members.device)
         chosen = edge_ids[(indptr[members].unsqueeze(1) + slots).flatten()]
@@ -200,7 +200,7 @@ def reduce_mailboxes(
     if not pieces:
 
         def call_on(count: int) -> Mapping[str, Tensor]:
-            # The mailbox depends on the messages, so that this worker's backward reaches the other workers, too.
+            # The mailbox depends on the messages, so this worker's backward also reaches the other workers.
             mailbox = {
                 name: torch.cat([m[:0], m.new_zeros(count, *m.shape[1:])]).unsqueeze(1) for name, m in messages.items()
             }

@@ -1,4 +1,4 @@
-"""Inputs of a Python message function besides its arguments: captured tensors, random numbers, autocast and modules.
+"""Implicit inputs of a Python message function: captured tensors, random numbers, autocast and modules.
 
 [Note: captured tensors]
 A message function may use tensors that are not its arguments: parameters of a layer, or variables around a lambda.
@@ -12,13 +12,13 @@ Between its runs we remove captured tensors from a function's closure, so that c
 of other objects remain.
 
 [Note: fingerprints]
-A function may also depend on state that we cannot restore, such as a `torch.Generator` of its own or an attribute that
-has changed. Then the backward would differentiate another function. So we compare the bits of all messages: each 32 of
-them are multiplied by a random number of their place, a product of one of the edge and one of the column, and the sum
-modulo 2**64 is the hash. It does not depend on the order of the tiles. Both runs make the same bits, because the first
-one is recorded by autograd as the second is: torch chooses some of its algorithms by that. Messages relative to a peak
-([Note: softmax in a message]) are rounded otherwise at another peak. Of these we compare the bits of the scores, and
-weighted sums by destination with a tolerance.
+A function may also depend on state that we cannot restore, such as its own `torch.Generator` or an attribute that
+has changed. Then the backward would differentiate another function. So we compare the bits of all messages: each 32
+bits are multiplied by a random number for their position, the product of one for the edge and one for the column, and
+the sum modulo 2**64 is the hash. It does not depend on the order of the tiles. Both runs compute the same bits, because
+autograd records both: torch chooses some of its algorithms by that. Messages relative to a peak ([Note: softmax in a
+message]) are rounded differently at another peak. For these we compare the bits of the scores, and weighted sums by
+destination with a tolerance.
 """
 
 import random
@@ -115,7 +115,7 @@ _EMPTY = CellType()
 class Captured:
     """The captured tensors of a function, and a copy of the function. Neither keeps the tensors alive between runs.
 
-    The copy has closure variables of its own, because the original ones may change before the backward, as in a loop.
+    The copy has separate closure variables, because the original ones may change before the backward, as in a loop.
     """
 
     def __init__(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> None:
@@ -164,7 +164,7 @@ class StandIns(_SeeTensors):
         return tensor if number is None else self.leaves[number]
 
     def refuse_hidden(self, results: Iterable[Tensor], leaves: Iterable[Tensor]) -> None:
-        """Raise if results of a run depend on tensors that need a gradient besides `leaves` and those of this mode."""
+        """Raise if results depend on tensors that need a gradient, apart from `leaves` and those of this mode."""
         known = self.known.keys() | map(id, leaves)
         self.known = {id(leaf): leaf for leaf in self.leaves}  # frees the leaves that the function has created
         waiting, passed = [result.grad_fn for result in results], set[Any]()
@@ -211,7 +211,7 @@ class AmbientState:
         ]
 
     def has_changed(self) -> bool:
-        """Whether the random generators, say, have advanced since."""
+        """Whether the state has changed since, for example because random generators have advanced."""
         present = tree_leaves([get() for get, _ in self._switches])
         return not all(map(np.array_equal, tree_leaves(self._states), present))
 
@@ -225,7 +225,7 @@ class AmbientState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Context with the saved state. The present state returns at the end."""
+        """Context with the saved state. The current state is restored at the end."""
         with self.autocast(), ExitStack() as stack:
             for (get, put), state in zip(self._switches, self._states, strict=True):
                 stack.callback(put, get())
@@ -234,9 +234,9 @@ class AmbientState:
 
     @contextmanager
     def with_spare_modules(self) -> Iterator[None]:
-        """Context with the saved state, after which the function's modules have the attributes and buffers of before.
+        """Context with the saved state that restores attributes and buffers of the function's modules at the end.
 
-        Those of TorchScript stay as they are.
+        TorchScript modules are not restored.
         """
         modules = [module for module in self.modules if isinstance(module._buffers, dict)]
         owners = [owner for module in modules for owner in (vars(module), module._buffers)]
@@ -254,7 +254,7 @@ class AmbientState:
 
 
 def _identity(used: Any) -> Any:
-    """What tells objects that a function uses apart."""
+    """A value that identifies an object that a function uses."""
     if isinstance(used, nn.Module):
         return weakref.ref(used)
     if isinstance(used, FunctionType | MethodType):
@@ -264,10 +264,10 @@ def _identity(used: Any) -> Any:
 
 @contextmanager
 def recorded_alike(needed: bool) -> Iterator[None]:
-    """Context of a first run that is recorded by autograd, as the second will be, if there is one.
+    """Context of a first run that autograd records, as it will record a second run.
 
-    Hooks on saved tensors, as of checkpoints, do not see what nobody goes back through. We save aliases, because a
-    result that its own node keeps would never be freed.
+    Hooks on saved tensors, such as those of checkpoints, do not see tensors without a backward. We save aliases,
+    because a result that its own node keeps would never be freed.
     """
     hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
     with torch.set_grad_enabled(needed), hooks if needed else nullcontext():
@@ -275,7 +275,7 @@ def recorded_alike(needed: bool) -> Iterator[None]:
 
 
 class Fingerprint:
-    """What is compared of two runs' messages: see [Note: fingerprints]."""
+    """Digest of a run's messages, to compare two runs: see [Note: fingerprints]."""
 
     def __init__(self, device: torch.device) -> None:
         self._hashes: dict[str, Tensor] = {}
@@ -284,8 +284,8 @@ class Fingerprint:
         self._share = 0.0  # relative tolerance of a comparison of sums
 
     def add(self, name: str, values: Tensor, places: Tensor) -> None:
-        """Add the bits of (n, ...) values with their places, (n,) int64."""
-        if values.numel() == 0:  # whose strides may be anything, so that they have no view as bytes
+        """Add the bits of (n, ...) values with their positions, (n,) int64."""
+        if values.numel() == 0:  # strides are arbitrary then, so there may be no view as bytes
             return
         rows = by_head(materialize(values)).contiguous().view(torch.uint8)
         words = rows.view(torch.int32 if rows.shape[1] % 4 == 0 else torch.uint8).long()
@@ -295,7 +295,7 @@ class Fingerprint:
         self._hashes[name] = self._hashes[name] + total if name in self._hashes else total
 
     def add_sums(self, values: Tensor, places: Tensor) -> None:
-        """Add (n, ...) messages relative to a peak, or sums of these, with their places, (n,) int64."""
+        """Add (n, ...) messages relative to a peak, or sums of these, with their positions, (n,) int64."""
         eps = torch.finfo(values.dtype).eps
         # Sums are rounded in another order, and half precisions at another peak, in each run.
         self._share = max(self._share, 4 * eps, min(eps ** (1 / 2), 4e-4))
@@ -317,6 +317,6 @@ class Fingerprint:
 
 
 def _weights(places: Tensor) -> Tensor:
-    """Four weights between 0.5 and 1.5 for each place, (n, 4) float64."""
+    """Four weights between 0.5 and 1.5 for each position, (n, 4) float64."""
     steps = torch.arange(2, 6, dtype=torch.float64, device=places.device).log()
     return (places.unsqueeze(1) + 1) * steps % 1 + 0.5

@@ -98,7 +98,7 @@ def parse_message(function: Any) -> Message:
 
 
 def message_has_parameters(param_fn: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Accept SAR's declaration of a message function's parameters, which sar does not need.
+    """Accept SAR's declaration of a message function's parameters. It has no effect; sar finds the parameters itself.
 
     Args:
         param_fn: ignored.
@@ -167,7 +167,7 @@ def meanwhile(work: Callable[[], Tensor]) -> Iterator[Callable[[], Tensor]]:
     The first built-in call inside runs it once its first messages travel. The context yields a function that returns
     the result, which it computes on first use if no call has done so.
     """
-    with_gradients = torch.is_grad_enabled()  # which are off within a call
+    with_gradients = torch.is_grad_enabled()  # gradients are off within a call
 
     @cache
     def result() -> Tensor:
@@ -194,7 +194,7 @@ def aggregate(
     operands: tuple[Tensor, ...] = (lhs,)
     shapes: tuple[Any, ...] = (lhs.dtype, lhs.shape[1:])
     if rhs is not None:
-        if lhs.dtype != rhs.dtype and torch.is_autocast_enabled(lhs.device.type):  # which mixes dtypes
+        if lhs.dtype != rhs.dtype and torch.is_autocast_enabled(lhs.device.type):  # autocast mixes dtypes
             dtype = torch.promote_types(lhs.dtype, rhs.dtype)
             if lhs.is_floating_point() and rhs.is_floating_point():
                 lhs, rhs = lhs.to(dtype), rhs.to(dtype)
@@ -295,9 +295,9 @@ class BuiltinCall(TileCall):
         return ForwardOutput((result,), saved)
 
     def run_waiting_work(self, operands: Sequence[Tensor]) -> _StopRecomputationError | None:
-        """Run the work of `meanwhile`. Return the end of a checkpoint's recomputation, which has to wait for the call.
+        """Run the work of `meanwhile`. Return the end of a checkpoint's recomputation, which must wait for the call.
 
-        The other workers end there, too, but have sent the first messages.
+        The other workers also end there, but have sent the first messages.
         """
         work, waiting_work.value = waiting_work.value, None
         counts = [x._version for x in operands if not x.is_inference()]  # of changes in place

@@ -2,9 +2,9 @@
 
 [Note: replay]
 Messages and intermediate results are freed with their tile, or with the part of it that is computed at once. So the
-call is one node of autograd, whose backward goes through the tiles in the order of the forward: it fetches a tile's
-rows again (or has kept them), runs the function on leaves with these rows, asks autograd for the gradients of the
-leaves, and returns those of the sources. The exchange always runs to its end, even if the user asks for few gradients.
+call is one node of autograd, whose backward processes the tiles in the order of the forward: it fetches a tile's
+rows again (or has kept them), runs the function on leaves with these rows, computes the gradients of the
+leaves, and returns those of the sources. The exchange always runs to its end, even if few gradients are needed.
 The second run has the inputs of the first: the tensors of the time of the call, as a frame may change; the state of
 random generators, autocast and modules; and parameters and captured tensors, which are inputs of the node ([Note:
 captured tensors]). We check that it computes the same messages ([Note: fingerprints]).
@@ -57,7 +57,7 @@ def run_python(
         (N_dst, ...) for each reduced message, or (E, ...) for each message. If the function asks for exponentials,
         `PEAKS` as well.
     """
-    refuse_transforms()  # before the function is recorded, which they would upset
+    refuse_transforms()  # they would disturb the recording of the function
     recording = record(context, function, fields)
     messages = recording.messages
     if reduced is not None:
@@ -241,7 +241,7 @@ class PythonCall(TileCall):
     ) -> Mapping[str, Tensor]:
         """Call the function on the edges of a block, with fields `rows`; return its messages."""
         ids = block.ids(0, block.num_edges)
-        relative: list[Tensor] = []  # the scores of which the function asks for exponentials
+        relative: list[Tensor] = []  # scores whose exponentials the function requests
 
         def exponentials_of(scores: Tensor) -> Tensor:
             relative.append(scores.detach())
@@ -344,8 +344,8 @@ class PythonCall(TileCall):
         if not fingerprint.equals(self.fingerprint):
             raise GraphError(
                 f"{self.name} makes other messages in the backward, where it runs again, than in the forward: it keeps "
-                "state, draws from a random generator of its own, or reads something that has changed. Let it use the "
-                "default generators of torch, numpy or Python, and set what changes as a field; on a GPU, also call "
+                "state, uses its own random generator, or reads something that has changed. Use the default generators "
+                "of torch, numpy or Python, and store changing values as features; on a GPU, also call "
                 "torch.use_deterministic_algorithms(True)."
             )
         return [*totals.src, *totals.dst, *totals.edge, *of_captured]

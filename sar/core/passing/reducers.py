@@ -193,7 +193,7 @@ class SharedExtreme(Reducer):
         total, ties = vars(self).pop("total"), vars(self).pop("ties")
         # NaN equals no message, so the shares of its gradient are NaN, as in torch.
         total.masked_fill_((ties == 0) & ~total.isnan(), 0)
-        # If the result is 0, torch counts its initial 0 as a message, too, though that gets no gradient.
+        # If the result is 0, torch also counts its initial 0 as a message, which gets no gradient.
         return total.to(self.dtype), torch.stack([total, ties + (total == 0)])
 
     def message_grad(self, grad: Tensor, saved: Any, block: EdgeBlock, messages: Tensor) -> Tensor:

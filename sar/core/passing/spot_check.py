@@ -1,10 +1,10 @@
-"""Spot check of Python functions: each of their results must depend on its own edge, or on its own node, only.
+"""Spot check of Python functions: a result must only depend on its own edge or node.
 
 A message function is called with some of a worker's edges at a time, and a reduce function with one worker's nodes. So
-a message may depend on its own edge only, and the result of a reduce function on its own node and the node's messages
-only, unlike `x.mean(0)`, `x / len(x)` and `x[:1]`. At a function's first call on a graph we compute the results of a
-few random rows again, without the other rows, and compare. A function that draws random numbers is not checked, nor
-one whose results change from call to call, because it keeps state. `check_model` compares these, too.
+a message may only depend on its own edge, and the result of a reduce function on its own node and the node's messages,
+unlike `x.mean(0)`, `x / len(x)` and `x[:1]`. At a function's first call on a graph we recompute the results of a
+few random rows without the other rows, and compare. Functions that draw random numbers, or whose results change from
+call to call because they keep state, are not checked here, but by `check_model`.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from sar.core.relation import Relation
 from sar.errors import GraphError
 
 ROWS, AT_ONCE = 64, 4
-"""Rows that are compared, and how many the function gets at a time, or few more: so few that their mean is another."""
+"""Rows to compare, and about how many to pass at a time: few, so that their mean differs from that of all rows."""
 
 Results = Mapping[str, Tensor]
 Change = Callable[[Tensor], Tensor]
@@ -37,22 +37,22 @@ ADVICE = (
 class SpotCheck:
     """The check of one function; due until its results on a relation have been compared once.
 
-    `state` is that of before the call.
+    `state` is the state before the call.
     """
 
     def __init__(self, relation: Relation, name: str, function: Any, state: AmbientState, advice: str = ADVICE) -> None:
         self._checked, self._name, self._state, self._advice = relation.checked, name, state, advice
         inner = inspect.unwrap(getattr(function, "__func__", function))
         self._key = getattr(inner, "__code__", type(inner)), state.identity
-        is_known = is_written_in(inner, "dgl") or is_written_in(inner, "sar")  # to be right
+        is_known = is_written_in(inner, "dgl") or is_written_in(inner, "sar")  # known to be right
         self.is_due = not (is_known or relation.in_degrees.is_meta or self._key in self._checked)
 
     def compare(self, results: Results, alone: Alone, nodes: Tensor | None = None) -> None:
-        """Raise a GraphError if the results on some rows differ from those that the function makes of them alone.
+        """Raise a GraphError if the results of some rows change when the function only receives these rows.
 
         Args:
-            results: of all rows, (n, ...) each.
-            alone: gives the results of some rows. It applies a function to all operands, which changes some of them.
+            results: results of all rows, (n, ...) each.
+            alone: returns the results of some rows; its second argument is applied to all operands, to change some.
             nodes: node of each row, (n,), if a result may depend on all rows of its node.
         """
         batches = _few_rows(len(next(iter(results.values()), ())), nodes)
@@ -67,7 +67,7 @@ class SpotCheck:
                 is_wrong = not all(map(_are_close, together, apart))
                 if is_wrong:  # unless it keeps state, or makes rounding errors large
                     is_wrong = all(map(_are_close, apart, [alone(rows, _nudged) for rows in batches]))
-        except Exception:  # if it is the user's, calls with all rows raise it
+        except Exception:  # errors of the user's code are raised again by calls with all rows
             is_wrong = False
         if is_wrong:
             raise GraphError(
@@ -80,7 +80,7 @@ class SpotCheck:
 
 @contextmanager
 def refuse_batch_norms(name: str, state: AmbientState) -> Iterator[None]:
-    """Context in which a function's batch norms raise if they would take statistics of the rows that they are given."""
+    """Context in which a function's batch norms raise if they would compute statistics of their input rows."""
 
     def refuse(module: nn.Module, _: Any) -> None:
         raise GraphError(
@@ -103,7 +103,7 @@ def _few_rows(count: int, nodes: Tensor | None) -> Sequence[Tensor]:
     rows = torch.randint(1, count, (ROWS,), generator=torch.Generator().manual_seed(count), device="cpu").unique()
     if nodes is None:
         count = max(len(rows) // AT_ONCE, 1)
-        return [rows[first::count] for first in range(count)]  # far from each other, as neighbours may be equal
+        return [rows[first::count] for first in range(count)]  # far apart, because neighboring rows may be equal
     nodes = nodes.cpu()
     chosen = nodes[rows].unique()
     batch_of = torch.full((int(nodes.max()) + 1,), -1)
@@ -114,7 +114,7 @@ def _few_rows(count: int, nodes: Tensor | None) -> Sequence[Tensor]:
 
 
 def _are_close(first: Results, second: Results) -> bool:
-    """Whether two results of the same rows are equal but for rounding."""
+    """Whether two results of the same rows are equal up to rounding."""
     return all(_is_close(values, second[name]) for name, values in first.items())
 
 

@@ -2,15 +2,15 @@
 
 Scores are computed when they are used, so nothing has the size of the edges. A destination's edges may come in several
 blocks: it keeps the greatest score so far, and the sums relative to it (Milakov and Gimelshein 2018, "Online normalizer
-calculation for softmax"; Dao 2022, "FlashAttention"). The backward makes each weight anew from the
-greatest score of all and the sum.
+calculation for softmax"; Dao 2022, "FlashAttention"). The backward recomputes each weight from the greatest score and
+the sum.
 
 Arrays are flat; `width` is heads * dim. The ends of an edge are called as in `sar.kernels.cpu.csr_view`: "own" is the
 row by which edges are grouped, "other" that at the other end.
 
 [Note: chunks of edges]
-The kernels take CHUNK edges at a time, of as many rows as these have, through one short loop after another. Most rows
-have few edges: a loop over each row's would end, and be mispredicted, more often than anything else.
+The kernels pass CHUNK edges at a time, of any number of rows, through one short loop after another. Most rows have few
+edges, so the ends of loops over single rows would be the most frequent branch mispredictions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the compiled kernels see a block: flat arrays of edges that are grouped by the row of one end.
+"""The view of a block for compiled kernels: flat arrays of edges, grouped by the row of one end.
 
 That row is called "own", the row at the other end "other". A block is stored grouped by destination, its transpose by
 source. Indices are unsigned, because Numba compiles signed ones with a check for negative values that keeps loops from

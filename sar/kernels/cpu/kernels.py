@@ -1,4 +1,4 @@
-"""The functions of the backend: each chooses a compiled loop and hands it the arrays of its tensors."""
+"""The functions of the backend: each chooses a compiled loop and passes it the arrays of its tensors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a graph source to an assignment: which part each node belongs to."""
+"""Partition methods: from a graph source to the part of each node."""

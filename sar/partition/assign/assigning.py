@@ -1,4 +1,4 @@
-"""Assigns each node to a part: by a method, or by files that were made elsewhere."""
+"""Assigns each node to a part, by a method or from assignment files."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ from sar.tensors.ids import pieces
 
 MULTILEVEL, SPRING = "multilevel", "spring"
 IN_EDGES = "in_edges"
-"""The name by which `balance` asks for the edges into a part, of each type; `in_edges/NAME` asks for sums of a field
-of theirs, such as `train_mask`."""
-_GRAPH_NODE_BYTES = 60  # IDs here and in the input, type, degrees, and its place in the list of destinations
-_GRAPH_EDGE_BYTES = 20  # IDs here and in the input, and its source
+"""The name in `balance` for the edges into a part, by type; `in_edges/NAME` is the sum of an edge field, such as
+`train_mask`."""
+_GRAPH_NODE_BYTES = 60  # new and input IDs, type, degrees, and position in the list of destinations
+_GRAPH_EDGE_BYTES = 20  # new and input IDs, and source
 
 
 class Assigned(NamedTuple):
@@ -35,23 +35,23 @@ class Assigned(NamedTuple):
 
     part_of: Array  # of every node, (N,)
     num_parts: int
-    method: str  # empty if an assignment's files lack it
-    why: str = ""  # the source of the assignment or the number of parts, if not a method and the user
+    method: str  # empty if assignment files do not name it
+    why: str = ""  # where the assignment or the number of parts comes from, if not from a method and the user
 
 
 @dataclass(frozen=True)
 class PartsByMemory:
-    """The number of parts for workers of a given memory, by the rule of SDT-GNN (Huang et al., section III-C).
+    """The number of parts for workers with a given memory, by the rule of SDT-GNN (Huang et al., section III-C).
 
-    With S bytes of graph and features it is the least number not below S / (M - T), and q at least.
+    With S bytes of graph and features, it is S / (M - T) rounded up, and at least q.
     """
 
     workers: int  # q
-    memory: int  # M, bytes that a worker has
-    reserve: int  # T, bytes of it for code and computations
+    memory: int  # M, bytes per worker
+    reserve: int  # T, bytes per worker for code and computations
 
     def __call__(self, graph: GraphSource) -> tuple[int, str]:
-        """The number of parts for a graph, and the reason for it.
+        """Return the number of parts for a graph, and an explanation.
 
         Raises:
             ConfigError: no memory is left for graph and features.
@@ -88,11 +88,11 @@ class AssigningOptions:
     parts: int | PartsByMemory  # P, or the rule for it
     method: str = MULTILEVEL  # one of `METHODS`
     seed: int = 0
-    balance: tuple[str, ...] = ()  # beside nodes of each type: fields whose sums parts share, or as by `IN_EDGES`
-    weights: Mapping[str, Array] = field(default_factory=dict)  # what else to balance, (N,) numbers each
-    imbalance: float = 0.05  # how much larger than the mean a part may be
+    balance: tuple[str, ...] = ()  # node fields, or as in `IN_EDGES`, to balance in addition to nodes of each type
+    weights: Mapping[str, Array] = field(default_factory=dict)  # further weights to balance, (N,) numbers each
+    imbalance: float = 0.05  # allowed excess over the mean
     volume_bound: float | None = None  # as in `AssignmentTask`; None: `VOLUME_BOUND`
-    assignment: Path | None = None  # directory of an assignment to take instead of a method's
+    assignment: Path | None = None  # directory of an assignment to read instead of running the method
     write_assignment: Path | None = None  # directory to write the assignment to
 
 
@@ -103,14 +103,14 @@ def assign(
     memory: int | None,
     progress: Progress,
 ) -> Assigned:
-    """Find the part of every node; `ConfigError` if options, or an assignment's files, do not fit the graph.
+    """Assign every node to a part; `ConfigError` if options or assignment files do not fit the graph.
 
-    `scratch` is a directory for a method's files, made and removed again; `memory` bytes that the method may use beyond
-    what is there now.
+    `scratch` is a temporary directory for the method, which is created and removed. `memory` is the number of bytes
+    that the method may use in addition to the current memory.
     """
     if not isinstance(options.parts, int):
         if options.assignment is not None:
-            raise ConfigError(f"'{options.assignment}' has a number of parts of its own; name that number.")
+            raise ConfigError(f"'{options.assignment}' has a fixed number of parts; pass this number.")
         parts, why = options.parts(graph)
         assigned = assign(replace(options, parts=parts), graph, scratch, memory, progress)
         return assigned._replace(why=why)
@@ -144,10 +144,10 @@ def assign(
 
 
 def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Array]:
-    """The weights of nodes that parts are to share evenly, (N,) each.
+    """Return the node weights to balance over parts, (N,) each.
 
-    With several node types, each has such weights; `balance` names others, as in `AssigningOptions`.
-    `ConfigError` if there is no such field, or it does not have a number for each node.
+    With several node types there is one weight per type; `balance` names further weights, as in `AssigningOptions`.
+    `ConfigError` if a field is missing, or does not have one number per node.
     """
     weights: dict[str, Array] = {}
     if len(graph.num_nodes) > 1:
@@ -165,7 +165,7 @@ def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Arr
 
 
 def in_degrees(graph: GraphSource, field: str | None = None) -> dict[str, Array]:
-    """The edges of each type into every node; with a field, its sum over those of the types that have it."""
+    """Count the in-edges of every node by edge type; with a field, sum it over the types that have it."""
     columns = None if field is None else _columns(f"{IN_EDGES}/{field}", field, "edge", graph.edge_data)
     what = IN_EDGES if field is None else f"{IN_EDGES}/{field}"
     degrees = {}
@@ -185,7 +185,7 @@ def in_degrees(graph: GraphSource, field: str | None = None) -> dict[str, Array]
 def _field(graph: GraphSource, name: str) -> Array:
     """A node field as weights; 0 for nodes of types without it."""
     columns = _columns(name, name, "node", graph.node_data)
-    # Whole numbers stay whole, as their limits are rounded up.
+    # Whole numbers stay whole, because their limits are rounded up.
     weight = np.zeros(graph.total_nodes, np.result_type(*(column.dtype for column in columns.values())))
     for ntype, column in columns.items():
         for chunk in pieces(column.shape[0], CHUNK_ROWS):
@@ -194,7 +194,7 @@ def _field(graph: GraphSource, name: str) -> Array:
 
 
 def _columns(balance: str, name: str, of: str, data: Mapping[Any, Mapping[str, Column]]) -> dict[Any, Column]:
-    """The field of each type of nodes or edges that has it, a number for each; `ConfigError` if there is none."""
+    """The field of each type that has it, one number per node or edge; `ConfigError` if no type does."""
     columns = {kind: columns[name] for kind, columns in data.items() if name in columns}
     if not columns:
         there = ", ".join(sorted({key for columns in data.values() for key in columns}))
@@ -209,7 +209,7 @@ def _columns(balance: str, name: str, of: str, data: Mapping[Any, Mapping[str, C
 
 
 def _check_memory(method: str, graph: GraphSource, memory: int | None) -> None:
-    """Raise `ConfigError` if a method needs more memory than there is, for its nodes alone."""
+    """Raise `ConfigError` if a method needs more memory than available just for its nodes."""
     room = available_memory() if memory is None else min(memory, available_memory())
     needed = NODE_BYTES.get(method, 0) * graph.total_nodes
     if needed > room:
@@ -226,14 +226,14 @@ METHODS: dict[str, Method] = {
     SPRING: spring,
     "ldg": ldg,
     MULTILEVEL: multilevel,
-    "metis": multilevel,  # DGL's name for the method that divides by METIS
+    "metis": multilevel,  # DGL's name for partitioning with METIS
 }
 NODE_BYTES = {"random": 30, "ldg": 30, SPRING: 60, MULTILEVEL: 70, "metis": 70}
-"""Memory that a method takes for each node, at the least: on graphs with few edges, measured."""
+"""Minimum memory of a method in bytes per node, measured on graphs with few edges."""
 
 
 def method_named(name: str) -> Method:
-    """One of `METHODS`; `ConfigError` if there is none of this name."""
+    """Look up a method in `METHODS`; `ConfigError` for unknown names."""
     if name not in METHODS:
         raise ConfigError(f"there is no partition method '{name}'; expected one of {', '.join(METHODS)}.")
     return METHODS[name]

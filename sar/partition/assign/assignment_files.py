@@ -1,4 +1,4 @@
-"""Assignments in files: the part of every node, as DGL's distributed pipeline reads and writes it.
+"""Reads and writes assignments, the part of every node, in the format of DGL's distributed pipeline.
 
 A directory has `<type>.txt` for each node type, with the part of a node on each line, and `partition_meta.json` with
 the number of parts and the name of the method.
@@ -24,15 +24,15 @@ _LINES = 1 << 20  # written at a time
 class Assignment(NamedTuple):
     """Which part every node belongs to."""
 
-    parts: Array  # (N,) int64 from 0 to P - 1, nodes being numbered type after type
+    parts: Array  # (N,) int64 from 0 to P - 1, in order of node types
     num_parts: int
-    algo_name: str  # the method that made it; empty if no file says so
+    algo_name: str  # the method; empty if the files do not name it
 
 
 def write_assignment(
     folder: str | PathLike[str], num_nodes: Mapping[str, int], parts: Array, num_parts: int, algo_name: str
 ) -> None:
-    """Write an assignment. The arguments are those of `Assignment`, with the number of nodes of each type."""
+    """Write an assignment. The arguments are the fields of `Assignment` and the number of nodes of each type."""
     folder = Path(folder)
     check_parts(parts, sum(num_nodes.values()), num_parts, "the assignment")
     files = [_type_file(folder, ntype) for ntype in num_nodes]
@@ -40,7 +40,7 @@ def write_assignment(
     lines = [f"{part}\n" for part in range(num_parts)]
     for file, of_type in zip(files, _by_type(parts, num_nodes).values(), strict=True):
         with file.open("w", encoding="ascii", newline="\n") as opened:
-            for chunk in pieces(len(of_type), _LINES):  # ten times as fast as numpy.savetxt
+            for chunk in pieces(len(of_type), _LINES):  # ten times faster than numpy.savetxt
                 opened.writelines(map(lines.__getitem__, of_type[chunk].tolist()))
     meta = {"version": "1.0.0", "num_parts": num_parts, "algo_name": algo_name}
     (folder / META).write_text(json.dumps(meta) + "\n", encoding="utf-8")
@@ -49,11 +49,11 @@ def write_assignment(
 def read_assignment(
     folder: str | PathLike[str], num_nodes: Mapping[str, int], num_parts: int | None = None
 ) -> Assignment:
-    """Read an assignment, wherever it was made.
+    """Read an assignment from sar, DGL or any other program.
 
-    Types without nodes need no file. `num_parts` is the number of parts that is expected; without it,
-    `partition_meta.json` has to say it. Raises `ConfigError` if a file is missing, has not a part for each node, or is
-    for another number of parts.
+    Types without nodes need no file. `num_parts` is the expected number of parts; None reads it from
+    `partition_meta.json`. Raises `ConfigError` if a file is missing, does not have one part per node, or has another
+    number of parts.
     """
     folder = Path(folder)
     num_parts, algo_name = _read_meta(folder / META, num_parts)
@@ -67,10 +67,10 @@ def read_assignment(
             if file.exists() and file.stat().st_size:
                 table = np.loadtxt(file, np.int64, comments=None, ndmin=2, encoding="utf-8")
         except ValueError as error:
-            raise ConfigError(f"'{file}' is no list of parts, one on each line: {error}") from error
+            raise ConfigError(f"'{file}' is not a list of parts, one per line: {error}") from error
         if table.shape != (len(of_type), 1):
             found = f"{len(table)} lines of {table.shape[1]} numbers"
-            raise ConfigError(f"'{file}' has {found}; expected {len(of_type)} of one, a line per '{ntype}' node.")
+            raise ConfigError(f"'{file}' has {found}; expected {len(of_type)} of one, one per '{ntype}' node.")
         check_parts(table[:, 0], len(of_type), num_parts, f"'{file}'")
         of_type[:] = table[:, 0]
     return Assignment(parts, num_parts, algo_name)
@@ -87,13 +87,13 @@ def _by_type(parts: Array, num_nodes: Mapping[str, int]) -> dict[str, Array]:
 
 
 def _read_meta(file: Path, expected: int | None) -> tuple[int, str]:
-    """The number of parts, which without a file is the one expected, and the name of the method."""
+    """The number of parts (without a file, the expected one) and the name of the method."""
     try:
         meta = json.loads(file.read_bytes())
     except FileNotFoundError as error:
         if expected is not None:
             return expected, ""
-        raise ConfigError(f"there is no file '{file}'; write it, or say the number of parts.") from error
+        raise ConfigError(f"there is no file '{file}'; write it, or pass the number of parts.") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"'{file}' is not JSON: {error}") from error
     num_parts = meta.get("num_parts") if isinstance(meta, dict) else None

@@ -1,13 +1,14 @@
-"""Neighbour lists on disk, for methods that look at neighbourhoods of graphs larger than memory.
+"""Neighbor lists on disk, for methods that read neighborhoods of graphs larger than memory.
 
-The lists are those of the symmetrised graph: every edge in both directions, self-loops dropped. Where each edge is
-stored with its reverse they are those of the edges as stored, so that none is there twice. Parallel edges stay as
-repeated neighbours; if lists are contracted, they become one neighbour with a weight.
+The lists describe the symmetrised graph: every edge in both directions, without self-loops. If each edge is
+stored with its reverse, the lists contain the edges as stored, to avoid duplicates. Parallel edges become
+repeated neighbors; contracting lists merges them into one neighbor with a weight.
 
-[Note: two passes] One pass counts degrees, which gives the place of every list in the file, and sums a hash of each
-edge less that of its reverse: 0 if each is stored with its reverse. The second writes the entries into buckets:
-ranges of nodes whose lists fill a buffer. Then each bucket is brought into order in memory and appended to the lists.
-So all writing and later reading is sequential. Clusters take one pass: their nodes' degrees bound the lengths.
+[Note: two passes] The first pass counts degrees, which determine the position of every list in the file. It also sums
+the hash of each edge minus that of its reverse, which is 0 if each edge is stored with its reverse. The second pass
+writes entries into buckets, ranges of nodes whose lists fill a buffer. Then each bucket is sorted in memory and
+appended to the lists. So all files are written and read sequentially. Contracting clusters takes one pass, because the
+degrees of their nodes bound the lengths of lists.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,20 +27,20 @@ from sar.partition.assign.task import AssignmentTask, compiled, draw
 from sar.partition.graph_source import GraphSource, index_dtype
 
 BUCKET = 1 << 21
-"""Neighbours that are brought into order at a time: 8 MB of them."""
+"""Entries that are sorted at a time: 8 MB."""
 WINDOW = 1 << 20
-"""Neighbours that are read at a time."""
+"""Entries that are read at a time."""
 PIECE = 1 << 17
 """Edges that are written to buckets at a time."""
 
 T = TypeVar("T")
 
 Pieces = Callable[[], Iterator[tuple[Array, Array, Array | None]]]
-"""Nodes, their neighbours, and weights of entries, piece by piece: all with weights, or none."""
+"""Nodes, their neighbors, and weights of entries, in pieces. Either all pieces have weights or none."""
 
 
 class Window(NamedTuple):
-    """The lists of some nodes, one after the other; valid until the next window is asked for."""
+    """The concatenated lists of some nodes, valid until the next window is read."""
 
     first: int  # node
     bounds: Array  # (nodes + 1,), the bounds of the lists among all entries of the graph
@@ -48,24 +49,23 @@ class Window(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The node after these."""
+        """The node after the last one of the window."""
         return self.first + len(self.bounds) - 1
 
 
 class Tally(NamedTuple):
-    """The edges of one node, added up by the labels of its neighbours."""
+    """The edge weights of one node, summed by the labels of its neighbors."""
 
-    sums: Array  # (L,), for each label; 0 for labels that the node at hand does not meet
-    labels: Array  # at least as many as a node may meet; the first ones are those that it meets
+    sums: Array  # (L,), by label; 0 for labels without a neighbor
+    labels: Array  # distinct labels of the neighbors come first; the rest is unused space
 
 
 @dataclass(frozen=True)
 class ExternalCsr:
-    """Neighbour lists in files; the list of node v is entries indptr[v]:indptr[v + 1].
+    """Neighbor lists in files; the list of node v is entries indptr[v]:indptr[v + 1].
 
-    Memory is O(nodes) + buffers of fixed size, but for a node whose list is longer than a buffer. While the files are
-    made they take 12 bytes of disk for each entry (20 with weights), afterwards 4 (8); with 2^31 nodes or more, twice
-    that.
+    Memory is O(nodes) plus buffers of fixed size, except for a node whose list is longer than a buffer. Disk space is
+    4 bytes per entry (8 with weights), and 12 (20) during construction; with 2^31 nodes or more, twice that.
     """
 
     folder: Path  # holds `neighbours`, int32, or int64 from 2^31 nodes on, and if weighted `weights`, float32
@@ -76,7 +76,7 @@ class ExternalCsr:
     def of_graph(
         cls, graph: GraphSource, folder: Path, bucket: int = BUCKET, progress: Callable[[float], None] = lambda _: None
     ) -> "ExternalCsr":
-        """The lists of a graph, in a new folder; `PartitionError` if an edge ends outside the graph."""
+        """Create the lists of a graph in a new folder; `PartitionError` if an edge ends outside the graph."""
         node = index_dtype(graph.total_nodes)
         edges_read = 0
 
@@ -112,7 +112,7 @@ class ExternalCsr:
 
     @property
     def num_entries(self) -> int:
-        """The length of all lists together."""
+        """The total length of all lists."""
         return int(self.indptr[-1])
 
     @property
@@ -121,7 +121,7 @@ class ExternalCsr:
         return int(np.diff(self.indptr).max(initial=0))
 
     def windows(self, entries: int = WINDOW) -> Iterator[Window]:
-        """All lists, in the order of nodes, at most `entries` of them at a time unless one list is longer."""
+        """Read all lists in order of nodes, at most `entries` entries at a time unless one list is longer."""
         bounds = _bounds(self.indptr, entries)
         size = _largest(self.indptr, bounds)
         neighbours = np.empty(size, self.node_dtype)
@@ -136,7 +136,7 @@ class ExternalCsr:
                 yield window
 
     def contracted(self, cluster: Array, num_clusters: int, folder: Path, bucket: int = BUCKET) -> "ExternalCsr":
-        """The weighted lists of the graph whose nodes are this graph's clusters, (N,), in a new folder."""
+        """Create the weighted lists of the graph of clusters, (N,), in a new folder."""
 
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
             for window in self.windows(2 * PIECE):
@@ -150,7 +150,7 @@ class ExternalCsr:
 
 
 def lists_on_disk(task: AssignmentTask) -> ExternalCsr:
-    """A task's graph as neighbour lists in its scratch directory."""
+    """Create a task's graph as neighbor lists in its scratch directory."""
     return ExternalCsr.of_graph(task.graph, task.scratch / "lists", progress=partial(task.progress, "neighbour lists"))
 
 
@@ -163,9 +163,9 @@ def list_of(window: Window, v: int) -> tuple[int, int]:
 
 @compiled
 def add_up(window: Window, v: int, label: Array, ours: Array, first: int, last: int, tally: Tally) -> int:
-    """Sum the weights of a node's edges by the neighbours' labels, (N,), but for label -1; how many labels there are.
+    """Sum the weights of a node's edges by the neighbors' labels, (N,), except label -1; return the number of labels.
 
-    Nodes `first` to `last` - 1 have their labels in `ours`, (N,). The tally's sums are to be set back to 0 afterwards.
+    Nodes `first` to `last` - 1 have their labels in `ours`, (N,). The caller resets the tally's sums to 0 afterwards.
     """
     sums, labels = tally
     count = 0
@@ -175,14 +175,14 @@ def add_up(window: Window, v: int, label: Array, ours: Array, first: int, last: 
         one = ours[other] if first <= other < last else label[other]
         if one >= 0:
             total = sums[one]
-            labels[count] = one  # there is room for one more
+            labels[count] = one  # `labels` has space for it
             count += total == 0
             sums[one] = total + (window.weights[e] if window.weights.size else np.float32(1))
     return count
 
 
 def _bounds(indptr: Array, entries: int) -> list[int]:
-    """Cuts between nodes, so that each range has at most `entries` entries, or is one node."""
+    """Boundaries of node ranges with at most `entries` entries, or a single node, each."""
     bounds, last = [0], len(indptr) - 1
     while bounds[-1] < last:
         end = int(np.searchsorted(indptr, indptr[bounds[-1]] + entries, side="right")) - 1
@@ -195,7 +195,7 @@ def _largest(indptr: Array, bounds: list[int]) -> int:
 
 
 def _build(folder: Path, indptr: Array, pieces: Pieces, bucket: int, weighted: bool) -> ExternalCsr:
-    """The second of [Note: two passes]. `indptr[v + 1]` is the length of list v; with weights, the most it can be."""
+    """The second pass of [Note: two passes]. `indptr[v + 1]` is the length of list v; with weights, an upper bound."""
     np.cumsum(indptr, out=indptr)
     folder.mkdir()
     bounds, unsorted = _bounds(indptr, bucket), folder / "unsorted"
@@ -212,7 +212,7 @@ def _record(num_nodes: int, weighted: bool) -> np.dtype[Any]:
 
 
 def made_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items; another thread makes the next one while one is in use."""
+    """Yield the same items; a thread computes the next item while one is in use."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, items, None)
         while (item := coming.result()) is not None:
@@ -221,10 +221,10 @@ def made_ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 def _write_buckets(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weighted: bool) -> Array:
-    """Write all entries as records, each bucket from the first place of its lists; returns the end of each bucket."""
+    """Write all entries as records, each bucket from the position of its first list; return the end of each bucket."""
     record = _record(len(indptr) - 1, weighted)
     bucket_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
-    place = indptr[bounds]  # the place of the next record of each bucket
+    place = indptr[bounds]  # position of the next record of each bucket
     for own, others, weights in made_ahead(pieces()):
         records = np.empty(len(own), record)
         ends = np.zeros(len(bounds), np.int64)
@@ -238,7 +238,7 @@ def _write_buckets(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, 
 
 
 def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], ends: Array, weighted: bool) -> Array:
-    """Write the lists, bucket after bucket; returns their bounds, which move if some got shorter."""
+    """Write the lists, bucket by bucket; return their bounds, which move if merging shortens lists."""
     num_nodes = len(indptr) - 1
     record = _record(num_nodes, weighted)
     size = _largest(indptr, bounds)
@@ -265,7 +265,7 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], end
 
 @compiled
 def _between_clusters(window: Window, cluster: Array, own: Array, others: Array, weights: Array) -> int:
-    """Write the entries of a window that lead from one cluster to another; how many there are."""
+    """Write the entries of a window between different clusters; return their number."""
     count = 0
     for v in range(window.first, window.first + window.bounds.size - 1):
         begin, end = list_of(window, v)
@@ -278,7 +278,7 @@ def _between_clusters(window: Window, cluster: Array, own: Array, others: Array,
 
 @compiled
 def _count_ends(src: Array, dst: Array, indptr: Array, excess: Array) -> None:
-    """Add to indptr[v + 1] the ends of edges at node v, and to `excess` hashes of the edges less those of reverses."""
+    """Add the degree of node v to indptr[v + 1], and hashes of edges minus those of their reverses to `excess`."""
     for i in range(src.size):
         if src[i] != dst[i]:
             indptr[src[i] + 1] += 1
@@ -296,7 +296,7 @@ def _sort_by_bucket(
             ends[bucket_of[own[i]] + 1] += 1
     for b in range(1, ends.size):
         ends[b] += ends[b - 1]
-    # ends[b] is the place of the next record of bucket b and, once all are placed, the end of the bucket.
+    # ends[b] is the position of the next record of bucket b, and finally the end of the bucket.
     for i in range(own.size):
         if own[i] != others[i]:
             bucket = bucket_of[own[i]]
@@ -312,7 +312,7 @@ def _sort_by_bucket(
 
 @compiled
 def _place(records: Array, first: int, place: Array, neighbours: Array, weights: Array | None) -> None:
-    """Put each record at the next place of its node's list."""
+    """Put each record at the next position of its node's list."""
     for i in range(records.size):
         list_number = records[i].own - first
         at = place[list_number]
@@ -326,10 +326,10 @@ def _place(records: Array, first: int, place: Array, neighbours: Array, weights:
 def _merge(
     first: int, begins: Array, ends: Array, neighbours: Array, weights: Array, last_seen: Array, merged: Array
 ) -> None:
-    """Sum the weights of equal neighbours of a node, in place; lists are moved together.
+    """Merge equal neighbors of a node in place, summing their weights, and close the gaps between lists.
 
-    last_seen: (N,) place among all merged lists where a neighbour was put last.
-    merged: (N + 1,) indptr of the merged lists, known up to node `first`.
+    last_seen: (N,) last position of each neighbor in the merged lists.
+    merged: (N + 1,) indptr of the merged lists, filled up to node `first`.
     """
     base = merged[first]
     for v in range(ends.size):

@@ -1,4 +1,4 @@
-"""The method `ldg`: linear deterministic greedy, restreamed over neighbour lists on disk.
+"""The method `ldg`: linear deterministic greedy, restreamed over neighbor lists on disk.
 
 Stanton and Kliot, "Streaming graph partitioning for large distributed graphs", KDD 2012; restreaming: Nishimura and
 Ugander, "Restreaming graph partitioning", KDD 2013.
@@ -23,18 +23,18 @@ from sar.partition.assign.task import (
 
 PASSES = 10
 CONVERGED = 0.001
-"""Share of the nodes: passes end when fewer change their part."""
+"""Passes end when a smaller fraction of nodes changes its part."""
 
 
 def ldg(task: AssignmentTask) -> Array:
-    """Give each node the part with most of its neighbours, weighted by the capacity that is left, again and again.
+    """Repeatedly assign each node to the part with most of its neighbors, weighted by the free capacity.
 
-    In order of their IDs, node v goes to the part p that maximises |neighbours of v in p| (1 - load of p / capacity).
-    A neighbour counts for its part of this pass, else for that of the pass before; loads start anew in every
-    pass. Ties go to the emptier part, then by a hash of the seed. With several balances, load / capacity is the
-    greatest of them. Ten passes, or fewer if hardly a node moves any more.
+    In order of IDs, node v goes to the part p that maximises |neighbors of v in p| (1 - load of p / capacity).
+    A neighbor counts for its part in this pass, or else in the previous pass; loads are reset in every
+    pass. Ties go to the emptier part, then by a hash of the seed. With several weights, load / capacity is the
+    maximum over weights. At most ten passes; stops early when few nodes move.
 
-    Memory: about 24 bytes a node, 4 more for each weight, and 20 MB. Disk: as `ExternalCsr`.
+    Memory: about 24 bytes per node, 4 more for each weight, and 20 MB. Disk: as `ExternalCsr`.
     """
     return rebalance(task, greedy_parts(lists_on_disk(task), task.relative_weights(), task))
 
@@ -59,7 +59,7 @@ def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Arra
 def _greedy_pass(
     window: Window, constraints: Constraints, loads: Array, part_of: Array, tally: Tally, seed: int
 ) -> int:
-    """Put the nodes of a window; how many come to another part than before."""
+    """Assign the nodes of a window; return how many change their part."""
     sums, labels = tally
     moved = 0
     for v in range(window.first, window.first + window.bounds.size - 1):

@@ -1,8 +1,8 @@
-"""METIS (Karypis and Kumar, 1998) on neighbour lists from disk, for graphs that are small enough or made so.
+"""METIS (Karypis and Kumar, 1998) on neighbor lists from disk, for small or contracted graphs.
 
-The package `pymetis` brings the library. Its `part_graph` balances one weight: of an (N, K) array it takes the first N
-numbers, without a word (measured with 2025.2.2). With the mean of K weights instead, a graph of two node types that
-hardly touch is cut twice as often. So METIS's own function (manual 5.1.0, section 5.7) is called, which balances K.
+The package `pymetis` contains the library. Its `part_graph` only balances one weight: of an (N, K) array it silently
+uses the first N numbers (version 2025.2.2). With the mean of K weights, the cut of a graph with two weakly connected
+node types is twice as large. So we call METIS's C function (manual 5.1.0, section 5.7), which balances K weights.
 """
 
 import ctypes
@@ -31,30 +31,30 @@ METIS_INTEGER: Any = pymetis.zero_copy_dtype()  # the integers of the installed 
 _NUM_OPTIONS = 40  # METIS_NOPTIONS
 _OK = 1  # METIS_OK
 MOST = 2**30
-"""Greatest sum of integer weights; METIS may add them up in 32 bits."""
+"""Maximum sum of integer weights, because METIS may sum them in 32 bits."""
 WHOLE = 1 / 32
 """Components of at most this share of a part are not divided."""
 
 
 class AdjacencyLists(NamedTuple):
-    """A symmetric graph without self-loops and parallel edges, on which METIS would write beyond its buffers."""
+    """A symmetric graph without self-loops and parallel edges, which would make METIS overflow its buffers."""
 
-    indptr: Array  # (N + 1,) `METIS_INTEGER`, as are the others; node v has neighbours[indptr[v] : indptr[v + 1]]
+    indptr: Array  # (N + 1,); node v has neighbours[indptr[v] : indptr[v + 1]]; all arrays are `METIS_INTEGER`
     neighbours: Array  # (E,)
-    weights: Array | None = None  # (E,) from 1 on; None if all are 1
+    weights: Array | None = None  # (E,) at least 1; None if all are 1
 
 
 def metis_parts(
     lists: AdjacencyLists, node_weights: Array, num_parts: int, *, imbalance: float, seed: int, trials: int = 1
 ) -> Array:
-    """The part of every node, (N,) `METIS_INTEGER`: parts with few edges between them and about equal sums of weights.
+    """Return the part of every node, (N,) `METIS_INTEGER`, with few edges between parts and balanced sums of weights.
 
     Args:
         lists: N nodes and at least one edge.
-        node_weights: (N, K) integers from 0 on.
+        node_weights: (N, K) non-negative integers.
         num_parts: at least 2.
-        imbalance: how much larger than the mean a part may be, by each weight; 0.05 is 5 %.
-        trials: of which the one with the smallest cut counts.
+        imbalance: allowed excess over the mean, by each weight; 0.05 is 5 %.
+        trials: number of trials; the one with the smallest cut is returned.
     """
 
     def number(value: int) -> Any:
@@ -81,7 +81,7 @@ def metis_parts(
         None,  # shares of the parts: equal
         np.full(num_weights, 1 + imbalance, np.float32).ctypes,
         options.ctypes,
-        number(0),  # becomes the cut
+        number(0),  # output: the cut
         part_of.ctypes,
     )
     if status != _OK:
@@ -90,11 +90,11 @@ def metis_parts(
 
 
 def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries: int, trials: int = 1) -> Array:
-    """The part of each node by METIS, (N,) int32.
+    """Partition with METIS; return the part of each node, (N,) int32.
 
-    `weights`, (N, K), are in units of the capacity of a part. METIS is given about `most_entries` if there are more. Of
-    several trials the best counts. Small components and nodes without edges are dealt out last, whole: METIS takes
-    time quadratic in their number.
+    `weights`, (N, K), are in units of the capacity of a part. Larger graphs are sampled down to about `most_entries`
+    entries. The best of several trials is used. Small components and isolated nodes are assigned last, as a whole,
+    because METIS takes time quadratic in their number.
     """
     unit = 1.0
     if csr.num_entries > most_entries:
@@ -106,7 +106,7 @@ def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries:
     excess = _sums(weights, component) - WHOLE * part_means(weights[connected], task.num_parts)
     divided = (excess.max(axis=1) > 0)[component] & connected
     component[divided] = np.flatnonzero(divided)
-    if np.count_nonzero(divided) <= task.num_parts:  # METIS takes no such graph
+    if np.count_nonzero(divided) <= task.num_parts:  # METIS does not support such graphs
         divided[:] = False
     part_of, loads = np.zeros(csr.num_nodes, np.int32), np.zeros((task.num_parts, weights.shape[1]))
     if divided.any():
@@ -129,13 +129,13 @@ def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries:
 
 
 def _sums(weights: Array, component: Array) -> Array:
-    """The weights of each component, (N, K), at the number of its first node."""
+    """The weights of each component, (N, K), at the index of its first node."""
     return np.stack([np.bincount(component, weight, len(component)) for weight in weights.T], axis=1)
 
 
 @compiled
 def _join_neighbours(indptr: Array, neighbours: Array, component: Array) -> None:
-    """Set the component of each node, (N,), which is its own number before, to the first node of it."""
+    """Set the component of each node, (N,), from its own index to the first node of the component."""
     for v in range(component.size):
         for e in range(indptr[v], indptr[v + 1]):
             one, other = root(component, v), root(component, neighbours[e])
@@ -144,7 +144,7 @@ def _join_neighbours(indptr: Array, neighbours: Array, component: Array) -> None
 
 
 def _sublists(lists: AdjacencyLists, nodes: Array) -> AdjacencyLists:
-    """The lists of some nodes, (N,) bool, which have all their neighbours among them."""
+    """The lists of some nodes, (N,) bool, whose neighbors are all among these nodes."""
     degrees, place = np.diff(lists.indptr), (np.cumsum(nodes) - 1).astype(METIS_INTEGER)
     entries = np.repeat(nodes, degrees)
     indptr = np.concatenate([[0], np.cumsum(degrees[nodes])], dtype=METIS_INTEGER)
@@ -153,9 +153,9 @@ def _sublists(lists: AdjacencyLists, nodes: Array) -> AdjacencyLists:
 
 
 def _adjacency_lists(csr: ExternalCsr, unit: float, seed: int) -> AdjacencyLists:
-    """Load lists, weights in units of `unit` and rounded at random, so that the cut of any parts is right on average.
+    """Load lists with weights in units of `unit`, rounded at random so that the expected cut of any parts is right.
 
-    Both directions of an edge are rounded alike, and dropped if nothing is left. Parallel edges are merged.
+    Both directions of an edge are rounded in the same way, and dropped if they are 0. Parallel edges are merged.
     """
     indptr = np.zeros(csr.num_nodes + 1, METIS_INTEGER)
     entries = [np.empty((2, 0), METIS_INTEGER)]  # neighbours and weights
@@ -172,9 +172,9 @@ def _adjacency_lists(csr: ExternalCsr, unit: float, seed: int) -> AdjacencyLists
 
 @compiled
 def _round_weights(window: Window, unit: float, seed: int, rounded: Array, indptr: Array) -> None:
-    """Round the weights of a window to whole units, up or down by chance, alike for both directions.
+    """Randomly round the weights of a window up or down to whole units, equally for both directions.
 
-    Set indptr[v + 1] to the number of entries of node v that are left.
+    Sets indptr[v + 1] to the number of remaining entries of node v.
     """
     for v in range(window.first, window.first + window.bounds.size - 1):
         begin, end = list_of(window, v)
@@ -189,7 +189,7 @@ def _round_weights(window: Window, unit: float, seed: int, rounded: Array, indpt
 
 @compiled
 def _merge_parallel(indptr: Array, neighbours: Array, weights: Array) -> int:
-    """Sort lists whose weights are 1 and merge equal neighbours, in place; how many are left."""
+    """Sort lists whose weights are 1 and merge equal neighbors, in place; return how many remain."""
     at, start = 0, indptr[0]
     for v in range(indptr.size - 1):
         end, last = indptr[v + 1], -1

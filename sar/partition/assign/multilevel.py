@@ -1,14 +1,14 @@
-"""The method `multilevel`: label propagation with limited sizes, over neighbour lists on disk, and METIS.
+"""The method `multilevel`: size-constrained label propagation over neighbor lists on disk, and METIS.
 
 Meyerhenke, Sanders and Schulz, "Partitioning complex networks via size-constrained clustering", SEA 2014;
 semi-external (arrays over nodes in memory): Akhremtsev, Sanders and Schulz, "(Semi-)external algorithms for graph
 partitioning and clustering", ALENEX 2015.
 
-[Note: slices] A pass looks at windows of the graph, one after the other. Threads share a window by slices, whose number
-depends on the graph alone. The nodes of a slice choose one after the other; they know what those before them in the
-slice have chosen, and of all other nodes the choices at the beginning of the window. Then the choices of the whole
-window come true in the order of the nodes, if they still fit in. So the result depends neither on the number of threads
-nor on time. A node is looked at again only if a neighbour has moved since, or if it did not fit in.
+[Note: slices] A pass processes windows of the graph in order. Threads share a window by slices, whose number
+only depends on the graph. The nodes of a slice choose in order. They see the choices of earlier nodes in their
+slice, and the choices of all other nodes at the beginning of the window. Then the choices of the whole window are
+applied in order of nodes, if they still fit. So the result does not depend on the number of threads or on timing. A
+node is only visited again if a neighbor has moved since, or if it did not fit.
 """
 
 from collections.abc import Callable
@@ -39,26 +39,26 @@ from sar.partition.assign.task import (
 )
 
 COARSE_ENTRIES = 1 << 20
-"""Neighbours that METIS is given at most, unless memory is short."""
+"""Maximum number of entries for METIS, unless memory is short."""
 ENTRY_BYTES = 64
-"""Memory that METIS takes for one of them, at most."""
+"""Maximum memory of METIS per entry."""
 CLUSTERS = 1 / 32, 1 / 2048
-"""Largest share of a part's limit for a cluster; the second one if large clusters leave METIS too little."""
+"""Maximum size of a cluster relative to a part's limit; the second if large clusters leave METIS too few entries."""
 TOO_LITTLE = 1 / 4
-"""The share of METIS's limit of neighbours that is used if the first clusters have most edges within them."""
+"""Fraction of METIS's entries below which the clusters are considered too large."""
 SHRINKS = 0.9
-"""Clusters are contracted if there are at most so many for each node."""
+"""Clusters are contracted if there are at most this many per node."""
 WINDOWS = 64
-"""In which a graph is looked at, at least."""
+"""Minimum number of windows of a graph."""
 SLICES = 4
-"""Of a window of a large graph, which threads look at."""
+"""Slices in a window of a large graph, for threads."""
 CLUSTER_PASSES = 3
 REFINE_PASSES = 8
 TRIALS = 4
-"""Of METIS on a graph of clusters, of which the best counts."""
+"""Trials of METIS on a graph of clusters; the best is used."""
 
 Report = Callable[[float], None]
-"""Called with the share that is done."""
+"""Called with the completed fraction."""
 
 
 class Level(NamedTuple):
@@ -71,23 +71,23 @@ class Level(NamedTuple):
 class Nodes(NamedTuple):
     """State of the nodes between passes, (N,) each."""
 
-    label: Array  # the group that a node is in
-    wanted: Array  # the one that it is to go to
-    changing: Array  # whether its neighbours' groups have changed since it was looked at
+    label: Array  # the current group
+    wanted: Array  # the chosen group
+    changing: Array  # whether groups of neighbors have changed since the last visit
 
 
 def multilevel(task: AssignmentTask) -> Array:
-    """Contract clusters until METIS takes little memory, and take its parts back to the nodes, refining them.
+    """Contract clusters until METIS takes little memory, then project its parts back and refine them.
 
-    Clusters come from label propagation with limited sizes. The coarsest graph is divided by METIS; if clusters do
-    not get it small enough, by METIS on edges drawn at random. On every level label propagation between the parts,
-    within their capacities, lowers the cut.
+    Clusters come from size-constrained label propagation. METIS partitions the coarsest graph, on randomly
+    sampled edges if the graph is still too large. On every level, label propagation between the parts,
+    within their capacities, reduces the cut.
 
-    Memory: about 100 bytes a node, 16 more for each weight, and 100 MB. Disk: as `ExternalCsr`, for each level.
+    Memory: about 100 bytes per node, 16 more for each weight, and 100 MB. Disk: as `ExternalCsr`, for each level.
     """
     finest = Level(lists_on_disk(task), task.relative_weights())
     if task.num_parts == 1 or finest.csr.num_nodes <= task.num_parts or finest.csr.num_entries == 0:
-        # METIS takes no such graph.
+        # METIS does not support such graphs.
         return rebalance(task, greedy_parts(finest.csr, finest.weights, task))
     levels = [finest]
     clusters: list[Array] = []
@@ -110,7 +110,7 @@ def multilevel(task: AssignmentTask) -> Array:
 
 
 def _coarser(levels: list[Level], task: AssignmentTask, entries: int) -> tuple[Array, Level] | None:
-    """The cluster of each node of the last level, and their graph; None if there are too many or too few."""
+    """Cluster the last level; return clusters and their graph, or None if there are too many or too few."""
     level, number = levels[-1], len(levels)
     found = None
     for i, limit in enumerate(CLUSTERS if number == 1 else CLUSTERS[:1]):
@@ -131,14 +131,13 @@ def _coarser(levels: list[Level], task: AssignmentTask, entries: int) -> tuple[A
 def cluster(
     csr: ExternalCsr, weights: Array, limit: float, passes: int, seed: int, progress: Report
 ) -> tuple[Array, int]:
-    """Clusters of nodes that have most of their edges among themselves.
+    """Cluster nodes that have most of their edges among themselves; return clusters, (N,), and their number.
 
-    Every node starts as a cluster of its own; in each pass, in order of their IDs, a node goes to the cluster that it
-    has most edges with, among those that it fits into. Then nodes that are still alone join others for which the same
-    cluster would be the best, or which have no neighbours like them; so stars shrink too.
+    Every node starts as its own cluster. In each pass, in order of IDs, a node moves to the cluster to which it has
+    most edges, if it fits. Then single nodes join other single nodes whose best cluster is the same, or which also
+    have no neighbors; this also contracts stars.
 
-    A cluster may have `limit` of each of the nodes' weights, (N, K). There are at most `passes`; the seed decides ties.
-    Returned are the cluster of every node, (N,), and how many clusters there are.
+    `limit` bounds each weight, (N, K), of a cluster. There are at most `passes` passes; the seed breaks ties.
     """
     label = np.arange(csr.num_nodes, dtype=csr.node_dtype)
     constraints, loads = within_capacity(weights, limit), weights.copy()
@@ -148,7 +147,7 @@ def cluster(
     waiting = np.full(csr.num_nodes + 1, -1, csr.node_dtype)
     for window in csr.windows():
         _join_alike(window, constraints, loads, label, tally, alone, waiting)
-    number = np.zeros_like(label)  # of each label that is left: consecutive ones
+    number = np.zeros_like(label)  # consecutive numbers of the remaining labels
     number[label] = 1
     np.cumsum(number, out=number)
     return number[label] - 1, int(number[-1])
@@ -157,9 +156,9 @@ def cluster(
 def refine(
     csr: ExternalCsr, weights: Array, part_of: Array, num_parts: int, passes: int, seed: int, progress: Report
 ) -> None:
-    """Move nodes, in place, to the part that they have most edges with, if they fit in; out of parts too full.
+    """Move nodes, in place, to the part to which they have most edges, if they fit, and out of parts that are too full.
 
-    Weights, (N, K), are in units of the capacity of a part. There are at most `passes`; the seed decides ties.
+    Weights, (N, K), are in units of the capacity of a part. There are at most `passes` passes; the seed breaks ties.
     """
     constraints = within_capacity(weights)
     loads = part_loads(part_of, num_parts, constraints)
@@ -169,7 +168,7 @@ def refine(
 def _passes(
     choose: Any, csr: ExternalCsr, constraints: Constraints, loads: Array, label: Array, seeds: range, progress: Report
 ) -> None:
-    """Let nodes change their labels, (N,), in place, as `choose` tells, until hardly one does: [Note: slices]."""
+    """Update labels, (N,), in place with `choose` until few nodes change: [Note: slices]."""
     nodes = Nodes(label, label.copy(), np.ones(len(label), np.bool_))
     tallies = [_tally(csr, label, loads) for _ in range(min(torch.get_num_threads(), SLICES))]
     entries = min(WINDOW, csr.num_entries // WINDOWS)
@@ -187,7 +186,7 @@ def _passes(
 
 
 def _tally(csr: ExternalCsr, label: Array, loads: Array) -> Tally:
-    """For labels of as many groups as there are loads."""
+    """An empty tally with one label per load."""
     return Tally(np.zeros(len(loads), loads.dtype), np.empty(min(len(loads), csr.max_degree) + 1, label.dtype))
 
 
@@ -219,7 +218,7 @@ def _choose_clusters(
 def _choose_parts(
     first: int, last: int, tally: Tally, window: Window, constraints: Constraints, loads: Array, nodes: Nodes, seed: int
 ) -> None:
-    """Let the nodes of a slice, `first` to `last` - 1, choose their parts, as if no others moved meanwhile."""
+    """Let the nodes of a slice, `first` to `last` - 1, choose their parts, as if other slices did not move."""
     sums, labels = tally
     part_of, wanted, changing = nodes
     loads = loads.copy()
@@ -249,7 +248,7 @@ def _choose_parts(
 
 @compiled
 def _settle(window: Window, constraints: Constraints, loads: Array, nodes: Nodes) -> int:
-    """Give the nodes of a window the labels that they want, if they fit in; returns how many moved."""
+    """Apply the chosen labels of a window's nodes if they fit; return how many nodes moved."""
     label, wanted, changing = nodes
     moved = 0
     changing[window.first : window.first + window.bounds.size - 1] = False
@@ -274,10 +273,10 @@ def _settle(window: Window, constraints: Constraints, loads: Array, nodes: Nodes
 def _join_alike(
     window: Window, constraints: Constraints, loads: Array, label: Array, tally: Tally, alone: Array, waiting: Array
 ) -> None:
-    """Put nodes of a window that are alone with others like them.
+    """Join single nodes of a window that prefer the same cluster.
 
-    waiting: (N + 1,), the cluster that is open for nodes which would best be in each cluster but do not fit in; the
-        last for nodes without edges; -1: none yet.
+    waiting: (N + 1,), by preferred cluster, the open cluster for nodes that do not fit there; the last entry is for
+        nodes without edges; -1: none yet.
     """
     sums, labels = tally
     for v in range(window.first, window.first + window.bounds.size - 1):

@@ -1,4 +1,4 @@
-"""The method `random`: nodes at random, in equal numbers."""
+"""The method `random`: random parts of equal size."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ from sar.partition.assign.task import AssignmentTask, compiled, part_means
 
 
 def random(task: AssignmentTask) -> Array:
-    """Assign nodes at random; parts differ by one node at most.
+    """Assign nodes at random; part sizes differ by at most one.
 
-    Nodes in random order are assigned in rounds, one to each part. If there are weights, nodes of like weights are
-    next to each other in that order, and a round gives its heaviest node to the part that holds least; so every weight
-    is spread as evenly as its largest values allow. Only if that breaks a constraint, nodes are moved (`move_nodes`).
+    Each round assigns one node of a random order to every part. With weights, nodes of similar weights are
+    adjacent in this order, and a round assigns its heaviest node to the least loaded part. This spreads every weight
+    as evenly as its largest values allow. If a constraint is still violated, nodes are moved (`move_nodes`).
     Edges are not read.
     """
     num_nodes, num_parts = task.graph.total_nodes, task.num_parts
@@ -22,7 +22,7 @@ def random(task: AssignmentTask) -> Array:
     part_of = np.empty(num_nodes, np.int32)
     if weights.shape[1]:
         kinds = np.argsort([len(np.unique(weight)) for weight in weights.T], kind="stable")
-        # The last key counts first: the weight with the fewest values, such as a mask, makes the coarsest groups.
+        # The last key is the primary one: the weight with the fewest values, such as a mask, forms the coarsest groups.
         order = order[np.lexsort([-weights[order, kind] for kind in kinds[::-1]])]
         _assign_rounds(order, weights / np.maximum(part_means(weights, num_parts), 1e-30), num_parts, part_of)
     else:
@@ -33,7 +33,7 @@ def random(task: AssignmentTask) -> Array:
 
 @compiled
 def _assign_rounds(order: Array, weights: Array, num_parts: int, part_of: Array) -> None:
-    """Give each part one of every `num_parts` nodes, the heaviest to the part that holds least in all weights."""
+    """Assign one of every `num_parts` nodes to each part, the heaviest to the least loaded part."""
     held = np.zeros(num_parts)
     for start in range(0, len(order), num_parts):
         nodes = order[start : start + num_parts]

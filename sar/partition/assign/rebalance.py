@@ -1,4 +1,4 @@
-"""The last step of a method: nodes move until all parts are within the limits of the task."""
+"""The last step of a method: moves nodes until all parts are within the limits of the task."""
 
 import numpy as np
 
@@ -18,14 +18,14 @@ from sar.partition.graph_source import index_dtype
 _PASSES = 20
 _SMALLEST_GAIN = 1e-12
 _CANDIDATES = 64
-"""Nodes that are looked at for one that is to change places."""
+"""Exchange candidates considered for each node."""
 
 
 def rebalance(task: AssignmentTask, part_of: Array) -> Array:
-    """Parts that keep to the task's limits if possible: `move_nodes`, with one more pass over the edges.
+    """Return parts within the task's limits if possible: `move_nodes`, with one more pass over the edges.
 
-    The pass, made only if a part is too large, tells how many edges each node has within its part, so that nodes move
-    which cut few edges by that. `part_of`, (N,), is not changed; it is returned if nothing is too large.
+    If a part is too large, the pass counts the edges of each node within its part, to move nodes that add few cut
+    edges. `part_of`, (N,), is not changed; it is returned if no part is too large.
     """
     constraints = task.constraints()
     if (part_loads(part_of, task.num_parts, constraints) <= constraints.limits).all():
@@ -37,13 +37,13 @@ def rebalance(task: AssignmentTask, part_of: Array) -> Array:
 
 
 def move_nodes(task: AssignmentTask, part_of: Array, attachment: Array | None = None) -> Array:
-    """Move nodes out of parts that hold too much, until every constraint holds or nothing helps any more.
+    """Move nodes out of overloaded parts until every constraint holds or no move helps.
 
-    A node moves if it lowers the excess: the sum, over parts and constraints, of the load above the limit relative to
-    the limit. Few nodes move: the heaviest first, but none heavier than the excess; or, if `attachment`, (N,), says how
-    much nodes lose by moving, those that lose least for the load they take away. If no single move helps, nodes change
-    places. A limit that cannot be kept, for instance because one node alone is too heavy, is logged as a warning.
-    `part_of`, (N,), is not changed; it is returned if nothing is too large.
+    A move must lower the excess, which is the sum, over parts and constraints, of the load above the limit relative to
+    the limit. To move few nodes, the heaviest move first, but none heavier than the excess; with `attachment`, (N,),
+    the cost of moving each node, those with the least cost per load move first. If no single move helps, nodes are
+    exchanged. A warning is logged for limits that cannot be met, for example because of one heavy node.
+    `part_of`, (N,), is not changed; it is returned if no part is too large.
     """
     constraints = task.constraints()
     loads = part_loads(part_of, task.num_parts, constraints)
@@ -84,7 +84,7 @@ def _who_moves_first(
     rng: np.random.Generator,
     careful: bool,
 ) -> Array:
-    """Nodes of too large parts that would relieve them, in the order in which to try them."""
+    """Nodes whose removal relieves overloaded parts, in the order in which to try them."""
     over = loads > constraints.limits
     nodes = rng.permutation(np.flatnonzero(np.logical_or.reduce(over, axis=1)[part_of]))
     relief = np.zeros(len(nodes))
@@ -108,7 +108,7 @@ def _count_within(src: Array, dst: Array, part_of: Array, within: Array) -> None
 
 @compiled
 def _relieve(order: Array, part_of: Array, constraints: Constraints, loads: Array, careful: bool) -> int:
-    """Move nodes to the parts that lower the excess most, if `careful` none heavier than it; returns how many."""
+    """Move nodes to the parts that lower the excess most; `careful` skips nodes heavier than it. Return how many."""
     num_moved = 0
     for node in order:
         here = part_of[node]
@@ -137,7 +137,7 @@ def _move(node: int, there: int, part_of: Array, constraints: Constraints, loads
 
 @compiled
 def _best_place(node: int, here: int, constraints: Constraints, loads: Array) -> tuple[int, float]:
-    """The part to which a node adds the least excess, or else that keeps most capacity free, and the added excess."""
+    """The part to which a node adds the least excess (ties: most free capacity), and the added excess."""
     place, least, lowest = -1, np.inf, np.inf
     for part in range(len(loads)):
         if part == here:
@@ -161,7 +161,7 @@ def _excess(load: float, limit: float) -> float:
 
 @compiled
 def _exchange(order: Array, partners: Array, part_of: Array, constraints: Constraints, loads: Array) -> int:
-    """Let nodes of too large parts change places with others, of which `_CANDIDATES` are looked at for each of them."""
+    """Exchange nodes of overloaded parts with other nodes, considering `_CANDIDATES` for each."""
     num_changes, position = 0, 0
     for node in order:
         here = part_of[node]
@@ -181,7 +181,7 @@ def _exchange(order: Array, partners: Array, part_of: Array, constraints: Constr
 
 @compiled
 def _change_of_excess(node: int, partner: int, part_of: Array, constraints: Constraints, loads: Array) -> float:
-    """The change of the excess if two nodes change places."""
+    """The change of the excess if two nodes are exchanged."""
     change = 0.0
     for k in range(constraints.limits.size):
         limit = constraints.limits[k]

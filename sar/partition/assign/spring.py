@@ -1,4 +1,4 @@
-"""The method `spring`: streaming clustering, merging along richest neighbours, list scheduling."""
+"""The method `spring`: streaming clustering, merging along richest neighbors, list scheduling."""
 
 import heapq
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from sar.partition.assign.task import AssignmentTask, compiled, edge_chunks, fol
 from sar.partition.graph_source import index_dtype
 
 NONE = -1
-"""The cluster of a node before its first edge; the richest neighbour of a node without edges."""
+"""The cluster of a node before its first edge; the richest neighbor of a node without edges."""
 _ROUND_OFF = 1e-9  # relative, of sums of weights
 
 
@@ -19,50 +19,50 @@ class Neighbours(NamedTuple):
     """The criteria for representatives, (N,) each."""
 
     degree: Array
-    richest: Array  # the neighbour of each node with the largest degree, or `NONE`
+    richest: Array  # each node's neighbor with the largest degree, or `NONE`
     lot: Array  # a random order of nodes
 
 
 class Merging(NamedTuple):
-    """K clusters of nodes, as they are merged."""
+    """The state of merging K clusters."""
 
     of_node: Array  # (N,), the cluster of each node, before merging
     into: Array  # (K,), a forest: the cluster into which each has been merged, or itself
-    weights: Array  # (K, 1 + C), of the nodes together, their number first, which is 0 after merging into another
-    representative: Array  # (K,), the node that leads to a cluster to merge with; `NONE` if there is none
+    weights: Array  # (K, 1 + C), number of nodes (0 after merging into another cluster) and sums of their weights
+    representative: Array  # (K,), the node whose richest neighbor is in the cluster to merge with; `NONE` if none
 
 
 def spring(task: AssignmentTask) -> Array:
     """SPRING (Huang et al., "SDT-GNN: streaming-based distributed training framework for GNNs", algorithm 1).
 
-    1. *Clustering* (Hollocou et al., 2017): of an edge whose ends are in two clusters, neither of which has a volume
-       (sum of degrees) above tau, the end in the smaller volume moves to the other's cluster. Each node notes its
-       richest neighbour, the one with the largest degree.
-    2. *Merging*: from the smallest cluster on, a cluster joins that of the richest neighbour of its representative, the
-       node with the richest such neighbour, if the two have at most beta N / P nodes together.
+    1. *Clustering* (Hollocou et al., 2017): if the ends of an edge are in two clusters whose volumes (sums of degrees)
+       are at most tau, the end in the smaller cluster moves to the other cluster. Each node records its richest
+       neighbor, the one with the largest degree.
+    2. *Merging*: from the smallest cluster on, a cluster joins that of the richest neighbor of its representative, the
+       node with the richest such neighbor, if the two have at most beta N / P nodes together.
     3. *Assignment*: clusters go, the largest first, to the part with the smallest load.
 
     Two passes over the edges, one for the degrees; O(N) memory, O(E + N log N) time. beta is 1 + `task.imbalance`.
 
-    The paper leaves open or says in two ways:
+    Where the paper is ambiguous:
 
-    - tau is not given. Here it is `task.volume_bound` times the mean volume of a part, by default half of it, so that a
-      part is made of two clusters or more and list scheduling has something to balance. Smaller values hardly change
-      the cut; larger ones cost balance.
-    - The pseudo code sorts clusters once before merging (line 21); the text puts a merged cluster at the rank of its
-      new size, with the better of the two representatives. As in the text: it goes before clusters of equal size, and
-      is looked at again even if it had been passed before.
-    - The pseudo code takes the first of equally rich representatives, a footnote a random one: a random one, drawn by
-      `task.seed`, and so are the orders of clusters of equal size. Of equally rich neighbours the first in the stream
-      stays (lines 16, 17).
+    - tau is not given. We use `task.volume_bound` times the mean volume of a part, by default half of it. A part then
+      consists of at least two clusters, which list scheduling can balance. Smaller values hardly change
+      the cut; larger values reduce balance.
+    - The pseudo code sorts clusters once before merging (line 21). The text inserts a merged cluster at the rank of its
+      new size, with the better of the two representatives. We follow the text: the merged cluster precedes clusters of
+      equal size, and is visited again even if it was visited before.
+    - Among equally rich representatives, the pseudo code takes the first, a footnote a random one. We draw one by
+      `task.seed`, as well as the order of clusters of equal size. Among equally rich neighbors, the first in the stream
+      is kept (lines 16, 17).
     - Volumes and sizes equal to their thresholds are allowed, as in lines 9 and 24; the text says "smaller".
-    - Nodes without edges, which algorithm 1 does not see, are clusters of their own.
-    - Self-loops say nothing about the place of a node, and are skipped.
+    - Nodes without edges, which algorithm 1 ignores, are separate clusters.
+    - Self-loops carry no information and are skipped.
     - Directed edges count at both ends: the degree is in-degree plus out-degree.
 
-    Weights of the task are not in the paper: a merged cluster must not exceed beta times the mean of any of them, a
-    part is as full as its largest load relative to the mean, and `rebalance` has the last word. Without weights the
-    result is the paper's, unless it leaves a part above beta N / P.
+    The paper has no weights. With weights, a merged cluster must not exceed beta times the mean of any weight, the load
+    of a part is its largest load relative to the mean, and `rebalance` runs last. Without weights the result is
+    the paper's, unless it leaves a part above beta N / P.
     """
     weights = task.constraints().weights
     degree = np.zeros(task.graph.total_nodes, index_dtype(2 * task.graph.total_edges))
@@ -93,7 +93,7 @@ def spring(task: AssignmentTask) -> Array:
 
 
 def _cluster_nodes(task: AssignmentTask, degree: Array) -> tuple[Array, int, Array]:
-    """Lines 2 to 17: the cluster of every node, (N,); the number of clusters; the richest neighbours, (N,)."""
+    """Lines 2 to 17: the cluster of every node, (N,); the number of clusters; the richest neighbors, (N,)."""
     tau = int(degree.sum(dtype=np.int64) * task.volume_bound / task.num_parts)
     of_node = np.full(len(degree), NONE, index_dtype(len(degree)))
     volume = np.zeros(len(degree), np.int64)  # the sum of degrees of each cluster
@@ -108,7 +108,7 @@ def _cluster_nodes(task: AssignmentTask, degree: Array) -> tuple[Array, int, Arr
 
 @compiled
 def _count_degrees(src: Array, dst: Array, degree: Array) -> None:
-    """Add the edges at every node, but for self-loops."""
+    """Add the degree of every node, without self-loops."""
     for i in range(len(src)):
         if src[i] != dst[i]:
             degree[src[i]] += 1
@@ -119,7 +119,7 @@ def _count_degrees(src: Array, dst: Array, degree: Array) -> None:
 def _cluster_edges(
     src: Array, dst: Array, tau: int, degree: Array, of_node: Array, volume: Array, richest: Array, num_clusters: int
 ) -> int:
-    """Cluster a chunk of edges (Hollocou et al., 2017); the number of clusters so far."""
+    """Cluster a chunk of edges (Hollocou et al., 2017); return the number of clusters so far."""
     for i in range(len(src)):
         u, v = src[i], dst[i]
         if u == v:
@@ -144,7 +144,7 @@ def _cluster_edges(
 
 @compiled
 def _add_nodes(weights: Array, neighbours: Neighbours, merging: Merging) -> None:
-    """Tell the clusters of their nodes."""
+    """Add the nodes to their clusters' weights and representatives."""
     for node in range(len(merging.of_node)):
         one = merging.of_node[node]
         for k in range(weights.shape[1]):
@@ -154,7 +154,7 @@ def _add_nodes(weights: Array, neighbours: Neighbours, merging: Merging) -> None
 
 @compiled
 def _richer(one: int, other: int, neighbours: Neighbours) -> int:
-    """The node with the richer richest neighbour; of equals, the one that the lot falls on."""
+    """The node with the richer richest neighbor; ties are broken by `lot`."""
     degree, richest, lot = neighbours
     if other == NONE or richest[other] == NONE:
         return one
@@ -166,9 +166,9 @@ def _richer(one: int, other: int, neighbours: Neighbours) -> int:
 
 @compiled
 def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) -> None:
-    """Lines 18 to 25: merge clusters, from the smallest on; of equal sizes, the one that has reached it last.
+    """Lines 18 to 25: merge clusters, smallest first; among equal sizes, the one that reached its size last.
 
-    order: (K,), in which clusters of equal size are taken, backwards.
+    order: (K,), the reversed order of clusters of equal size.
     most: (1 + C,), the limit of a merged cluster for each weight.
     """
     size, representative = merging.weights[:, 0], merging.representative

@@ -1,9 +1,9 @@
 """The input of a partition method: edges as a stream, the limits of parts, and helpers to keep to them.
 
-A method is a function from an `AssignmentTask` to the part of every node, (N,) integers from 0 to P - 1. It reads the
-edges as a stream, as often as it likes, and holds O(nodes) memory. Equal tasks give equal assignments. A method keeps
-to the limits of `task.constraints()` as it goes (`has_capacity`, `fullness`), or puts whole clusters where least is
-(`list_schedule`). Most end with `rebalance(task, parts)`, which moves nodes if that was not enough.
+A method is a function from an `AssignmentTask` to the part of every node, (N,) integers from 0 to P - 1. It may read
+the stream of edges several times, and holds O(nodes) memory. Equal tasks give equal assignments. A method respects the
+limits of `task.constraints()` during assignment (`has_capacity`, `fullness`), or assigns clusters to the least loaded
+part (`list_schedule`). Most methods end with `rebalance(task, parts)`, which moves nodes if a limit is exceeded.
 """
 
 import heapq
@@ -22,9 +22,9 @@ from sar.tensors import splitmix
 from sar.tensors.splitmix import STEP
 
 VOLUME_BOUND = 0.5
-"""Of `spring`, unless another is asked for."""
+"""Default volume bound of `spring`."""
 FULL = 2.0
-"""The result of `fullness` for a node that does not fit in."""
+"""The result of `fullness` for a node that does not fit."""
 _SLACK = 1e-9  # relative, for round-off in sums of weights
 _ROUND_OFF = 1e-7  # of relative weights: less than one of up to five million equal nodes in a part
 
@@ -32,12 +32,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    """Compile a loop with Numba and keep its code on disk; it may call helpers from its folder."""
+    """Compile a loop with Numba and cache its code on disk. It may call helpers of this folder."""
     return compile_cached(function, nogil=True, error_model="numpy")
 
 
 class Constraints(NamedTuple):
-    """Weights of nodes, and limits of a group of them, a part or a cluster, for each of K weights."""
+    """Weights of nodes, and limits of a group of nodes (a part or a cluster), for each of K weights."""
 
     weights: Array  # (N, K) float32
     limits: Array  # (K,) float64
@@ -45,23 +45,23 @@ class Constraints(NamedTuple):
 
 @dataclass(frozen=True)
 class AssignmentTask:
-    """A request to a partition method."""
+    """The input of a partition method."""
 
-    graph: GraphSource  # `graph.chunks()` are the edges, with nodes of all types numbered type after type
+    graph: GraphSource  # `graph.chunks()` are the edges, with nodes in order of node types
     num_parts: int  # P
-    scratch: Path  # an empty directory for files that the method needs; it is removed afterwards
-    seed: int = 0  # of every random choice
-    weights: Mapping[str, Array] = field(default_factory=dict)  # to balance beside nodes: (N,) numbers from 0 on each
-    imbalance: float = 0.05  # how much larger than the mean a part may be, by nodes and by each weight: 0.05 is 5 %
+    scratch: Path  # an empty directory for the method's files; removed afterwards
+    seed: int = 0  # for all random choices
+    weights: Mapping[str, Array] = field(default_factory=dict)  # to balance in addition to nodes: (N,) numbers >= 0
+    imbalance: float = 0.05  # allowed excess over the mean, by nodes and by each weight: 0.05 is 5 %
     memory: int | None = None  # bytes that the method may add to the process; None: no limit
     progress: Progress = lambda doing, share: None
-    volume_bound: float = VOLUME_BOUND  # of `spring`: no cluster grows beyond so much of a part's mean sum of degrees
+    volume_bound: float = VOLUME_BOUND  # for `spring`: maximum volume of a cluster relative to a part's mean
 
     def constraints(self) -> Constraints:
         """Weights of nodes and limits of parts: first the number of nodes, then each of the weights.
 
-        A limit is (1 + imbalance) times the mean; if nodes or whole numbers are counted, at least the mean rounded
-        up. `ConfigError` if a weight has another length than there are nodes, or is negative or not finite.
+        A limit is (1 + imbalance) times the mean; for nodes and whole numbers, at least the mean rounded
+        up. `ConfigError` if a weight does not have one number per node, or is negative or not finite.
         """
         num_nodes = self.graph.total_nodes
         if self.num_parts < 1:
@@ -73,7 +73,7 @@ class AssignmentTask:
                 f"imbalance is {self.imbalance}; expected a number from 0 on: 0.05 is 5 % above the mean."
             )
         weights = np.ones((num_nodes, 1 + len(self.weights)), np.float32)
-        whole = [True]  # whether only whole numbers are added up
+        whole = [True]  # whether weights are whole numbers
         for column, (name, given) in enumerate(self.weights.items(), start=1):
             weight = np.asarray(given)
             if weight.shape != (num_nodes,):
@@ -107,12 +107,12 @@ def part_means(weights: Array, num_parts: int) -> Array:
 
 
 def within_capacity(weights: Array, share: float = 1.0) -> Constraints:
-    """A group may hold this share of a part's limit, by relative weights, (N, K)."""
+    """Constraints that allow a group this fraction of a part's limit, by relative weights, (N, K)."""
     return Constraints(weights, np.full(weights.shape[1], share))
 
 
 def part_loads(part_of: Array, num_parts: int, constraints: Constraints) -> Array:
-    """The loads of the parts, (P, K) float64; `ConfigError` if there is a part below 0 or above P - 1."""
+    """The loads of the parts, (P, K) float64; `ConfigError` for parts below 0 or above P - 1."""
     check_parts(part_of, len(constraints.weights), num_parts, "the assignment")
     loads = np.zeros((num_parts, len(constraints.limits)))
     _add_up(part_of, constraints, loads)
@@ -120,10 +120,10 @@ def part_loads(part_of: Array, num_parts: int, constraints: Constraints) -> Arra
 
 
 def list_schedule(weights: Array, means: Array, loads: Array) -> Array:
-    """Give items one after the other to the part with the smallest load (Graham, 1969): the part of each, (M,) int32.
+    """Assign items in order to the part with the smallest load (Graham, 1969); return the part of each, (M,) int32.
 
-    A part's load is the largest of its `loads`, (P, K), to which items are added, relative to `means`, (K,); of equals,
-    the first part. `weights`, (M, K), are those of the items.
+    A part's load is the maximum of its `loads`, (P, K), relative to `means`, (K,); ties go to the first part.
+    `weights`, (M, K), of the items are added to `loads`.
     """
     parts = np.empty(len(weights), np.int32)
     scale = np.divide(1, means, out=np.zeros_like(means), where=means > 0)
@@ -142,7 +142,7 @@ def edge_chunks(task: AssignmentTask, doing: str) -> Iterator[tuple[Array, Array
 
 @compiled
 def has_capacity(constraints: Constraints, loads: Array, node: int, group: int) -> bool:
-    """Whether a node can be added to a group, of loads (groups, K), without breaking a limit."""
+    """Whether a node can be added to a group, with loads (groups, K), without exceeding a limit."""
     for k in range(constraints.limits.size):
         if loads[group, k] + constraints.weights[node, k] > constraints.limits[k]:
             return False
@@ -158,7 +158,7 @@ def add_load(constraints: Constraints, loads: Array, node: int, group: int, sign
 
 @compiled
 def fullness(constraints: Constraints, loads: Array, node: int, part: int) -> float:
-    """The greatest load of a part, 0 to 1, by relative weights; `FULL` if the node does not fit in."""
+    """The maximum load of a part, 0 to 1, by relative weights; `FULL` if the node does not fit."""
     fullest: float = 0.0
     for k in range(constraints.limits.size):
         weight = constraints.weights[node, k]
@@ -170,7 +170,7 @@ def fullness(constraints: Constraints, loads: Array, node: int, part: int) -> fl
 
 @compiled
 def emptiest(constraints: Constraints, loads: Array, node: int, seed: int) -> int:
-    """The part with most capacity left, by relative weights; if a node fits in nowhere, the least full one."""
+    """The part with the most free capacity, by relative weights; if no part has space, the least full part."""
     best, best_fill = 0, np.inf
     for part in range(loads.shape[0]):
         fill = fullness(constraints, loads, node, part)
@@ -184,7 +184,7 @@ def emptiest(constraints: Constraints, loads: Array, node: int, seed: int) -> in
 
 @compiled
 def root(into: Array, one: int) -> int:
-    """The cluster that a cluster has been merged into; halves the path there."""
+    """The cluster that a cluster has been merged into, with path halving."""
     while into[one] != one:
         into[one] = into[into[one]]
         one = into[one]
@@ -193,7 +193,7 @@ def root(into: Array, one: int) -> int:
 
 @compiled
 def follow(into: Array) -> None:
-    """Let every cluster point at the one that it has ended in."""
+    """Let every cluster point to its final cluster."""
     for one in range(len(into)):
         into[one] = root(into, one)
 

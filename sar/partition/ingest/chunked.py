@@ -1,4 +1,4 @@
-"""DGL's chunked graph format, read and written: a `metadata.json` with types, counts, and files of edges and fields."""
+"""Reads and writes DGL's chunked graph format: a `metadata.json` with types, counts, and files of edges and fields."""
 
 import json
 import os
@@ -31,17 +31,17 @@ _CSV = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
 
 
 def open_chunked(path: Path, how: Reading) -> GraphSource:
-    """A graph in the chunked format, by its `metadata.json`, in which paths are relative to its folder or absolute.
+    """Open a graph in the chunked format by its `metadata.json`, with paths relative to its folder or absolute.
 
-    Raises `PartitionError` if a file is missing, damaged or outside of the folder, also by a link, or entries
-    contradict each other or the files that they name.
+    Raises `PartitionError` if a file is missing, damaged or outside the folder, also through a link, or if entries
+    contradict each other or the files.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
-        raise PartitionError(f"{path} is no JSON file: {error}. Write or copy it again.") from error
+        raise PartitionError(f"{path} is not a JSON file: {error}. Write or copy it again.") from error
     if not isinstance(content, dict):
         raise PartitionError(f"{path} holds a {type(content).__name__}; expected an object with node_type and so on.")
     meta = _Metadata(path, content)
@@ -67,7 +67,7 @@ def open_chunked(path: Path, how: Reading) -> GraphSource:
 
 @dataclass(frozen=True)
 class _Metadata:
-    """The content of the JSON file; every method checks the entries that it reads."""
+    """The content of the JSON file. Every method checks the entries that it reads."""
 
     path: Path
     content: Mapping[str, Any]
@@ -84,7 +84,7 @@ class _Metadata:
         return names
 
     def counts(self, key: str, names: Sequence[str]) -> dict[str, int]:
-        """The number of nodes or edges of each type, from the numbers in its chunks, or of the type."""
+        """The number of nodes or edges of each type, from counts per chunk or per type."""
         per_chunk, per_type = self.content.get(f"{key}_per_chunk"), self.content.get(f"{key}_per_type")
         if per_chunk is None and per_type is None:
             raise self.error(f"there is neither {key}_per_chunk nor {key}_per_type; expected one of them")
@@ -101,7 +101,7 @@ class _Metadata:
         return dict(zip(names, counts, strict=True))
 
     def section(self, key: str, names: Sequence[str]) -> Mapping[str, Any]:
-        """The object under a key, whose own keys are types; empty if it is absent."""
+        """The object under a key, a dictionary by type; empty if absent."""
         found = self.content.get(key) or {}
         if not isinstance(found, dict):
             raise self.error(f"{key} is {_short(found)}; expected an object with an entry for each type")
@@ -111,7 +111,7 @@ class _Metadata:
         return found
 
     def edges(self, name: str, spec: Any, num_nodes: tuple[int, int], count: int, copy: Path) -> EdgeSource:
-        """The edges of one type, as many as the counts say."""
+        """The edges of one type, whose number must match the counts."""
         source = self._source(f"edges of '{name}'", spec or {"format": {"name": "csv"}, "data": []})
         if not source.files and count:
             raise self.error(f"there are no files for the {count} edges of '{name}'")
@@ -148,7 +148,7 @@ class _Metadata:
         if not isinstance(data, list) or not all(isinstance(file, str) for file in data):
             raise self.error(f"{what} has the data {_short(data)}; expected a list of file names")
         if columns is None and name == "parquet":
-            columns = 0, 1  # as DGL, by their place
+            columns = 0, 1  # by position, as in DGL
         files = [self.path.parent / file for file in data]
         for file in files:
             check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent))
@@ -162,19 +162,19 @@ def _short(found: Any) -> str:
 
 
 def write_chunked(graph: GraphSource | Any, folder: StrPath, *, name: str = "graph", num_chunks: int = 1) -> Path:
-    """Write a graph in the chunked format: edges as CSV, features as `.npy`.
+    """Write a graph in DGL's chunked graph format: edges as CSV, features as `.npy`.
 
     Args:
-        graph: the graph, also in memory, as `partition_graph` takes it.
-        folder: directory to make; an empty one is replaced.
-        name: of the graph, for `dgl.distributed`.
-        num_chunks: files that each list of edges and each feature is divided into.
+        graph: the graph, also in memory as for `partition_graph`.
+        folder: directory to create. It must not exist, or be empty.
+        name: name of the graph, for `dgl.distributed`. Default "graph".
+        num_chunks: number of files for each edge type and each feature. Default 1.
 
     Returns:
-        The `metadata.json`, with both spellings of the counts (`_per_chunk` and `_per_type`).
+        The path of `metadata.json`, which has both spellings of the counts (`_per_chunk` and `_per_type`).
 
     Raises:
-        ConfigError: the folder holds something, or the number of chunks is not positive.
+        ConfigError: the folder is not empty, or the number of chunks is not positive.
         PartitionError: the disk is full.
     """
     with new_directory(Path(folder)) as directory:
@@ -219,7 +219,7 @@ def write_chunks(graph: GraphSource, folder: Path, name: str, num_chunks: int) -
 
 
 def _chunks(count: int, parts: int) -> list[slice]:
-    """Parts as equal as can be."""
+    """Parts whose sizes differ by at most one."""
     return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 

@@ -1,10 +1,10 @@
-"""Clean-up of a graph before it is divided: reverse edges, duplicates, self-loops.
+"""Clean-up of a graph before partitioning: reverse edges, duplicates, self-loops.
 
-[Note: sorting on disk] Edges are told apart by sorting. A range of sources with too many edges for memory is divided
-into narrower ones: its edges go to a file for each, and each is dealt with in turn, in order. A single source with too
-many edges is divided by destinations in the same way, until only copies of one edge are left. Features travel
-with their edges, as one record, so that every file is read and written from front to back. A reverse edge has `~dst` in
-place of its destination, so that copies in the input can be told from edges that only meet their reverses.
+[Note: sorting on disk] Duplicates are found by sorting. A range of sources with too many edges for memory is divided
+into narrower ranges: its edges go to one file per range, and the files are processed in order. A single source with too
+many edges is divided by destinations in the same way, until only copies of one edge remain. An edge and its features
+are one record, so every file is read and written sequentially. A reverse edge stores `~dst` instead of `dst`, to
+distinguish copies in the input from edges that coincide with a reverse edge.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ from sar.tensors.ids import first_of_equals, pieces
 
 _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time
-_COPIES = 5  # of a record, at most, in memory at a time: as read, sorted, and for sorting
+_COPIES = 5  # maximum copies of a record in memory: as read, sorted, and for sorting
 _SRC, _DST = "src", "dst"  # fields of a record; features are numbered
 
 
@@ -38,28 +38,28 @@ def clean_up(
     self_loops: Literal["keep", "remove", "add"] = "keep",
     memory: int | None = None,
 ) -> GraphSource:
-    """Clean up the edges of a graph out of core.
+    """Add reverse edges, and remove duplicate edges or self-loops, out of core.
 
-    With `undirected` or `remove_duplicates`, edges come out sorted by source and then destination; else in their order.
-    Edge features follow their edges. The result's `notes` say how many edges were removed because an earlier one has
-    the same ends.
+    With `undirected` or `remove_duplicates`, edges are sorted by source and then destination; otherwise their order
+    does not change. Edge features move with their edges. The `notes` of the result say how many duplicates were
+    removed.
 
     Args:
-        graph: the graph, also in memory, as `partition_graph` takes it.
-        scratch: directory for the new edges, which have to stay as long as the result is used; made if not there.
-        undirected: every edge gets its reverse, and no edge is there twice. Of copies the first one's features stay;
-            a reverse edge takes the features of the edge it comes from, unless it was there itself. Between two types
-            the reverse edges are a relation of their own, `RELATION reversed`, and parallel edges stay.
-        remove_duplicates: of edges with the same ends only the first one stays.
-        self_loops: `remove` all, or `add`: exactly one at every node, the edges that are added come last. Only in
-            relations between nodes of one type.
-        memory: bytes to use, about; None: 256 MiB.
+        graph: the graph, also in memory as for `partition_graph`.
+        scratch: directory for the new edges; created if missing. It must exist as long as the result is used.
+        undirected: add the reverse of every edge, and remove duplicates. Keeps the features of the first duplicate; a
+            new reverse edge copies the features of its edge. Between node types, reverse edges become a separate
+            relation, `RELATION reversed`, and duplicates are kept. Default False.
+        remove_duplicates: of edges with equal ends, keep only the first. Default False.
+        self_loops: `keep` (default); `remove` all; or `add` exactly one to every node, which replaces existing
+            self-loops and comes last. Applies to relations between nodes of one type.
+        memory: approximate bytes to use. Default None: 256 MiB.
 
     Raises:
-        ConfigError: self-loops are to be added to edges with features, which the loops would lack; or a relation has
-            the name of a reversed one.
-        PartitionError: an edge ends at no node, or the disk is full. If nothing is cleaned up, edges are not read,
-            and `write_partitions` looks at their ends.
+        ConfigError: self-loops to be added would lack the features of other edges, or a relation already has the name
+            of a reversed one.
+        PartitionError: an edge ends at no node, or the disk is full. Without any changes, edges are not read;
+            `write_partitions` then checks their ends.
     """
     graph = from_object(graph)
     Path(scratch).mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def clean_up(
 
 @dataclass(frozen=True)
 class _ReversedEdges(EdgeSource):
-    """Edges the other way round."""
+    """Edges with sources and destinations exchanged."""
 
     edges: EdgeSource
 
@@ -119,7 +119,7 @@ class _Range(NamedTuple):
     dst: tuple[int, int]
 
     def divided(self, parts: int) -> tuple[str, list["_Range"]]:
-        """By which end, and into which ranges, in the order of their edges; at most `parts`."""
+        """Divide by one of the ends; return this end and at most `parts` ranges, in the order of their edges."""
         by = _SRC if self.src[1] - self.src[0] > 1 else _DST
         start, end = getattr(self, by)
         width = -(-(end - start) // parts)
@@ -129,7 +129,7 @@ class _Range(NamedTuple):
 
 @dataclass
 class _Relation:
-    """Edges of one type, and the clean-up that they get."""
+    """The edges of one type, and how to clean them up."""
 
     edges: EdgeSource
     columns: Mapping[str, Column]
@@ -137,7 +137,7 @@ class _Relation:
     both_ways: bool
     unique: bool
     self_loops: Literal["keep", "remove", "add"]
-    removed: int = 0  # edges of the input that were removed as copies of earlier ones
+    removed: int = 0  # number of duplicates removed from the input
 
     def clean(self, folder: Path, name: str, memory: int) -> tuple[EdgeSource, Mapping[str, Column]]:
         """The new edges and their features, in files."""
@@ -179,7 +179,7 @@ class _Relation:
                 yield loops
 
     def _stream(self, rows: int) -> Iterator[Array]:
-        """Records in chunks: the edges, then their reverses if asked for."""
+        """Records in chunks: the edges, then with `both_ways` their reverses."""
         for forward in (True, False) if self.both_ways else (True,):
             row = 0
             for ends in self.edges.chunks(rows):
@@ -191,9 +191,9 @@ class _Relation:
                 yield records if self.self_loops == "keep" else records[ends[0] != ends[1]]
 
     def _sorted(self, stream: Iterable[Array], count: int, whole: _Range, folder: Path, most: int) -> Iterator[Array]:
-        """The first one of equal edges, sorted by source and destination; see [Note: sorting on disk].
+        """The first of equal edges, sorted by source and destination; see [Note: sorting on disk].
 
-        The stream has at most `count` records in chunks of at most `most`, the number that may be in memory at a time.
+        The stream has at most `count` records in chunks of at most `most`, the number that fits in memory.
         """
         num_destinations = whole.dst[1] - whole.dst[0]
         possible = (whole.src[1] - whole.src[0]) * num_destinations
@@ -215,7 +215,7 @@ class _Relation:
             key += _destinations(records) - whole.dst[0]
             if self.both_ways:  # reverses come after the edges themselves
                 key = key << 1 | (records[_DST] < 0)
-            # Without features copies are the same, and whichever sort is fastest will do.
+            # Without features copies are identical, so the sort need not be stable.
             order = np.argsort(key, kind="stable" if self.columns else None)
             ascending = key[order] >> 1 if self.both_ways else key[order]
             first_ones = records[order[first_of_equals(ascending)]]
@@ -231,7 +231,7 @@ class _Relation:
                     part.path.unlink()
 
     def _num_in_input(self, records: Array) -> int:
-        """The number of records that are edges of the input, not reverses."""
+        """The number of records that are edges of the input rather than reverses."""
         return int(np.count_nonzero(records[_DST] >= 0)) if self.both_ways else len(records)
 
 
@@ -241,7 +241,7 @@ def _destinations(records: Array) -> Array:
 
 
 def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder: Path) -> list[StoredArray]:
-    """The records of each range, in the order in which they come."""
+    """The records of each range, in the order of the stream."""
     start, end = getattr(ranges[0], by)
     with ExitStack() as stack:
         files: list[ArrayFile] = []

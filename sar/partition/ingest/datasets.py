@@ -1,4 +1,4 @@
-"""Graphs of data sets by name, which are read into memory."""
+"""Loads graphs of named data sets into memory."""
 
 import pickle
 from dataclasses import replace
@@ -15,8 +15,8 @@ from sar.partition.ingest.objects import from_object
 def load_dataset(name: str, folder: StrPath | None = None) -> GraphSource:
     """Load a homogeneous graph with one class per node, by a name known to `dgl.data` (`cora`, `reddit`, ...).
 
-    It is downloaded at first use, to `folder`, or to the package's own default. `ConfigError` if the name is unknown,
-    the download failed, or the graph is of another kind.
+    The first use downloads it to `folder`, by default to the folder of the package. `ConfigError` if the name is
+    unknown, the download failed, or the graph is of another kind.
     """
     key = name.lower().replace("-", "_")
     if key not in DGL_DATASETS:

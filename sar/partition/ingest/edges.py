@@ -1,4 +1,4 @@
-"""The edges of one type: `.npy` files are read in place, text and Parquet copied once."""
+"""Opens the edges of one type: `.npy` files are read in place, text and Parquet are copied once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class NpyFile(NamedTuple):
 
 @dataclass(frozen=True)
 class NpyEdges(EdgeSource):
-    """Edges of `.npy` files, one after the other."""
+    """The concatenated edges of `.npy` files."""
 
     files: Sequence[NpyFile]
     advice: str = ADVICE
@@ -63,11 +63,11 @@ def open_edges(
     advice: str = ADVICE,
     ambiguous_are_pairs: bool = False,
 ) -> EdgeSource:
-    """Find the edges of one type.
+    """Open the edges of one type.
 
-    Text and Parquet are parsed now, into raw files that begin with `copy`, of 32 bits if all IDs are known to fit.
-    `advice` ends errors about an ID that is no node; with `ambiguous_are_pairs`, `.npy` arrays of (2, 2) alone are two
-    edges, a row each. Raises `PartitionError` if a file is missing or damaged, or an ID in text or Parquet is no
+    Text and Parquet are parsed now, into raw files whose names begin with `copy`, of 32 bits if all IDs are known to
+    fit. `advice` is appended to errors about invalid IDs. With `ambiguous_are_pairs`, if all `.npy` arrays are (2, 2),
+    rows are edges. Raises `PartitionError` if a file is missing or damaged, or an ID in text or Parquet is not an
     integer, negative or, if the number of nodes is known, too large; `ConfigError` if the format does not fit.
     """
     if source.format not in ("text", "parquet"):
@@ -89,7 +89,7 @@ def open_edges(
 
 
 def read_edge_ids(source: InputFiles) -> Iterator[Sequence[pyarrow.Array]]:
-    """The IDs of sources and of destinations in chunks, integers or strings, (n,) each."""
+    """Read the IDs of sources and destinations in chunks, integers or strings, (n,) each."""
     if source.format in ("text", "parquet"):
         yield from (batch.columns for batch in read_table(source, "edges", "ids"))
         return
@@ -99,10 +99,10 @@ def read_edge_ids(source: InputFiles) -> Iterator[Sequence[pyarrow.Array]]:
 
 
 def _npy_files(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[NpyFile]:
-    """Edges of arrays of (E, 2) or (2, E), or of two of (E,), sources and destinations.
+    """Edges from arrays of (E, 2) or (2, E), or from two arrays (E,) of sources and destinations.
 
-    Those of (2, 2) are read as the other files, without these as pairs if `ambiguous_are_pairs`. `PartitionError` if
-    they hold no integers or have other shapes, `ConfigError` if the format is another.
+    Arrays of (2, 2) are read like the other files, or if there are none, as `ambiguous_are_pairs` says.
+    `PartitionError` for other dtypes than integers or other shapes, `ConfigError` for another format.
     """
     files = source.files
     if source.format != "npy":
@@ -129,7 +129,7 @@ def _npy_files(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[Np
     edges: list[NpyFile] = []
     for file, (array, transposed) in zip(files, arrays, strict=True):
         columns = [array]
-        if transposed is are_pairs:  # in the file, all destinations follow all sources
+        if transposed is are_pairs:  # the file stores all sources, then all destinations
             src = StoredArray(array.path, array.offset, array.shape[1:], array.stored)
             columns = [src, replace(src, offset=array.offset + array.row_bytes)]
         edges.append(NpyFile(str(file), columns))
@@ -137,8 +137,8 @@ def _npy_files(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[Np
 
 
 def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> NpyFile:
-    """The edges of two files, with their names: those with `src` and `dst` in them tell which has the sources, else
-    the first one has them."""
+    """The edges of two files and their names: `src` and `dst` in the names identify sources, else the first file has
+    them."""
     if len(files) != 2:
         raise PartitionError(
             f"{files[0]} and its like, {len(files)} in all, are lists of numbers; expected two, sources and "
@@ -149,7 +149,7 @@ def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> NpyFile:
     source, destination = (1, 0) if is_turned else (0, 1)
     if arrays[0].shape != arrays[1].shape:
         raise PartitionError(
-            f"{files[0]} has {arrays[0].shape[0]} rows and {files[1]} {arrays[1].shape[0]}; expected as many sources "
-            "as destinations. One of them may be truncated."
+            f"{files[0]} has {arrays[0].shape[0]} rows and {files[1]} {arrays[1].shape[0]}; expected the same "
+            "number of sources and destinations. One file may be truncated."
         )
     return NpyFile(f"{files[source]} with {files[destination].name}", [arrays[source], arrays[destination]])

@@ -1,4 +1,4 @@
-"""Features of nodes and edges: `.npy` files are read in place, text and Parquet are copied once."""
+"""Opens features of nodes and edges: `.npy` files are read in place, text and Parquet are copied once."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ T = TypeVar("T", str, CanonicalEtype)
 LABEL = "label"
 _NEVER_NAN = (LABEL, *SPLIT)
 _MOST_CLASSES, _LONGEST_CLASS = 1 << 16, 100
-_EXACT_FLOAT32 = 2.0**24  # from here on float32 does not tell integers apart
+_EXACT_FLOAT32 = 2.0**24  # float32 does not represent all integers above this
 _TYPES: tuple[tuple[Kind, type[np.float32] | None], ...] = (
     ("integers", None),
     ("fractions", np.float32),
@@ -41,7 +41,7 @@ class ColumnView:
 
     column: Column
     shape: tuple[int, ...]  # (rows, ...)
-    read: Callable[[Array, int], Array]  # of rows as stored, and the number of the first one
+    read: Callable[[Array, int], Array]  # called with stored rows and the number of the first row
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -52,16 +52,16 @@ class ColumnView:
 
 
 def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Column:
-    """The column, checked for NaN and infinity if it may not have them, as labels and masks never may.
+    """Return the column with a check for NaN and infinity, if they are not allowed; labels and masks never allow them.
 
-    Every slice that is read is checked; `PartitionError`, which describes the column as `where`, if it has one.
+    Slices are checked when they are read. `PartitionError` describes the column as `where`.
     """
     if column.dtype.kind != "f" or (allow_nan and name not in _NEVER_NAN):
         return column
 
     def checked(values: Array, first: int) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
-            suspicious = values.size and not np.isfinite(values.sum())  # the sum costs least
+            suspicious = values.size and not np.isfinite(values.sum())  # the sum is the cheapest test
         if suspicious and (found := ~np.isfinite(values).reshape(len(values), -1).all(1)).any():
             row = int(np.argmax(found))
             what = "NaN" if np.isnan(values[row]).any() else "infinity"
@@ -77,7 +77,7 @@ def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Co
 def fields_without_nan(
     data: Mapping[T, Mapping[str, Column]], where: str = "", *, allow_nan: bool = False
 ) -> dict[T, dict[str, Column]]:
-    """The fields of all types, with `without_nan`; `where` begins errors."""
+    """Apply `without_nan` to the fields of all types; `where` begins error messages."""
     checked: dict[T, dict[str, Column]] = {}
     for kind, fields in data.items():
         type_name = kind if isinstance(kind, str) else ":".join(kind)
@@ -91,9 +91,9 @@ def fields_without_nan(
 def features_by_type(
     features: Mapping[str, Files], types: Sequence[str], text: TextFormat
 ) -> dict[str, dict[str, InputFiles]]:
-    """The files, by type and name, of features that were named by `type/name`, or by `name` if there is one type.
+    """Group the files of features named `type/name`, or `name` if there is one type, by type and name.
 
-    Raises `ConfigError` if there is no such type or column, `PartitionError` if a file is not there.
+    Raises `ConfigError` for unknown types and columns, `PartitionError` for missing files.
     """
     found: dict[str, dict[str, InputFiles]] = {kind: {} for kind in types}
     for key, files in features.items():
@@ -103,7 +103,7 @@ def features_by_type(
         if kind not in found or not name:
             raise ConfigError(
                 f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(types)}"
-                f"{' (or NAME alone)' if len(types) == 1 else ''}."
+                f"{' (or just NAME)' if len(types) == 1 else ''}."
             )
         found[kind][name] = select(files, text, "ids" if name == GIVEN_ID else "feature")
     return found
@@ -112,10 +112,10 @@ def features_by_type(
 def open_features(
     kind: str, sources: Mapping[str, InputFiles], rows: int | None, how: Reading, beside: InputFiles | None = None
 ) -> dict[str, Column]:
-    """The features of one type, by name.
+    """Open the features of one type, by name.
 
-    `rows` are its nodes or edges; None: as many as the first feature has. `beside` are the files to whose rows those of
-    features belong, by default the first of these. Raises the errors of `open_column` and `InputFiles.check_order`.
+    `rows` is the number of nodes or edges; None takes it from the first feature. Rows must match those of the files
+    `beside`, by default of the first feature. Raises the errors of `open_column` and `InputFiles.check_order`.
     """
     found: dict[str, Column] = {}
     for name, source in sources.items():
@@ -128,10 +128,10 @@ def open_features(
 
 
 def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) -> Column:
-    """Find the feature with the key `type/name`. Text and Parquet are parsed now, into raw files.
+    """Open the feature with the key `type/name`. Text and Parquet are parsed now, into raw files.
 
-    `rows` is the number expected; None: any. `PartitionError` if a file is missing or damaged, the files do not fit
-    together or have another number of rows; `ConfigError` if one has nothing of the name asked for.
+    `rows` is the expected number; None: any. `PartitionError` if a file is missing or damaged, or files are
+    inconsistent or have another number of rows; `ConfigError` for unknown columns.
     """
     name = key.rpartition("/")[2]
     column: Column
@@ -149,7 +149,7 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
         parts = [
             (file, without_nan(part, name, str(file), allow_nan=how.allow_nan))
             for file, part in zip(source.files, opened, strict=True)
-            if part.shape[0] or are_empty  # those without rows have no say in the type
+            if part.shape[0] or are_empty  # files without rows do not affect the dtype
         ]
         first_file, column = parts[0]
         for file, part in parts:
@@ -165,10 +165,10 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
         if name in SPLIT:
             hint = f" A list of the IDs of nodes is named with --{name.partition('_')[0]}-nodes FILE."
         elif source.format == "text" and abs(num_rows - rows) == 1:
-            hint = " Whether its first line is a row, or names columns, is told with --header or --no-header."
+            hint = " If its first line was misread, use --header or --no-header."
         raise PartitionError(
-            f"{source.shown} has {num_rows} rows; expected {rows}, as many as there are nodes or edges of the type "
-            f"that '{key}' belongs to. Correct the file, or the number of nodes.{hint}"
+            f"{source.shown} has {num_rows} rows; expected {rows}, one for each node or edge of the type "
+            f"of '{key}'. Correct the file, or the number of nodes.{hint}"
         )
     return column
 
@@ -185,7 +185,7 @@ def _open_array(file: Path) -> Column:
 
 
 def _copied(source: InputFiles, name: str, copy: Path) -> StoredArray:
-    """A copy of a table, of the first of several types that holds the values of all files."""
+    """Copy a table with the first of several dtypes that holds the values of all files."""
     errors: dict[str, NotNumbersError] = {}
     for kind, dtype in _TYPES if source.format == "text" else _TYPES[:1]:
         try:
@@ -202,7 +202,7 @@ def _copied(source: InputFiles, name: str, copy: Path) -> StoredArray:
 
 
 def _copied_as(kind: Kind, dtype: type[np.float32] | None, source: InputFiles, copy: Path) -> StoredArray:
-    """A copy of a dtype; None: of that of the values. `NotNumbersError` if a value is of another kind."""
+    """Copy a table as a dtype; None keeps the dtype of the values. `NotNumbersError` for values of another kind."""
     form = np.dtype(np.float32), tuple[int, ...]()
     with ExitStack() as stack:
         out: ArrayFile | None = None
@@ -212,7 +212,7 @@ def _copied_as(kind: Kind, dtype: type[np.float32] | None, source: InputFiles, c
                 raise NotNumbersError(f"{source.shown} has numbers that float32 does not tell apart.")
             found = np.dtype(dtype or rows.dtype), rows.shape[1:]
             if out is None:
-                form = found  # also of a file without rows, unless others have some
+                form = found  # a file without rows only decides if no file has rows
             if len(rows):
                 out = out or stack.enter_context(ArrayFile(copy, *form))
                 if found != form:
@@ -226,7 +226,7 @@ def _copied_as(kind: Kind, dtype: type[np.float32] | None, source: InputFiles, c
 
 
 def _as_rows(batch: Batch) -> Array:
-    """One column as it is, several as (n, C) of a type that holds the values of all."""
+    """One column unchanged, several as (n, C) with a dtype that holds all values."""
     columns = batch.columns
     if len(columns) == 1:
         values: Array = columns[0]
@@ -236,14 +236,14 @@ def _as_rows(batch: Batch) -> Array:
     for column in columns if len(dtypes) > 1 and dtype.kind == "f" else ():
         if column.dtype.kind in "iu" and ((column > 2**53) | (column < -(2**53))).any():
             raise PartitionError(
-                f"{batch.where(0)} and following: integers beyond 2**53 would change beside columns of other types "
-                f"({', '.join(map(str, dtypes))}). Make them a feature of their own."
+                f"{batch.where(0)} and following: integers beyond 2**53 would change next to columns of other types "
+                f"({', '.join(map(str, dtypes))}). Make them a separate feature."
             )
     return np.stack([column.astype(dtype, copy=False) for column in columns], axis=1)
 
 
 def _classes(source: InputFiles, name: str, copy: Path) -> StoredArray:
-    """A copy with integers for class names, which are numbered in alphabetical order."""
+    """Copy a column with class names replaced by integers, in alphabetical order."""
     distinct: set[str] = set()
     for column in read_ids(source):
         distinct.update(map(str, column.unique().to_pylist()))

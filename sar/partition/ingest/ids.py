@@ -1,9 +1,9 @@
-"""Numbers for nodes that are named by strings, or by integers with gaps: `ids="map"` of `open_graph`.
+"""Numbers nodes whose IDs are strings, or integers with gaps: `ids="map"` of `open_graph`.
 
-[Note: numbering by hash] An ID goes to one of 256 files, by a hash, so that each file fits into memory, where
-its IDs are sorted; numbers go on from file to file, and depend on nothing but which IDs there are. A chunk sends each
-of its IDs once, in the order of the files, and keeps for every row the place of its ID among those sent. So the numbers
-come back with each file read once more, from front to back.
+[Note: numbering by hash] A hash assigns each ID to one of 256 files, which fit into memory one at a time. IDs are
+sorted within a file, and numbers continue from file to file, so they only depend on the set of IDs. A chunk sends each
+of its distinct IDs once, in the order of the files, and stores for every row the position of its ID among these. So
+reading each file once more, sequentially, returns the numbers.
 """
 
 import itertools
@@ -27,11 +27,11 @@ from sar.partition.ingest.sources import InputFiles
 from sar.partition.ingest.tables import as_bytes, read_ids
 from sar.tensors.splitmix import STEP
 
-_BITS = 8  # of a hash that decide about the file
+_BITS = 8  # of the hash, to select the file
 _LONGEST = 255
 _ENDS = ("src", "dst")
 _INTEGERS = pyarrow.int64()
-_Destination = tuple[CanonicalEtype, str]  # of numbers: the sources ("src") or destinations ("dst") of an edge type
+_Destination = tuple[CanonicalEtype, str]  # of numbers: sources ("src") or destinations ("dst") of a type
 
 
 class MappedIds(NamedTuple):
@@ -43,15 +43,15 @@ class MappedIds(NamedTuple):
 
 
 class _NotIntegersError(Exception):
-    """Some IDs of a node type, its argument, are no integers of 64 bits in their usual form."""
+    """Some IDs of a node type, its argument, are not 64-bit integers in canonical form."""
 
 
 def map_ids(edges: Mapping[CanonicalEtype, InputFiles], tables: Mapping[str, InputFiles], scratch: Path) -> MappedIds:
-    """Number the nodes that edges name, by integers if all IDs of a node type are such, else by strings.
+    """Number the end nodes of edges. IDs are integers if all IDs of a node type are integers, else strings.
 
-    `tables` have, by node type, the IDs of its nodes, which are numbered in this order; other types' nodes get numbers
-    as in [Note: numbering by hash]. `scratch` is for the results, which have to stay as long as these are used.
-    `PartitionError` if files are missing or damaged, an ID is empty, too long, twice in a table, or not in it.
+    `tables` contain the IDs of nodes by node type, and determine their numbers; other types are numbered as in
+    [Note: numbering by hash]. `scratch` holds the results, and must exist as long as they are used.
+    `PartitionError` if files are missing or damaged, or an ID is empty, too long, repeated in a table, or not in it.
     """
     types = dict.fromkeys(itertools.chain(*(etype[::2] for etype in edges)), _INTEGERS)
     while True:
@@ -94,7 +94,7 @@ def _mapped(
 class _Numbering:
     """The numbering of one node type; see [Note: numbering by hash].
 
-    If there is a table with the IDs of the nodes, they are numbered by its rows in the end.
+    If there is a table with the IDs of the nodes, its row numbers replace these numbers at the end.
     """
 
     ids: StoredArray  # by number, as `GIVEN_ID`; after `numbers`
@@ -105,14 +105,14 @@ class _Numbering:
         self._ntype, self._kind, self._table, self._folder, self._result = ntype, kind, table, folder, result
         self._schema = pyarrow.schema([("id", kind)])
         self._width = 1  # bytes of the longest string
-        # Of chunks: destination, rows, and how many IDs each file got. Those of the table come first.
+        # By chunk: destination, rows, and the number of IDs sent to each file. Chunks of the table come first.
         self._sent: list[tuple[_Destination | None, int, Array]] = []
         folder.mkdir()
         for chunk in read_ids(table) if table is not None else ():
             self.send(chunk, None)
 
     def send(self, chunk: pyarrow.Array, destination: _Destination | None) -> None:
-        """Send the IDs of some rows to the files, whose numbers have a destination."""
+        """Send the IDs of some rows to the files; `destination` is where their numbers go."""
         encoded = self._converted(chunk).dictionary_encode()
         distinct = encoded.dictionary
         if self._kind != _INTEGERS:
@@ -139,7 +139,7 @@ class _Numbering:
         self._sent.append((destination, len(chunk), counts))
 
     def number(self) -> int:
-        """Number the IDs of all files; how many there are."""
+        """Number the IDs of all files; return their number."""
 
         def of_files() -> Iterator[pyarrow.Array]:
             count, in_files = 0, sum(counts for _, _, counts in self._sent)
@@ -148,7 +148,7 @@ class _Numbering:
                 order = compute.sort_indices(sent.dictionary)
                 number = np.empty(len(order), np.int64)
                 number[order.to_numpy()] = np.arange(count, count + len(order))
-                # Not tofile(), which says nothing of a disk that becomes full with its last bytes.
+                # Not tofile(), which ignores a disk that becomes full with the last bytes.
                 self._file(f"{file}.numbers").write_bytes(number[sent.indices.to_numpy()].data)
                 count += len(order)
                 yield sent.dictionary.take(order)
@@ -170,7 +170,7 @@ class _Numbering:
         self._store(read_ids(self._table))
 
     def _numbers_sent(self) -> Iterator[tuple[_Destination | None, Array]]:
-        read = np.zeros(1 << _BITS, np.int64)  # of each file; all open at once are too many for some systems
+        read = np.zeros(1 << _BITS, np.int64)  # per file; some systems do not allow all files to be open at once
         with self._file("places").open("ab+") as places:
             places.seek(0)
             for destination, rows, counts in self._sent:
@@ -183,7 +183,7 @@ class _Numbering:
                 yield destination, of_chunk[np.fromfile(places, np.int32, rows)]
 
     def _rows_of(self, numbers: Array) -> Array:
-        """The row of the table that each number is in; the table's rows have these. `PartitionError` unless once."""
+        """The table row of each number, from the numbers of the rows; `PartitionError` for missing or repeated IDs."""
         assert self._table is not None
         path = self._table.shown
         rows = np.full(self.ids.shape[0], -1, index_dtype(len(numbers)))
@@ -202,7 +202,7 @@ class _Numbering:
         return rows
 
     def _store(self, chunks: Iterable[pyarrow.Array]) -> None:
-        """Set `ids`, in a file that stays."""
+        """Set `ids`, in a permanent file."""
         is_text = self._kind != _INTEGERS
         dtype, shape = (np.uint8, (self._width,)) if is_text else (np.int64, ())
         with ArrayFile(self._result, np.dtype(dtype), shape) as file:
@@ -212,7 +212,7 @@ class _Numbering:
             self.ids = file.array()
 
     def _converted(self, chunk: pyarrow.Array) -> pyarrow.Array:
-        """As integers or as strings; text is an integer if the integer is written like that, unlike 007."""
+        """Convert to integers or strings; text is an integer only in canonical form, unlike 007."""
         try:
             found = chunk.cast(self._kind)
         except pyarrow.ArrowInvalid as error:
@@ -225,7 +225,7 @@ class _Numbering:
         return self._folder / str(name)
 
     def _read(self, file: int) -> pyarrow.Array:
-        """The IDs that were sent to a file."""
+        """Read the IDs that were sent to a file."""
         found = [pyarrow.array([], self._kind)]
         with pyarrow.OSFile(str(self._file(file))) as opened:
             while opened.tell() < opened.size():

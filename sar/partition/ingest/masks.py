@@ -18,10 +18,10 @@ from sar.tensors.ids import pieces
 
 
 def check_splits(graph: GraphSource) -> GraphSource:
-    """The graph with masks of one column, after a pass over masks and labels of nodes, and over masks of edges.
+    """Check masks and node labels in one pass, and return the graph with masks of one column.
 
-    Raises `PartitionError` if a mask has several columns, or other values than True and False, or 1 and 0, or a label
-    of a node is NaN.
+    Raises `PartitionError` if a mask has several columns or values other than True and False, or 1 and 0, or a node
+    label is NaN.
     """
 
     def checked(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
@@ -60,34 +60,34 @@ def _mask(kind: str, name: str, column: Column) -> Column:
 def with_masks(
     graph: GraphSource, lists: Iterable[tuple[str, Any]], mask_of: Callable[[str, Any, str], Array]
 ) -> GraphSource:
-    """Add masks of nodes to a graph; `lists` has for each its name, and one list of nodes or one by node type.
+    """Add node masks to a graph; `lists` maps each name to a list of nodes, or to lists by node type.
 
-    `mask_of` makes a mask, (N,) bool, of its name, a list and its node type. Raises `ConfigError` if lists are not by
-    type, or there is such a mask already.
+    `mask_of` creates a mask, (N,) bool, from its name, a list and its node type. Raises `ConfigError` if lists must be
+    by type, or the graph already has such a mask.
     """
     node_data = {ntype: dict(fields) for ntype, fields in graph.node_data.items()}
     for mask, nodes in lists:
         by_type = nodes if isinstance(nodes, Mapping) else dict.fromkeys(graph.num_nodes, nodes)
         if not by_type.keys() <= graph.num_nodes.keys() or (by_type is not nodes and len(by_type) > 1):
-            raise ConfigError(f"the nodes of {mask} are to be by type; expected some of {', '.join(graph.num_nodes)}.")
+            raise ConfigError(f"the nodes of {mask} must be by type; expected some of {', '.join(graph.num_nodes)}.")
         for ntype, of_type in by_type.items():
             if mask in node_data.setdefault(ntype, {}):
-                raise ConfigError(f"'{ntype}' has {mask} already; leave it or the list of nodes out.")
+                raise ConfigError(f"'{ntype}' already has {mask}; omit it or the list of nodes.")
             node_data[ntype][mask] = mask_of(mask, of_type, ntype)
     return replace(graph, node_data=node_data)
 
 
 def mask_of_files(mask: str, source: InputFiles, num_nodes: int, given: Column | None) -> Array:
-    """A mask, (N,) bool, of a list of nodes in files.
+    """Create a mask, (N,) bool, from a list of nodes in files.
 
-    `given` has the IDs that nodes have in the input; None: 0 to N - 1. `PartitionError` if there is no ID, or one is
-    no node's, or is there twice.
+    `given` holds the IDs of nodes in the input; None: 0 to N - 1. `PartitionError` if the list is empty, or an ID is
+    unknown or repeated.
     """
     found, count = [pyarrow.array([], pyarrow.string())], 0
     for column in read_ids(source):
         found.append(column.cast(pyarrow.string()))
         count += len(column)
-        if count > 2 * num_nodes:  # no list of nodes, and perhaps without end
+        if count > 2 * num_nodes:  # not a list of nodes, and possibly endless
             raise PartitionError(
                 f"{source.shown} has more than {count} rows for {num_nodes} nodes; expected each node once."
             )
@@ -101,7 +101,7 @@ def mask_of_files(mask: str, source: InputFiles, num_nodes: int, given: Column |
             wanted = ids.cast(pyarrow.int64()).to_numpy()
         except pyarrow.ArrowInvalid as error:
             raise PartitionError(
-                f"{source.shown} has other things than integers ({error}); expected IDs of nodes."
+                f"{source.shown} has values that are not integers ({error}); expected IDs of nodes."
             ) from error
     if twice := [one["values"].as_py() for one in ids.value_counts() if one["counts"].as_py() > 1][:1]:
         raise PartitionError(
@@ -127,11 +127,11 @@ def mask_of_files(mask: str, source: InputFiles, num_nodes: int, given: Column |
 
 
 def with_split(graph: GraphSource, shares: Sequence[float] = (0.6, 0.2, 0.2), seed: int = 0) -> GraphSource:
-    """Add masks that divide the labelled nodes of every type at random, in shares with a sum of at most 1.
+    """Add masks that split the labelled nodes of every type at random, in fractions with a sum of at most 1.
 
-    A node is labelled if its `label` is a number from 0 on, or several numbers. In a graph without labels, and
-    with one node type, all nodes are divided. `ConfigError` if shares are no such numbers, there are masks already,
-    or there are several node types and no labels.
+    A node is labelled if its `label` is a non-negative number, or several numbers. Without labels, a graph with one
+    node type splits all nodes. `ConfigError` for invalid fractions, existing masks, or several node types without
+    labels.
     """
     if len(shares) != len(SPLIT) or not min(shares) >= 0 or not 0 < sum(shares) < 1 + 1e-6:
         raise ConfigError(
@@ -146,7 +146,7 @@ def with_split(graph: GraphSource, shares: Sequence[float] = (0.6, 0.2, 0.2), se
         fields: Mapping[str, Column] = node_data.get(ntype, {})
         there = [name for name in SPLIT if name in fields]
         if there:
-            raise ConfigError(f"'{ntype}' has {', '.join(there)} already; leave these or the split out.")
+            raise ConfigError(f"'{ntype}' already has {', '.join(there)}; omit these or the split.")
         has_numbers = LABEL in fields and fields[LABEL].shape[1:] in ((), (1,))
         chosen = np.ones(graph.num_nodes[ntype], np.bool_)
         if has_numbers:

@@ -1,6 +1,6 @@
-"""Graphs that DGL or PyTorch Geometric has in memory, as a `GraphSource`.
+"""Reads graphs of DGL and PyTorch Geometric in memory as a `GraphSource`.
 
-Graphs of packages are read by their attributes; neither is imported.
+Graphs are read by their attributes; neither package is imported.
 """
 
 import warnings
@@ -19,13 +19,13 @@ _NO_FIELDS = ("adj_t", "edge_index", "num_nodes")
 
 
 def from_object(graph: Any) -> GraphSource:
-    """A graph that some package has in memory as a `GraphSource`, without a copy if its tensors are on the CPU.
+    """Convert a graph in memory to a `GraphSource`, without copies if its tensors are on the CPU.
 
     Args:
         graph: a `DGLGraph`; a `Data` or `HeteroData` of PyTorch Geometric with `edge_index`, or else `adj_t`, whose
-            values become `edge_weight` unless all are 1; or a `GraphSource`, which stays as it is. Fields keep their
-            names. What a `Data` holds that PyTorch Geometric takes neither for an attribute of nodes nor of edges is
-            left out, with a warning. `ConfigError` for anything else, an unknown number of nodes, and sparse fields.
+            values become `edge_weight` unless all are 1; or a `GraphSource`, which is returned unchanged. Fields keep
+            their names. Attributes that PyTorch Geometric assigns neither to nodes nor to edges are skipped with a
+            warning. `ConfigError` for other types, an unknown number of nodes, and sparse fields.
     """
     if isinstance(graph, GraphSource):
         return graph
@@ -56,12 +56,12 @@ def _from_dgl(graph: Any) -> GraphSource:
 
 
 def _fields(kind: str, data: Mapping[str, Any], of_dgl: tuple[str, str]) -> dict[str, Array]:
-    """The fields but for DGL's own, which its `partition_graph` leaves out as well."""
+    """The fields, except DGL's internal ones, which its `partition_graph` also skips."""
     return {name: as_array(f"{kind}/{name}", data[name]) for name in data if name not in of_dgl}
 
 
 def _from_stores(graph: Any) -> GraphSource:
-    """From the stores of PyTorch Geometric, one for each type; a `Data` has one, of nodes and edges together."""
+    """Convert the stores of PyTorch Geometric, one per type; a `Data` has one store for nodes and edges."""
     typed = hasattr(graph, "node_types")
     node_stores = dict(zip(graph.node_types if typed else ONLY_TYPE[:1], graph.node_stores, strict=True))
     edge_stores = dict(zip(graph.edge_types if typed else [ONLY_TYPE], graph.edge_stores, strict=True))
@@ -81,7 +81,7 @@ def _from_stores(graph: Any) -> GraphSource:
     names = {name for store in graph.stores for name in store if (id(store), name) not in kept} - set(_NO_FIELDS)
     if names:
         left_out = ", ".join(sorted(names))
-        warnings.warn(f"{left_out}: left out, as they are no attributes of nodes or edges.", stacklevel=4)
+        warnings.warn(f"{left_out}: skipped, because they belong neither to nodes nor to edges.", stacklevel=4)
     return GraphSource(num_nodes, edges, node_data, edge_data)
 
 
@@ -114,10 +114,10 @@ def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> t
 
 
 def _entries(name: str, matrix: Any) -> tuple[Array, Array, Array | None]:
-    """Rows, columns and values, (E,) each, of a sparse matrix of torch, or of torch_sparse, which may lack values."""
+    """Rows, columns and values, (E,) each, of a sparse matrix of torch or torch_sparse, which may have no values."""
     if isinstance(matrix, torch.Tensor) and matrix.layout != torch.strided:
         matrix = matrix.to_sparse_coo()
-        (row, col), values = matrix._indices(), matrix._values()  # as they are: entries of the same place stay apart
+        (row, col), values = matrix._indices(), matrix._values()  # without coalescing, to keep parallel edges
     elif hasattr(matrix, "coo"):
         row, col, values = matrix.coo()
     else:
@@ -129,7 +129,7 @@ def _entries(name: str, matrix: Any) -> tuple[Array, Array, Array | None]:
 
 
 def as_array(name: str, values: Any) -> Array:
-    """The values of a field, of a tensor on the CPU without a copy; `ConfigError` if numpy has nothing like it."""
+    """The values of a field as an array, without a copy for CPU tensors; `ConfigError` if numpy has no such dtype."""
     if not isinstance(values, torch.Tensor):
         return np.asarray(values)
     form = f"of layout {values.layout}"

@@ -1,5 +1,5 @@
-"""Open a graph of any format as a `GraphSource`: files are found, each edge type and each feature is opened, and the
-numbers of nodes are put together.
+"""Opens a graph of any format as a `GraphSource`: finds files, opens each edge type and feature, and determines the
+numbers of nodes.
 """
 
 import tempfile
@@ -46,49 +46,49 @@ def open_graph(
 ) -> GraphSource:
     """Open a graph that may be larger than memory.
 
-    Binary edges and features are streamed from their files, again in each pass; text and Parquet are parsed once,
-    into raw files under `scratch`, which have to stay as long as the graph is used. A DGL graph file is
-    read into memory. Errors name options as the command has them: `--no-header` is `header=False`.
+    Binary edges and features are streamed from their files in every pass. Text and Parquet are parsed once into raw
+    files under `scratch`, which must exist as long as the graph is used. A DGL graph file is read into memory. Error
+    messages name the options of `sar partition`: `--no-header` is `header=False`.
 
     Args:
-        path: the input:
-            a DGL graph file (`dgl.save_graphs`) with one graph;
-            DGL's chunked graph format: its directory or `metadata.json`;
-            edges as text, Parquet, `.npy` of (E, 2) or (2, E), or raw integers in pairs: a file, several in order (a
-            list, or separated by commas), a directory or a glob pattern (`part-2` comes before `part-10`); `.npy` of
-            (E,), and raw files with `src` and `dst` in their names, hold sources and destinations apart;
-            or edges of several types: a mapping of `NTYPE:RELATION:NTYPE` to such files.
-        scratch: directory for copies in binary; made if it is not there.
-        format: of the graph or the edges: `dgl`, `chunked`, `text`, `parquet` or `npy`; None: by the
-            names of the files, or their first bytes.
-        num_nodes: of edge lists: number of nodes, by type if there are several. None: as many as node features have
-            rows, and without these one more than the greatest ID, which takes a pass over binary edges.
-        node_features: more features: files (as above) by `name` or `ntype/name`: `.npy`, Parquet or text;
-            `file.csv#a` takes column a of several, by name or number from 0, `file.csv#a,b` two together as (N, 2),
-            `file.csv#0-99` a range, and `file.csv#*` all. Several files have their rows in the order of the first
-            feature's. A `label` may have names of classes, which are numbered.
+        path: the input, one of: a DGL graph file (`dgl.save_graphs`) with one graph; DGL's chunked graph format: its
+            directory or `metadata.json`; edges as text, Parquet, `.npy` of (E, 2) or (2, E), or raw integers in pairs:
+            a file, a list of files in order (or separated by commas), a directory or a glob pattern (sorted so that
+            `part-2` precedes `part-10`). `.npy` of (E,), and raw files with `src` and `dst` in their names, hold
+            sources and destinations separately; edges of several types: a mapping from `NTYPE:RELATION:NTYPE` to such
+            files.
+        scratch: directory for binary copies; created if missing.
+        format: format of the graph or the edges: `dgl`, `chunked`, `text`, `parquet` or `npy`. Default None: from the
+            file names or their first bytes.
+        num_nodes: number of nodes of edge lists, by type if there are several. Default None: the number of rows of node
+            features, or without features the greatest ID plus one, which takes a pass over binary edges.
+        node_features: more features, a mapping from `name` or `ntype/name` to files (as above), `.npy`, Parquet or
+            text. `file.csv#a` selects column a by name or number from 0, `file.csv#a,b` two columns as (N, 2),
+            `file.csv#0-99` a range, and `file.csv#*` all. Rows of several files are in the order of the first feature.
+            A `label` of strings is converted to class numbers.
         edge_features: likewise, by `name` or `NTYPE:RELATION:NTYPE/name`, in the order of the edges.
-        delimiter: of text: one character; None: found out from the first row of each file. Lines before it that begin
-            with `#` or `%` are comments.
-        header: whether text files begin with names of columns; None: found out. Files of which columns are named do.
-        columns: of sources and destinations in text and Parquet files, by name or number from 0; None: told by names
-            such as `src` and `dst`, or the only two, if they have no names.
-        allow_nan: take NaN and infinity in features; never in labels and masks. Features are checked as they are read.
-        ids: `map` for edge lists whose IDs are strings, or integers with gaps: the nodes that they name are numbered,
-            and their IDs kept as the node field `id`: (N,) int64, or strings in UTF-8, (N, L) uint8 with zeros at the
-            end. A node feature `id` (or `ntype/id`) names the IDs of a table: then node i is that of row i, there may
-            be nodes without edges, and the other features' rows are in the same order. None: IDs are 0 to N - 1.
-        train_nodes: files with the IDs of the nodes to train on; by node type if there are several.
-        val_nodes, test_nodes: likewise.
+        delimiter: delimiter of text files, one character. Default None: detected from the first row of each file.
+            Leading lines that begin with `#` or `%` are comments.
+        header: whether text files begin with column names. Default None: detected; True for files with selected
+            columns.
+        columns: columns of sources and destinations in text and Parquet files, by name or number from 0. Default None:
+            detected from names such as `src` and `dst`, or the only two columns if they have no names.
+        allow_nan: accept NaN and infinity in features, never in labels and masks. Features are checked when read.
+        ids: `map` for edge lists whose IDs are strings, or integers with gaps. Nodes are numbered, and their IDs stored
+            as the node feature `id`: (N,) int64, or strings in UTF-8, (N, L) uint8, padded with zeros. A node feature
+            `id` (or `ntype/id`) names the IDs of a table: node i is then row i, nodes without edges are kept, and other
+            features have the same row order. Default None: IDs are 0 to N - 1.
+        train_nodes: files with the IDs of training nodes, by node type if there are several.
+        val_nodes, test_nodes: likewise for validation and test nodes.
         progress: called while tables are read.
 
     Returns:
-        The graph. Its `notes` say how many lines were passed over, and other changes to the input.
+        The graph. Its `notes` list skipped lines and other changes to the input.
 
     Raises:
-        PartitionError: files are missing, truncated or damaged, do not fit together, or hold IDs that are no nodes;
-            file and row are named. Binary edges and features are checked when they are read.
-        ConfigError: options do not fit the files, or name formats, types or columns that are not there.
+        PartitionError: files are missing, truncated, damaged or inconsistent, or contain IDs that are not nodes; the
+            message names file and row. Binary edges and features are checked when they are read.
+        ConfigError: options do not fit the files, or name missing formats, types or columns.
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(f"the format {format!r} was asked for; expected one of {', '.join(FORMATS)}.")
@@ -107,13 +107,13 @@ def open_graph(
     )
     edges = {etype: InputFiles.find(files, text, format=format, columns=columns) for etype, files in named.items()}
     whole = None if isinstance(path, Mapping) else edges[ONLY_TYPE]
-    if whole is not None and whole.format in ("dgl", "chunked"):  # which tell types and counts
+    if whole is not None and whole.format in ("dgl", "chunked"):  # these formats contain types and counts
         tables = [*node_features, *edge_features, *lists]
         unused = [num_nodes, ids, columns, *(() if tables else (delimiter, header))]
         if any(option is not None for option in unused):
             raise ConfigError(
-                f"'{path}' says itself what is in it; expected no number of nodes, --ids or --columns, and "
-                "--delimiter or --header only for features beside it."
+                f"'{path}' describes its own content; expected no number of nodes, --ids or --columns, and "
+                "--delimiter or --header only for additional features."
             )
         if len(whole.files) != 1:
             raise ConfigError(f"'{path}' names {len(whole.files)} files of the format {whole.format!r}; expected one.")
@@ -179,10 +179,10 @@ def _open_edge_lists(
     node_features: Mapping[str, Mapping[str, InputFiles]],
     how: Reading,
 ) -> GraphSource:
-    """A graph of edge lists and node features.
+    """Open a graph of edge lists and node features.
 
-    If a number of nodes is not given, a type has as many as its features have rows, and without features one more
-    than the greatest ID, which is found in a first pass over the edges.
+    If the number of nodes of a type is not given, it is the number of rows of its features, or without features the
+    greatest ID plus one, which takes a first pass over the edges.
     """
     types, given = [*node_features], num_nodes if isinstance(num_nodes, Mapping) else {}
     if isinstance(num_nodes, int):
@@ -198,7 +198,7 @@ def _open_edge_lists(
     counts: dict[str, int | None] = {ntype: given.get(ntype) for ntype in types}
     fields = {ntype: open_features(ntype, node_features[ntype], counts[ntype], how) for ntype in types}
     advice = ADVICE
-    uncertain: dict[str, InputFiles] = {}  # tables whose first line may be a name, and makes a node
+    uncertain: dict[str, InputFiles] = {}  # tables whose first line may be a header, or else a node
     for ntype, columns in fields.items():
         if counts[ntype] is None and columns:
             source = next(iter(node_features[ntype].values()))
@@ -235,13 +235,13 @@ def _open_mapped(
     node_features: Mapping[str, Mapping[str, InputFiles]],
     how: Reading,
 ) -> GraphSource:
-    """A graph of edge lists whose nodes are numbered, with features in this order."""
+    """Open a graph of edge lists with mapped IDs, and features in the order of the new numbers."""
     tables = {ntype: sources[GIVEN_ID] for ntype, sources in node_features.items() if GIVEN_ID in sources}
     for ntype, sources in node_features.items():
         if sources and ntype not in tables:
             raise ConfigError(
-                f"the rows of '{ntype}/{next(iter(sources))}' belong to nodes that are numbered (--ids map), and which "
-                f"these are is not known. Name the IDs of its rows, too: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
+                f"the rows of '{ntype}/{next(iter(sources))}' belong to nodes with mapped IDs (--ids map), but their "
+                f"IDs are unknown. Also name the IDs of the rows: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
             )
     mapped = map_ids(edges, tables, how.scratch)
     node_data = {}
@@ -265,9 +265,9 @@ def _edge_type(name: str) -> CanonicalEtype:
 
 
 def _joined(there: Mapping[T, Mapping[str, Column]], more: Mapping[T, Mapping[str, Column]]) -> dict[T, Any]:
-    """The fields by type, of the graph itself and named beside it."""
+    """Merge the fields of the graph itself with additional fields, by type."""
     for kind in more:
         if both := sorted(there.get(kind, {}).keys() & more[kind].keys()):
             name = kind if isinstance(kind, str) else ":".join(kind)
-            raise ConfigError(f"'{name}' has the fields {', '.join(both)} already; name the new ones otherwise.")
+            raise ConfigError(f"'{name}' already has the fields {', '.join(both)}; rename the new ones.")
     return {kind: {**there.get(kind, {}), **more.get(kind, {})} for kind in {**there, **more}}

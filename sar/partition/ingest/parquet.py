@@ -1,4 +1,4 @@
-"""Parquet files with a table each, read by `pyarrow.parquet` in batches."""
+"""Parquet tables, read by `pyarrow.parquet` in batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,22 +14,22 @@ from sar.errors import ConfigError, PartitionError
 _BATCH_ROWS = 1 << 17
 
 Kind = Literal["integers", "fractions", "booleans", "nodes", "ids"]
-"""The values of a table that are asked for: a feature's, numbers of nodes, or IDs as they stand there."""
+"""The requested values of a table: feature values, node numbers, or unchanged IDs."""
 
 
 class NotNumbersError(PartitionError):
-    """A feature has values that are no numbers of the type asked for."""
+    """A feature has values that are not numbers of the requested kind."""
 
 
 class Batch(NamedTuple):
     """Some rows of a table."""
 
     columns: list[Any]  # numbers as numpy arrays, (n,) or (n, F); IDs as pyarrow arrays of strings or integers, (n,)
-    where: Callable[[int], str]  # describes a row, by its number among these, for errors
+    where: Callable[[int], str]  # describes a row of the batch by its number, for errors
 
 
 class ParquetTable:
-    """A Parquet file. Features are read as they are stored, whatever kind of numbers is asked for."""
+    """A Parquet file. Features keep their stored dtype, regardless of the requested kind of numbers."""
 
     has_names, is_empty, share = True, False, 0.0
     unclear_ids = unclear_feature = ""
@@ -46,7 +46,7 @@ class ParquetTable:
         self.shown = ", ".join(self.names)
 
     def batches(self, columns: Sequence[int], kind: Kind) -> Iterator[Batch]:
-        """The rows; a batch without rows if there are none, for the types of a feature."""
+        """Read the rows; an empty table yields one batch without rows, for the dtypes of features."""
         names, row = [self.names[column] for column in columns], 0
         for name in names:
             if self.names.count(name) > 1:
@@ -101,7 +101,7 @@ def _numbers(column: pyarrow.Array, name: str, where: Callable[[int], str]) -> A
 
 
 def _node_ids(column: pyarrow.Array, name: str, kind: Kind, where: Callable[[int], str]) -> Any:
-    """A column of IDs in Parquet: (n,) integers, or if any IDs are asked for also strings."""
+    """A column of IDs in Parquet: (n,) integers, or strings if the kind is "ids"."""
     if kind == "ids" and kinds.is_dictionary(column.type):
         column = column.dictionary_decode()
     if kind == "ids" and any(form in str(column.type) for form in ("string", "binary")):

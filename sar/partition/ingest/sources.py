@@ -1,4 +1,4 @@
-"""Which files an input consists of, their format, and the options of reading them."""
+"""Finds the files of an input and their format, and holds the options of reading."""
 
 import gzip
 import re
@@ -17,7 +17,7 @@ from sar.partition.graph_source import Progress
 Files = StrPath | Sequence[StrPath]
 """A file, a directory, a glob pattern, files separated by commas, or a list of files in order."""
 Selected = Sequence[str | int] | None
-"""The columns of a table, by name or number from 0; None: found out."""
+"""The columns of a table, by name or number from 0; None: detected."""
 
 _SUFFIXES = {
     "text": (".csv", ".tsv", ".txt", ".edges", ".edgelist", ".el"),
@@ -30,10 +30,10 @@ FORMATS = tuple(_SUFFIXES)
 COLUMN_FORMATS = "text", "parquet", "npy"
 """Formats of features and lists of nodes."""
 _STARTS = {b"PAR1": "parquet", b"\x93NUMPY": "npy", GRAPH_FILE_MARK.to_bytes(8, "little"): "dgl"}
-"""First bytes of formats, for files whose names do not tell."""
+"""First bytes of formats, for files whose names do not identify the format."""
 _SNIFFED_BYTES = 4096
 METADATA = "metadata.json"
-"""The file that stands for a directory in DGL's chunked format."""
+"""The file that describes a directory in DGL's chunked format."""
 ALL_COLUMNS = "*"
 ADVICE = " IDs that are strings, or have gaps, are numbered with --ids map."
 MATRIX_MARKET = (
@@ -54,10 +54,10 @@ _SHOWN = 3  # entries of a folder
 class TextFormat:
     """The layout of text files."""
 
-    delimiter: str | None = None  # None: found out from the first row of each file
-    header: bool | None = None  # whether the first line names the columns; None: if none of its fields is a number
+    delimiter: str | None = None  # None: detected in the first row of each file
+    header: bool | None = None  # whether the first line has column names; None: if none of its fields is a number
     notes: list[str] = field(default_factory=list, compare=False)  # collects remarks for the user
-    progress: Progress = field(default=lambda doing, share: None, compare=False)  # called with the share of a file
+    progress: Progress = field(default=lambda doing, share: None, compare=False)  # called with the fraction of a file
 
     def __post_init__(self) -> None:
         if self.delimiter is not None and (len(self.delimiter) != 1 or not self.delimiter.isascii()):
@@ -79,7 +79,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files of one list of edges, of IDs or of one feature, one after the other."""
+    """The files of one edge list, ID list or feature, in order."""
 
     files: Sequence[Path]
     format: str  # one of `FORMATS`
@@ -96,9 +96,9 @@ class InputFiles:
         columns: Selected = None,
         among: Sequence[str] = FORMATS,
     ) -> "InputFiles":
-        """Find the files. The format is found out if it is None; files whose columns are named have a header.
+        """Find the files. A format of None is detected; files whose columns are selected by name have a header.
 
-        Raises `PartitionError` if there are no such files, `ConfigError` if their format is not known.
+        Raises `PartitionError` for missing files, `ConfigError` for unknown formats.
         """
         if any(isinstance(one, str) and not re.fullmatch(r"[\d-]+|\*", one) for one in columns or ()):
             text = replace(text, header=True)
@@ -106,9 +106,9 @@ class InputFiles:
         return cls(found, format_of(found, format, among), columns, text)
 
     def check_order(self, other: "InputFiles") -> None:
-        """Raise `ConfigError` unless the files are in the order of others, to whose rows theirs belong.
+        """Raise `ConfigError` unless the files are in the order of the other files, whose rows they belong to.
 
-        Names tell it, or the numbers in them. One file has the rows of all others.
+        Orders are compared by file names or the numbers in them. A single file is accepted for all other files.
         """
         stems, other_stems = ([one.name.partition(".")[0] for one in source.files] for source in (self, other))
         numbers, other_numbers = ([re.findall(r"\d+", stem) for stem in of] for of in (stems, other_stems))
@@ -122,15 +122,15 @@ class InputFiles:
 
     @property
     def shown(self) -> str:
-        """For errors: the names of the files."""
+        """The names of the files, for errors."""
         return f"{self.files[0]}{f' to {self.files[-1]}' if len(self.files) > 1 else ''}"
 
 
 def find_files(files: Files, note: Callable[[str], None] = lambda remark: None) -> list[Path]:
-    """The files meant, in the order given; those of a directory or pattern by name, with numbers by value.
+    """Find files in the given order; those of a directory or pattern are sorted by name, with numbers by value.
 
-    `note` takes a remark on entries of a directory or pattern that are left out: hidden files, names such as
-    `_SUCCESS`, which writers of many files leave there, and folders. `PartitionError` if a file is not there.
+    `note` is called with a remark on skipped entries of a directory or pattern: hidden files, folders, and names such
+    as `_SUCCESS`, which tools write next to data files. `PartitionError` for missing files.
     """
     names = ""
     if not isinstance(files, str | PathLike):
@@ -159,14 +159,14 @@ def find_files(files: Files, note: Callable[[str], None] = lambda remark: None) 
 
 
 def format_of(files: Sequence[Path], format: str | None, among: Sequence[str] = FORMATS) -> str:
-    """The format of files: the one that is given, else by their names or first bytes.
+    """The format of files: the given format, or detected from their names or first bytes.
 
-    `ConfigError` if it is none of those expected, or they have several.
+    `ConfigError` if it is not an expected format, or the files have several formats.
     """
     formats = {format} if format else {_format_of(file, among) for file in files}
     if len(formats) > 1:
         raise ConfigError(
-            f"'{files[0]}' and the files beside it are of different formats ({', '.join(sorted(formats))}); expected "
+            f"'{files[0]}' and the other files have different formats ({', '.join(sorted(formats))}); expected "
             "one format for all. Name the files by a pattern, for instance 'edges/*.csv'."
         )
     return formats.pop()

@@ -1,4 +1,4 @@
-"""Tables of either format: the columns that are meant, and their rows."""
+"""Tables in text or Parquet: selects columns and reads rows."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from sar.partition.ingest.text import TextTable, shortened
 from sar.tensors.ids import pieces
 
 Purpose = Literal["edges", "ids", "feature"]
-"""What a table is read for: two columns of edges, one of IDs, or any number for a feature."""
+"""The purpose of reading a table: two columns of edges, one of IDs, or any number for a feature."""
 Table = TextTable | ParquetTable
 
 
 def read_table(source: InputFiles, purpose: Purpose, kind: Kind) -> Iterator[Batch]:
-    """The rows of a table.
+    """Read the rows of a table.
 
-    Errors are those of `TextTable.batches`, and `ConfigError` if a first line may be a row or not.
+    Raises the errors of `TextTable.batches`, and `ConfigError` if a first line may be a header or a row.
     """
     for table, columns in open_table(source, purpose):
         unclear = table.unclear_feature if purpose == "feature" else table.unclear_ids if kind == "ids" else ""
@@ -42,7 +42,7 @@ def read_table(source: InputFiles, purpose: Purpose, kind: Kind) -> Iterator[Bat
 
 
 def read_ids(source: InputFiles) -> Iterator[pyarrow.Array]:
-    """The IDs in the one column that is meant, integers or strings, in chunks."""
+    """Read the IDs in the selected column in chunks, integers or strings."""
     if source.format != "npy":
         yield from (batch.columns[0] for batch in read_table(source, "ids", "ids"))
         return
@@ -54,10 +54,10 @@ def read_ids(source: InputFiles) -> Iterator[pyarrow.Array]:
 
 
 def select(files: Files, text: TextFormat, purpose: Purpose) -> InputFiles:
-    """Find the files of a feature or a list of nodes, `FILE#COLUMN,COLUMN` if not all columns are to be taken.
+    """Find the files of a feature or a list of nodes; `FILE#COLUMN,COLUMN` selects columns.
 
-    The selector stands after the files, or after each one. Errors are those of `InputFiles.find`, and `ConfigError` for
-    a wrong column, which is found before other files are read for minutes.
+    The selector follows all files or each file. Raises the errors of `InputFiles.find`, and `ConfigError` for
+    unknown columns, before other files are read for minutes.
     """
     selectors = set()
 
@@ -81,23 +81,23 @@ def select(files: Files, text: TextFormat, purpose: Purpose) -> InputFiles:
 
 
 def read_node_list(files: Files, header: bool | None = None) -> Array:
-    """The IDs in a list of nodes, (S,): integers, or strings in UTF-8, as which text files give all IDs."""
+    """Read the IDs of a list of nodes, (S,): integers, or UTF-8 strings, which is the type of all IDs in text files."""
     columns = [*read_ids(select(files, TextFormat(header=header), "ids"))]
     ids = pyarrow.concat_arrays(columns or [pyarrow.array([], pyarrow.int64())])
     return ids.to_numpy() if kinds.is_integer(ids.type) else as_bytes(ids)
 
 
 def as_bytes(texts: pyarrow.Array) -> Array:
-    """Strings in UTF-8, (n,), of the width of the longest one."""
+    """UTF-8 strings, (n,), padded to the longest one."""
     return np.array([b"", *texts.cast(pyarrow.binary()).to_pylist()])[1:]
 
 
 def open_table(source: InputFiles, purpose: Purpose) -> list[tuple[Table, list[int]]]:
-    """The files of a table, each with the numbers of the columns to read: the same ones, by their names if they have.
+    """The files of a table, each with the numbers of the columns to read; columns are matched by name if they have any.
 
-    Columns that are wanted are names, or numbers from 0, also in digits; of a feature also ranges such as `0-1432`, and
-    `ALL_COLUMNS` alone. By default edges take the two whose names tell, or the only two, others the only one.
-    `ConfigError` if the columns are not there, if it is unclear which are meant, or if they differ between files.
+    Columns are selected by name or number from 0, also as text; for features also by ranges such as `0-1432`, or
+    `ALL_COLUMNS`. By default edges use two columns with known names, or the only two; other tables the only column.
+    `ConfigError` for columns that are missing, ambiguous, or different between files.
     """
     opened: list[tuple[Table, list[int]]] = []
     for path in source.files:
@@ -107,7 +107,7 @@ def open_table(source: InputFiles, purpose: Purpose) -> list[tuple[Table, list[i
             of_edges = purpose == "edges"
             columns = _end_columns(table, source.columns) if of_edges else _columns(table, source.columns, purpose)
         names, expected = table.names, first.names
-        # Pieces of one file have names in the first one only.
+        # If one file was split, only the first piece has column names.
         is_same = names == expected or (not table.has_names and len(names) == len(expected))
         if not is_same and not table.is_empty:
             raise ConfigError(
@@ -144,11 +144,11 @@ _END_WORDS = (
     "src source from subject subj sender origin citing follower caller u",
     "dst destination to target tgt object obj receiver recipient cited followee callee v",
 )
-"""What sources and destinations are called in names of columns."""
+"""Words for sources and destinations in column names."""
 
 
 def _named_ends(names: Sequence[str]) -> list[int] | None:
-    """The columns of sources and destinations, if names tell one of each, such as `FromNodeId` or `dst_id`."""
+    """The columns of sources and destinations, if names such as `FromNodeId` or `dst_id` identify one of each."""
     words = [re.sub(r"[^a-z]|node|id", "", name.casefold()) for name in names]
     ends = [[i for i, word in enumerate(words) if word in of_end.split()] for of_end in _END_WORDS]
     return [found[0] for found in ends] if all(len(found) == 1 for found in ends) else None
@@ -160,11 +160,11 @@ def _end_columns(table: Table, wanted: Sequence[str | int] | None) -> list[int]:
     if wanted is not None:
         src, dst = (_find_column(table, column) for column in wanted)
         if src == dst:
-            raise ConfigError(f"sources and destinations are both to come from column {names[src]!r} of {path}.")
+            raise ConfigError(f"sources and destinations both come from column {names[src]!r} of {path}.")
         return [src, dst]
     if table.has_names and (ends := _named_ends(names)) is not None:
         return ends
-    if table.has_names and len(names) > 1:  # also for `0` and `1`, which pandas writes for no names
+    if table.has_names and len(names) > 1:  # also `0` and `1`, which pandas writes without names
         raise ConfigError(
             f"{path} has the columns {_listed(names)}, which do not tell sources from destinations. Name the two in "
             f"this order: --columns '{names[0]}' '{names[1]}', for instance; or say that they are a row: --no-header."
@@ -178,7 +178,7 @@ def _end_columns(table: Table, wanted: Sequence[str | int] | None) -> list[int]:
 
 
 def _find_column(table: Table, wanted: str | int) -> int:
-    """The number of a column, from its name or number, also in digits; `ConfigError` if there is not one such."""
+    """The number of a column from its name or number, also as text; `ConfigError` unless there is exactly one."""
     names = table.names
     if isinstance(wanted, str) and names.count(wanted) == 1:
         return names.index(wanted)

@@ -1,9 +1,8 @@
-"""Reads a whole partition directory: its content, every contradiction in it, and who reads how much of whom.
+"""Inspects a partition directory: its contents, inconsistencies, and the rows that parts read from each other.
 
 [Note: one part at a time]
-A directory is inspected part by part, with one `graph.dgl` and slices of features in memory. One thread does it: steps
-on slices are too short to divide, and if cores are busy, threads that wait for each other after every step take ten
-times as long.
+A directory is inspected part by part, with one `graph.dgl` and slices of features in memory. We use one thread: steps
+on slices are too short to divide, and on busy cores, threads that synchronise after every step take ten times as long.
 """
 
 from collections.abc import Iterator
@@ -36,22 +35,22 @@ KINDS: tuple[What, What] = ("nodes", "edges")
 
 
 def inspect_directory(path: StrPath, *, verify: bool = False, graphs: bool = True) -> DirectoryReport:
-    """Report the content of a partition directory, and whether its files fit together.
+    """Report the contents of a partition directory, and check that its files are consistent.
 
-    Holds one part's `graph.dgl` at a time and, to check original IDs, one byte for each node and edge.
+    Holds one part's `graph.dgl` at a time and, to check original IDs, one byte per node and edge.
 
     Args:
         path: the directory's JSON file, or the directory.
-        verify: also compare every byte with the checksums of its part.
-        graphs: also read the graphs and original IDs; False leaves `edges_from` and `rows_from` empty, and takes
-            `counts` from the JSON file.
+        verify: also verify the checksums of all files.
+        graphs: also read the graphs and original IDs. If False, `edges_from` and `rows_from` are empty, and `counts`
+            come from the JSON file.
 
     Returns:
         The report; the directory is sound if its `problems` are empty.
 
     Raises:
-        PartitionError: the JSON file is missing or damaged, names a file outside of its directory, or its ranges of IDs
-            contradict each other.
+        PartitionError: the JSON file is missing or damaged, names a file outside its directory, or its ID ranges
+            are inconsistent.
     """
     spec = read_partition_json(path)
     problems: list[str] = []
@@ -118,7 +117,7 @@ def largest_value(path: StrPath, name: str) -> float:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread: see [Note: one part at a time]."""
+    """Limit torch to one thread: see [Note: one part at a time]."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -206,19 +205,19 @@ def _check_edges(
 
 @dataclass
 class _GraphProblems:
-    """The problems of one `graph.dgl`, in words."""
+    """Descriptions of the problems of one `graph.dgl`."""
 
     spec: PartitionJson
     part: int
     problems: list[str] = field(default_factory=list)
 
     def add(self, problem: str, bad: Tensor, kind: str = "") -> None:
-        """Add a problem with the IDs that have it, (n,), if any; it names the first."""
+        """Add a problem if any IDs, (n,), have it. Names the first one."""
         if len(bad):
             self._add(f"{len(bad)} {problem}, {kind}{int(bad[0])} for one")
 
     def check_owned(self, what: What, ids: Tensor, ranges: IdRanges) -> None:
-        """Check that the IDs of a part's own nodes or edges are those of its range, each once."""
+        """Check that the IDs of a part's own nodes or edges are exactly those of its range."""
         start, end = int(ranges[self.part, 0, 0]), int(ranges[self.part, -1, 1])
         inside = (ids >= start) & (ids < end)
         self.add(f"inner {what} have IDs outside [{start}, {end}), the part's own", ids[~inside])
@@ -242,7 +241,7 @@ def _check_features(
     split: dict[str, int],
     problems: list[str],
 ) -> None:
-    """Note the features of a part by type ID and name, and count the nodes that masks choose."""
+    """Record the features of a part by type ID and name, and count the nodes in masks."""
     try:
         found = files.features()
     except PartitionError as error:
@@ -260,7 +259,7 @@ def _check_features(
 def _joined_features(
     spec: PartitionJson, features: list[dict[tuple[What, int, str], FeatureReport]], problems: list[str]
 ) -> list[FeatureReport]:
-    """Each feature once, as its first part has it; parts that lack it, or have it otherwise, are problems."""
+    """List each feature as in the first part that has it; missing or different features are problems."""
     joined = {key: (part, one) for part, of_part in reversed([*enumerate(features)]) for key, one in of_part.items()}
     for (what, type_id, name), (first_part, first) in joined.items():
         kind = "node_feats" if what == "nodes" else "edge_feats"
@@ -278,9 +277,9 @@ def _joined_features(
 
 
 def _check_original_ids(spec: PartitionJson, what: What, problems: list[str]) -> str | None:
-    """Check that the IDs in the input graph are 0 to N - 1 of each type, each once.
+    """Check that the original IDs of each type are 0 to N - 1, each exactly once.
 
-    Returns the name of the file that they are in; None if no part has it.
+    Returns the name of their file; None if no part has it.
     """
     names, ranges = spec.types(what)
     found: list[Feature] = []
@@ -302,7 +301,7 @@ def _check_original_ids(spec: PartitionJson, what: What, problems: list[str]) ->
     if not found or lacking or unreadable:
         return ORIG_ID_FILES[what] if found or unreadable else None
     for type_id, name in enumerate(names):
-        total = int((ranges[:, type_id, 1] - ranges[:, type_id, 0]).sum())  # as many rows as the files have
+        total = int((ranges[:, type_id, 1] - ranges[:, type_id, 0]).sum())  # equals the number of rows in the files
         seen, outside = np.zeros(total, np.bool_), 0
         for ids in (rows.long().numpy() for one in found if one.type_id == type_id for _, rows in one.stored.slices()):
             inside = ids[(ids >= 0) & (ids < total)]

@@ -39,8 +39,8 @@ class PartReport:
     nodes: dict[str, int]  # by type
     in_edges: dict[str, int]  # by type
     edges_from: list[int]  # (P,) in-edges by the part of their source
-    rows_from: list[int]  # (P,) distinct nodes of every part that these come from; 0 at the part itself
-    split: dict[str, int]  # nodes that train_mask, val_mask and test_mask choose, as far as there are such masks
+    rows_from: list[int]  # (P,) distinct sources of these edges by part; 0 at the part itself
+    split: dict[str, int]  # number of nodes in each of train_mask, val_mask and test_mask that exists
 
     @property
     def num_nodes(self) -> int:
@@ -59,56 +59,56 @@ class PartReport:
 
 @dataclass(frozen=True)
 class DirectoryReport:
-    """The content of a partition directory, from `inspect_directory`."""
+    """The contents of a partition directory, from `inspect_directory`."""
 
-    name: str  # of the graph, as the JSON file has it
-    method: str  # of its partitioning; likewise
-    format: str  # the program that wrote it, as far as one can tell
-    orig_node_ids: str | None  # file with the IDs in the input graph, if any
-    orig_edge_ids: str | None  # likewise
+    name: str  # name of the graph in the JSON file
+    method: str  # partition method in the JSON file
+    format: str  # the program that wrote it, if known
+    orig_node_ids: str | None  # file with the original node IDs, if any
+    orig_edge_ids: str | None  # file with the original edge IDs, if any
     num_nodes: dict[str, int]  # by type
     num_edges: dict[str, int]  # by type
     features: list[FeatureReport]
     parts: list[PartReport]
-    problems: list[str]  # contradictions, each with its file; none if the directory is sound
+    problems: list[str]  # inconsistencies with their files; empty if the directory is sound
     counts: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)  # as in `PartitionJson`
 
     @property
     def cut_edges(self) -> list[int]:
-        """Of each part's in-edges, how many come from other parts."""
+        """The number of in-edges from other parts, by part."""
         return [sum(part.edges_from) - part.edges_from[p] for p, part in enumerate(self.parts)]
 
     @property
     def edge_cut(self) -> float:
-        """Share of the edges that lead from one part into another, 0 to 1."""
+        """Fraction of edges between parts, 0 to 1."""
         return sum(self.cut_edges) / max(1, sum(self.num_edges.values()))
 
     @property
     def replication_factor(self) -> float:
-        """Rows that all parts together hold or read, own and halo, for each node."""
+        """Rows (own and halo) of all parts together, divided by the number of nodes."""
         num_nodes = sum(self.num_nodes.values())
         return (num_nodes + sum(part.halo for part in self.parts)) / max(1, num_nodes)
 
     @property
     def masks(self) -> list[str]:
-        """Masks that any part has, in the usual order."""
+        """Masks of any part, in the usual order."""
         return sorted({mask for part in self.parts for mask in part.split}, key=SPLIT.index)
 
     @property
     def balances(self) -> dict[str, float]:
-        """Largest part over the mean of all: of nodes, of in-edges, and of the nodes that each mask chooses."""
+        """Largest part divided by the mean, for nodes, in-edges, and the nodes of each mask."""
         nodes, in_edges = [part.num_nodes for part in self.parts], [part.num_edges for part in self.parts]
         measured = {mask: [part.split.get(mask, 0) for part in self.parts] for mask in self.masks}
         return {name: _balance(of) for name, of in {"nodes": nodes, "in-edges": in_edges, **measured}.items()}
 
     @property
     def traffic(self) -> list[list[int]]:
-        """(P, P): entry [p][q] is the number of rows that p sends to q when every node's features travel once."""
+        """(P, P): entry [p][q] is the number of rows that p sends to q in one exchange."""
         return [[reader.rows_from[p] for reader in self.parts] for p in range(len(self.parts))]
 
     @property
     def remarks(self) -> list[str]:
-        """Likely mistakes in a sound directory: labels that are no classes."""
+        """Likely mistakes in a sound directory: labels that are not classes."""
         return [
             f"{one.type}/{one.name} is {one.dtype} of width {one.width}: classes are one whole number a node. Right "
             "for regression, or for several labels a node."
@@ -117,7 +117,7 @@ class DirectoryReport:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Everything here in types that JSON has, with the figures that follow from it."""
+        """All fields and derived figures, in types that JSON supports."""
         fields = dataclasses.asdict(dataclasses.replace(self, counts=None))
         del fields["counts"]  # `edges_from` and `rows_from` by edge type
         return fields | {
@@ -137,7 +137,7 @@ class DirectoryReport:
         return file
 
     def as_text(self) -> str:
-        """For people: a few lines, and a table of the parts with the cut, replication and balances."""
+        """Format the report for people: a few lines, and a table of parts with cut, replication and balances."""
         nodes, edges = sum(self.num_nodes.values()), sum(self.num_edges.values())
         places = {"nodes": self.orig_node_ids, "edges": self.orig_edge_ids}
         lists = {

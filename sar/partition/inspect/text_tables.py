@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def as_text(rows: Sequence[Sequence[str]], left: int = 2) -> str:
-    """An aligned table for the terminal, its header first; the first `left` columns are words, the others numbers."""
+    """An aligned table for the terminal, header first. The first `left` columns are text, the rest numbers."""
     header, *others = _aligned(rows, left)
     return "\n".join("  ".join(row).rstrip() for row in (header, ["-" * len(cell) for cell in header], *others))
 
@@ -29,7 +29,7 @@ def mega(count: float) -> str:
 
 
 def of_limit(memory: int) -> str:
-    """A limit in MB, as in the tables, and in powers of 1024 if it was named so."""
+    """A limit in MB, as in the tables, and in powers of 1024 if it is a multiple."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if memory % size == 0:
             return f"{memory // size} {unit} ({mega(memory)} MB)"

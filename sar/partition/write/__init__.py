@@ -1,1 +1,1 @@
-"""From a graph source and an assignment to a partition directory."""
+"""Writes a graph source and an assignment as a partition directory."""

@@ -1,9 +1,8 @@
-"""The two passes over the input: edges into scratch files by part and type, and fields into the files of the parts.
+"""The two passes over the input: edges go to scratch files by part and type, and fields to the files of the parts.
 
-In a part, edges come by type and then by original ID, which is the order in which they are read: nothing is sorted
-beyond a chunk. A field is read once, from its first row to its last, and with an edge field the ends of its edges once
-more; the rows of a slice go to their parts' files, behind those of earlier slices. So all files are read and written
-from front to back.
+In a part, edges are in order of type and then original ID, which is the order of reading, so sorting is limited to
+chunks. A field is read once in order; for an edge field, the ends of its edges are read again. The rows of a slice are
+appended to the files of their parts. So all files are read and written sequentially.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +20,10 @@ from sar.partition.graph_source import Column, EdgeSource
 from sar.partition.write.write_job import WriteJob, by_part, stored_spec
 from sar.tensors.ids import pieces
 
-_EDGE_BYTES = 120  # of an edge's ends, with all copies
-_ORDER_BYTES = 32  # for each row of a slice, beside the row
+_EDGE_BYTES = 120  # per edge, with all copies
+_ORDER_BYTES = 32  # per row of a slice, in addition to the row
 COPIES = 4
-"""Of the rows of a field that are in memory at once: as read, as numpy's type, in their new order, as written."""
+"""Copies of a field's rows in memory: as read, as numpy's type, in their new order, as written."""
 
 
 class EdgeBuckets:
@@ -34,7 +33,7 @@ class EdgeBuckets:
 
     def __init__(self, job: WriteJob) -> None:
         self._job = job
-        self.rows_read = job.rows_in_slice(_EDGE_BYTES)  # edges that are read at once
+        self.rows_read = job.rows_in_slice(_EDGE_BYTES)  # edges that are read at a time
         self.counts = np.zeros((job.num_parts, len(job.etypes)), np.int64)  # by part and type
         for number, etype in enumerate(job.etypes):
             self._divide(number, etype)
@@ -42,14 +41,14 @@ class EdgeBuckets:
         self.ranges = np.stack([ends - self.counts, ends], axis=2)  # [start, end) of new edge IDs, (P, R, 2)
 
     def read(self, part: int) -> Iterator[tuple[int, Array]]:
-        """Edges into a part, in their order: the type, and some of its edges."""
+        """Read the edges into a part in order: yields the type, and some of its edges."""
         for number in range(len(self._job.etypes)):
             with self._file(number, part).open("rb") as file:
                 while len(found := np.fromfile(file, self._job.id_type, 3 * self.rows_read)):
                     yield number, found.reshape(-1, 3)
 
     def _divide(self, number: int, etype: CanonicalEtype) -> None:
-        """Put the edges of a type into their files."""
+        """Write the edges of a type to their files."""
         job, edges, name = self._job, self._job.graph.edges[etype], ":".join(etype)
         source, destination = job.graph.nodes_of(etype[0]), job.graph.nodes_of(etype[2])
         with ExitStack() as stack:
@@ -77,7 +76,7 @@ class _Field(NamedTuple):
     type_id: int
     column: Column
     part_of: Array  # the part of each node, or of each possible destination of the edges
-    edges: EdgeSource | None = None  # if it is a field of edges
+    edges: EdgeSource | None = None  # for fields of edges
 
     def parts(self, rows: slice) -> Array:
         """The part of each row of a slice."""
@@ -125,7 +124,7 @@ def write_edge_fields(job: WriteJob, buckets: EdgeBuckets) -> None:
 def _write_fields(job: WriteJob, name: str, fields: Sequence[_Field], counts: Array, work_bytes: int) -> None:
     """Write a file of the same name in each part.
 
-    `counts` are the rows by part and type, (P, T); `work_bytes` what a row takes in memory beside its values.
+    `counts` are the rows by part and type, (P, T); `work_bytes` is the memory per row in addition to its values.
     """
     paths = [part_folder(job.directory.path, part) / name for part in range(job.num_parts)]
     layouts = []

@@ -1,10 +1,10 @@
 """The structure of one part, in DGL's numbers: its own nodes first, then the halo, both in the order of new IDs.
 
 [Note: halo of several hops]
-sar needs the edges into a part's own nodes, and DGL's pipeline writes no others. `partition_graph` with a halo of H
-hops also keeps the edges into nodes up to H - 1 hops away, against the direction of the edges, and all edges out of own
-nodes, so that samplers and `out_degrees` find them in the part. They are found in the scratch files of the other parts:
-H passes over these for each part, in slices.
+sar only needs the edges into a part's own nodes, and DGL's pipeline only writes these. `partition_graph` with a halo of
+H hops also keeps the edges into nodes up to H - 1 hops away, against the direction of the edges, and all edges out of
+own nodes, for samplers and `out_degrees`. They are found in the scratch files of the other parts, in H passes over
+these for each part, in slices.
 """
 
 from collections.abc import Iterator
@@ -28,17 +28,17 @@ _NODE_BYTES = 64  # with all fields and copies
 
 
 def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[Array, list[int]]:
-    """Write a part's nodes, the edges into them, those that it keeps of others, their halo, and original edge IDs.
+    """Write a part's nodes, the edges into them, outer edges, the halo, and original edge IDs.
 
-    `local` is a table of (N,) integers to work with, overwritten: the number inside the part of every new ID. Returned
-    are, by the part of their source, the numbers of edges of each type and of their distinct sources, (2, R, P), and of
+    `local` is a work array of (N,) integers, which is overwritten: the number inside the part of every new ID. Returns,
+    by the part of the source, the numbers of edges of each type and of their distinct sources, (2, R, P), and of
     the distinct sources of all types, (P,). There are 0 sources for the part itself.
     """
     spans = [job.numbering.bounds(other) for other in range(job.num_parts)]
     start, end = spans[part]
     ends = np.array([last for _, last in spans])
     edges_from, rows_from = counts = np.zeros((2, len(job.etypes), job.num_parts), np.int64)
-    local[:] = 0  # then not 0 at the nodes of other parts that this one reads
+    local[:] = 0  # set below at the nodes of other parts that this part reads
     for number, of_type in groupby(buckets.read(part), key=lambda numbered: numbered[0]):
         for _, edges in of_type:
             owners = np.searchsorted(ends, edges[:, 0], side="right")
@@ -65,7 +65,7 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
         fields = "src", "dst", f"edge/{EID}", f"edge/{ETYPE}", f"edge/{INNER_EDGE}"
         writers = [layout.writer(file, name) for name in fields]
 
-        def append(edges: Array, *others: Array) -> None:  # new sources, new destinations, ...; and the other fields
+        def append(edges: Array, *others: Array) -> None:  # new sources, new destinations, ...; and further fields
             for writer, column in zip(writers, (local[edges[:, 0]], local[edges[:, 1]], *others), strict=True):
                 writer.append(column)
 
@@ -85,16 +85,16 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
 
 
 def _find_outer_edges(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array, hops: int, outer_file: Path) -> int:
-    """Write the edges that a part keeps of others, and return how many: see [Note: halo of several hops].
+    """Write the edges of other parts that a part keeps, and return their number: see [Note: halo of several hops].
 
-    They are rows of int64 in the order of their new IDs: new source, new destination, new edge ID, type. `local`, (N,)
-    by new ID, is 1 at sources of edges into the part, and above 0 in all the halo afterwards.
+    Rows are int64 in the order of new IDs: new source, new destination, new edge ID, type. `local`, (N,)
+    by new ID, is 1 at sources of edges into the part, and afterwards positive in the whole halo.
     """
     start, end = job.numbering.bounds(part)
-    led_to = hops + 1  # a mark of nodes that only edges out of the part reach, whose in-edges are not kept
+    led_to = hops + 1  # marks nodes that only edges out of the part reach; their in-edges are not kept
     own = local[start:end] = hops + 2
 
-    def edges_of_others() -> Iterator[tuple[Array, int, int]]:  # some of a type, the type, the first one's new ID
+    def edges_of_others() -> Iterator[tuple[Array, int, int]]:  # edges, their type, the new ID of the first
         for other in range(job.num_parts):
             first_id = int(buckets.ranges[other, 0, 0])
             for number, edges in buckets.read(other) if other != part else ():
@@ -120,7 +120,7 @@ def _find_outer_edges(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arr
 
 
 def _fill_nodes(job: WriteJob, file: BinaryIO, layout: FileLayout, part: int, local: Array) -> None:
-    """Fill in the fields of nodes, and number them in `local`, in which the halo is marked."""
+    """Fill in the fields of nodes, and number them in `local`, where the halo is marked."""
     new_ids, types, owners, inner = (layout.writer(file, f"node/{name}") for name in (NID, NTYPE, PART_ID, INNER_NODE))
     start, end = job.numbering.bounds(part)
     ends = job.numbering.ranges[..., 1].reshape(-1)  # by part, then type

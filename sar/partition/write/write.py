@@ -35,13 +35,13 @@ class PartitionReport(NamedTuple):
     """The result of partitioning."""
 
     json_file: Path  # for `sar.load_dgl_partition_data`
-    nodes: list[int]  # in each part
-    edges: list[int]  # into these
-    edge_cut: float  # share of the edges that lead from one part into another, 0 to 1
+    nodes: list[int]  # by part
+    edges: list[int]  # in-edges by part
+    edge_cut: float  # fraction of edges between parts, 0 to 1
 
     @classmethod
     def of(cls, json_file: Path, sizes: Array) -> "PartitionReport":
-        """From the numbers of `part_sizes`."""
+        """Create a report from the result of `part_sizes`."""
         nodes, edges, cut = sizes.tolist()
         return cls(json_file, nodes, edges, sum(cut) / max(1, sum(edges)))
 
@@ -60,25 +60,25 @@ def write_partitions(
 ) -> PartitionReport:
     """Write the parts of a graph in the format of `dgl.distributed`.
 
-    After `sar.initialize_comms` all workers call this together. Worker 0 writes, and the others wait for it, up to
+    After `sar.initialize_comms` all workers call this together. Worker 0 writes, and the others wait for up to
     `sar.Config.timeout` seconds.
 
     Args:
-        graph: the graph, also in memory, as `partition_graph` takes it; it is read slice by slice.
-        part_of: (N,) the part of every node, 0 to P - 1; nodes are numbered type after type.
+        graph: the graph, also in memory as for `partition_graph`. It is read one slice at a time.
+        part_of: (N,) the part of every node, 0 to P - 1, in order of node types.
         num_parts: P.
-        out_dir: directory to make; an empty one is replaced. It is made in `out_dir.partial`.
-        name: the directory gets `name.json` and `part0`, `part1`, ...
-        method: name of the method that made the assignment, for the JSON file.
-        memory: bytes that this may add to the process; None for slices of 32 MiB.
-        num_hops: H: parts also keep edges of others, as `dgl.distributed.partition_graph` writes them: a halo of H hops
-            against the direction of the edges, and the edges out of their own nodes. It takes H passes over all edges
-            for each part. None: the edges into own nodes, which is all that sar reads.
-        progress: called now and then with the present stage and the share of it that is done, 0 to 1.
-            Default None: the log tells of stages.
+        out_dir: directory to create, by way of `out_dir.partial`. It must not exist, or be empty.
+        name: name of the JSON file, `name.json`, next to the directories `part0`, `part1`, ...
+        method: name of the partition method, for the JSON file.
+        memory: bytes that the process may add. Default None: slices of 32 MiB.
+        num_hops: H. Also keep a halo of H hops against the direction of the edges, and the edges out of own nodes, as
+            `dgl.distributed.partition_graph` does. Takes H passes over all edges for each part. Default None: only
+            edges into own nodes, which is all that sar reads.
+        progress: called periodically with the current stage and its completed fraction, 0 to 1. Default None: stages
+            are logged.
 
     Raises:
-        ConfigError: an argument does not fit, memory is too little, or `out_dir` is taken.
+        ConfigError: an argument is invalid, memory is too small, or `out_dir` is not empty.
         PartitionError: an edge ends at no node, or the disk is full.
     """
     graph, output = from_object(graph), OutputOptions(Path(os.path.abspath(out_dir)), name, memory, num_hops)
@@ -94,13 +94,13 @@ def write_partitions(
 
 
 def part_sizes(report: DirectoryReport) -> Array:
-    """By part the number of nodes, of edges into them, and of those that are cut, (3, P) int64."""
+    """The numbers of nodes, in-edges and cut in-edges by part, (3, P) int64."""
     nodes, edges = [part.num_nodes for part in report.parts], [part.num_edges for part in report.parts]
     return np.array([nodes, edges, report.cut_edges], np.int64)
 
 
 def by_worker_0(call: str, work: Callable[[], Array], shape: tuple[int, ...]) -> Array:
-    """Let worker 0 do some work while the others wait; its result, of int64 and this shape, on all workers."""
+    """Run a function on worker 0 while other workers wait; return its result, int64 of this shape, on all workers."""
     if not session.has_peers():
         return work()
     group = session.current_group()
@@ -122,9 +122,9 @@ def write_parts(
     output: OutputOptions,
     progress: Progress,
 ) -> DirectoryReport:
-    """Write the parts into a directory in the making; the arguments are those of `write_partitions`.
+    """Write the parts into a directory under construction; arguments are as in `write_partitions`.
 
-    The report is that of `inspect_directory`, which need not read the graphs again.
+    The report equals that of `inspect_directory`, without reading the graphs again.
     """
     name, size = output.name, slice_bytes(graph.total_nodes, num_parts, output.memory)
     allow_open_files(num_parts)

@@ -1,8 +1,8 @@
-"""State that the steps of writing a partition directory share, and the memory that they may take.
+"""Shared state of the steps that write a partition directory, and their memory.
 
 [Note: memory]
-Per node: its part, its new ID, and an entry of the table in `part_graph`. Beyond this only slices of `slice_bytes`, so
-that neither a field nor a part is ever in memory.
+Per node: its part, its new ID, and an entry of the table in `part_graph`. Apart from these, only slices of
+`slice_bytes`; whole fields and parts are never in memory.
 """
 
 import resource
@@ -23,10 +23,10 @@ from sar.tensors.ids import pieces
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20
-_ROWS = 1 << 14  # few nodes at a time, as numpy makes several copies of them, in 8 bytes each
+_ROWS = 1 << 14  # nodes at a time; few, because numpy makes several copies with 8 bytes each
 _SPARE_FILES = 64
 _KEPT = 2
-"""Bytes of the process for each byte in use: the allocator keeps about as much again for the next slice."""
+"""Process memory per byte in use, because the allocator keeps about the same amount for the next slice."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class WriteJob:
     directory: NewDirectory
     graph: GraphSource
     numbering: NodeNumbering
-    slice_bytes: int  # that a slice of the graph may take, with all copies
+    slice_bytes: int  # limit for a slice of the graph, with all copies
     progress: Progress
     num_hops: int | None  # as in `OutputOptions`
 
@@ -113,12 +113,12 @@ class WriteJob:
         return index_dtype(max(self.graph.total_nodes, *(edges.num_edges for edges in self.graph.edges.values()), 0))
 
     def rows_in_slice(self, row_bytes: int) -> int:
-        """Rows that fit, by the bytes that one takes with all copies."""
+        """The number of rows that fit, from the bytes per row with all copies."""
         return max(1, min(CHUNK_ROWS, self.slice_bytes // row_bytes))
 
 
 def stored_spec(name: str, column: Column) -> ArraySpec:
-    """How a field is stored; `ConfigError` if DGL's files have no such type."""
+    """The storage format of a field; `ConfigError` if DGL's files do not support its dtype."""
     try:
         return ArraySpec(stored_dtype(column.dtype), column.shape)
     except ConfigError as error:
@@ -126,7 +126,7 @@ def stored_spec(name: str, column: Column) -> ArraySpec:
 
 
 def check_writable(graph: GraphSource, output: OutputOptions) -> None:
-    """Raise `ConfigError`, before anything is done, if DGL's format or the memory cannot hold the graph."""
+    """Raise `ConfigError` early if the graph does not fit DGL's format or the memory."""
     slice_bytes(graph.total_nodes, 1, output.memory)
     parts = [output.name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
     unusable = sorted({part for part in parts if not part or "/" in part or ":" in part})
@@ -149,7 +149,7 @@ def check_writable(graph: GraphSource, output: OutputOptions) -> None:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files if it is lower."""
+    """Increase this process's limit of open files if it is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -160,7 +160,7 @@ def allow_open_files(count: int) -> None:
 
 
 def slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
-    """Bytes that are left for slices of `memory` bytes, see [Note: memory]."""
+    """The part of `memory` bytes that is available for slices, see [Note: memory]."""
     per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * index_dtype(num_nodes).itemsize
     if memory is None:
         return _SLICE_BYTES
@@ -175,5 +175,5 @@ def slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
 
 
 def by_part(parts: Array, num_parts: int) -> tuple[Array, Array]:
-    """The order that sorts rows by part and keeps them in order otherwise, (n,), and how many each part has, (P,)."""
+    """Return a stable order of rows by part, (n,), and the number of rows of each part, (P,)."""
     return parts.argsort(kind="stable"), np.bincount(parts, minlength=num_parts)

@@ -109,8 +109,8 @@ def test_lists_of_nodes_become_masks(tmp_path):
         ({}, {"train": torch.tensor([40])}, "IDs of the 40 nodes"),
         ({}, {"train": torch.tensor([-1])}, "IDs of the 40 nodes"),
         ({}, {"train": torch.tensor([True, False])}, "IDs of the 40 nodes"),
-        ({}, {"train": {"paper": torch.arange(3)}}, "train_mask are to be by type; expected some of _N"),
-        ({"train_mask": torch.ones(40).bool()}, {"train": torch.arange(3)}, "'_N' has train_mask already"),
+        ({}, {"train": {"paper": torch.arange(3)}}, "train_mask must be by type; expected some of _N"),
+        ({"train_mask": torch.ones(40).bool()}, {"train": torch.arange(3)}, "'_N' already has train_mask"),
     ],
 )
 def test_lists_that_are_refused(tmp_path, fields, split_idx, words):

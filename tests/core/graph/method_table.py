@@ -139,7 +139,7 @@ def table() -> str:
             there.setdefault((here, note), []).append(f"`{name}`")
     lines = ["| method or attribute | value | notes |", "| --- | --- | --- |"]
     lines += [f"| {', '.join(names)} | {here} | {note} |" for (here, note), names in there.items()]
-    lines += ["", "These raise an error with the advice beside them:", ""]
+    lines += ["", "These raise an error with advice:", ""]
     lines += ["| method or attribute | instead |", "| --- | --- |"]
     lines += [f"| {', '.join(names)} | {advice} |" for advice, names in absent.items()]
     return "\n".join(lines) + "\n"

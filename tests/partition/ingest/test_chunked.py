@@ -172,9 +172,7 @@ def test_counts_that_disagree_with_the_files(tmp_path):
     content = written(tmp_path / "again")
     content["num_nodes_per_type"][0] = 21
     del content["num_nodes_per_chunk"]
-    with pytest.raises(
-        PartitionError, match=r"feat-0.npy to .*feat-1.npy has 20 rows; expected 21, as many as there are"
-    ):
+    with pytest.raises(PartitionError, match=r"feat-0.npy to .*feat-1.npy has 20 rows; expected 21, one for each node"):
         rewritten(tmp_path / "again", content)
     content["num_nodes_per_type"][0] = 3
     with pytest.raises(
@@ -185,7 +183,7 @@ def test_counts_that_disagree_with_the_files(tmp_path):
 
 @pytest.mark.parametrize(
     "content, words",
-    [("{", "is no JSON file"), ("[" * 10**5, "is no JSON file"), ("[]", "holds a list; expected an object")],
+    [("{", "is not a JSON file"), ("[" * 10**5, "is not a JSON file"), ("[]", "holds a list; expected an object")],
     ids=["cut off", "nested", "a list"],
 )
 def test_no_json(tmp_path, content, words):

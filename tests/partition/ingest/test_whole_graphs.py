@@ -55,7 +55,7 @@ def test_dgl_heterogeneous_and_more_features(tmp_path):
     ):
         open_graph(tmp_path / "graph.dgl", tmp_path / "scratch", node_features={"x": tmp_path / "x.npy"})
     np.save(tmp_path / "x.npy", np.arange(4))
-    with pytest.raises(ConfigError, match="'item' has the fields feat already"):
+    with pytest.raises(ConfigError, match="'item' already has the fields feat"):
         open_graph(tmp_path / "graph.dgl", tmp_path / "scratch", node_features={"item/feat": tmp_path / "x.npy"})
 
 
@@ -77,7 +77,7 @@ def test_bad_dgl_files(tmp_path):
     save_graphs(path, graph)
     with pytest.raises(PartitionError, match=r"graph.dgl, field '_N/x', row 1 \(from 0\), has NaN"):
         open_graph(path, tmp_path / "scratch").node_data["_N"]["x"][0:2]
-    with pytest.raises(ConfigError, match="says itself what is in it"):
+    with pytest.raises(ConfigError, match="describes its own content"):
         open_graph(path, tmp_path / "scratch", num_nodes=2)
     save_graphs(tmp_path / "other.dgl", graph)
     with pytest.raises(ConfigError, match=r"names 2 files of the format 'dgl'; expected one"):
