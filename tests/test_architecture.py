@@ -272,6 +272,15 @@ def test_public_import_paths_stay(path):
         ] == []
 
 
+def test_names_for_type_checkers_are_those_that_are_imported_when_used():
+    tree = ast.parse(Path(sar.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and node.module != "sar"]
+    told = {alias.name: node.module for node in imports for alias in node.names}
+    assert told.keys() == sar._MODULE_OF.keys()
+    assert all(getattr(importlib.import_module(module), name) is getattr(sar, name) for name, module in told.items())
+
+
 def test_every_public_name_is_there():
     assert [name for name in sar.__all__ if not hasattr(sar, name)] == []
     assert {*sar.__all__, "nn", "print"} <= set(dir(sar))
