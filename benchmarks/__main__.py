@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import command
 from benchmarks.graphs import prepare
+from benchmarks.measure import multiplies_bfloat16
 from benchmarks.plots import draw_bars
 from benchmarks.report import MEGA, publish
-from benchmarks.runs import Results, Run, Way, run_all
+from benchmarks.runs import Results, Run, Way, in_bfloat16, run_all
 
 GRAPHS = "rmat", "soc_epinions", "coauthor_cs"
 """A generated one, one with a heavy tail of degrees, and one with wide features (6,805)."""
@@ -19,16 +20,20 @@ def main(argv: Sequence[str]) -> None:
     command.add_training(parser, workers=(1, 2, 4))
     parser.add_argument("--modes", nargs="+", type=int, choices=(1, 2, 3), default=[1, 2, 3], help="(%(default)s)")
     parser.add_argument("--graph", nargs="+", metavar="NAME", help=f"default: of {', '.join(GRAPHS)} those in --data")
+    parser.add_argument("--bf16", action="store_true", help="also under autocast in bfloat16; / DGL: in bfloat16, too")
     arguments = parser.parse_args(argv)
     there = [name for name in GRAPHS if name == "rmat" or (arguments.data / f"{name}.npz").exists()]
     ways = [dgl_way(0), *(dgl_way(workers, mode) for workers in arguments.workers for mode in arguments.modes)]
+    if arguments.bf16:
+        ways = [each for way in ways for each in (in_bfloat16(way), way)]
     plan, conditions = command.plan_of(arguments, ways), command.conditions_of(argv, arguments)
     with command.work_directory(arguments.work) as work:
         for name in arguments.graph or there:
             graph = prepare(name, command.size_of(arguments), arguments.data, work, arguments.seed)
             results = run_all(graph, plan)
-            # Another allocator has sections of its own.
+            # Another allocator and bfloat16 have sections of their own.
             section = graph.name if arguments.allocator == "least" else f"{graph.name}, {arguments.allocator}"
+            section += ", bfloat16" * arguments.bf16
             file = f"benchmarks-{section.replace(', ', '-')}.png"
             draw_bars(bars(results), arguments.docs / file)
             picture = f"![Epoch time, memory and bytes of each model on {graph.name}]({file})"
@@ -42,15 +47,16 @@ def dgl_way(workers: int, mode: int = 1) -> Way:
 
 
 def table(results: Results) -> list[tuple[str, ...]]:
-    """A row for every model and way; `HEADER` first."""
+    """A row for every model and way; `HEADER` first. Without instructions for bfloat16, its times would say nothing."""
     rows: list[tuple[str, ...]] = [HEADER]
+    timed = multiplies_bfloat16() or not any(way.bf16 for _, way in results.runs)
     for model, way in results.runs:
-        seconds = results.spread(model, way, lambda run: run.seconds).text()
+        seconds = results.spread(model, way, lambda run: run.seconds).text() if timed else ""
         rise = f"{results.spread(model, way, lambda run: run.rise).median / MEGA:.0f}"
+        over = results.spread(model, way, lambda run: run.over_single).text() if timed else ""
         if not way.workers:
-            rows.append((model, way.name, "", seconds, "1", rise, "", ""))
+            rows.append((model, way.name, "", seconds, "1" if over == "1.00" else over, rise, "", ""))
             continue
-        over = results.spread(model, way, lambda run: run.over_single).text()
         share = results.spread(model, way, lambda run: run.share).text()
         sent = f"{results.spread(model, way, lambda run: run.sent).median / MEGA:.1f}"
         rows.append((model, way.name, str(way.mode), seconds, over, rise, share, sent))
@@ -66,7 +72,7 @@ def bars(results: Results) -> dict[str, dict[str, dict[str, float]]]:
     }
     found: dict[str, dict[str, dict[str, float]]] = {}
     for model, way in results.runs:
-        label = f"W = {way.workers}, mode {way.mode}" if way.workers else "DGL"
+        label = (f"W = {way.workers}, mode {way.mode}" if way.workers else "DGL") + ", bfloat16" * way.bf16
         for name, number in quantities.items():
             found.setdefault(model, {}).setdefault(name, {})[label] = results.spread(model, way, number).median
     return found

@@ -4,8 +4,10 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sar
 from benchmarks.floors import aggregation_time, dense_time
@@ -42,6 +45,8 @@ class Job:
     allocator: str = "least"  # `Config.allocator`
     device: str = "cpu"
     floors: bool = False  # whether to measure parts of an epoch
+    bf16: bool = False  # whether the forward runs under autocast in bfloat16
+    seeds: int = 0  # train so often, each time with the next seed, and test at the end; 0: once, without a test
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Measurement:
     seconds: list[float]  # of the epochs after the warm-up
     rise: float  # bytes of memory at the peak above the level just before the first epoch
     traffic: Traffic = Traffic(0, 0, 0)
+    accuracies: Sequence[float] = ()  # by seed, on the nodes of all workers that are not trained on
 
 
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measurement:
@@ -99,7 +105,27 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurem
     del data
     if job.mode == 3:
         graph = graph.get_full_partition_graph()
-    return _train(job, graph if job.layers == DGL else sar.pyg.edge_index(graph), *fields)
+    edges = graph if job.layers == DGL else sar.pyg.edge_index(graph)
+    if not job.seeds:
+        return _train(job, edges, *fields)
+    with ProductsInFloat32() if job.bf16 and not multiplies_bfloat16() else nullcontext():
+        runs = [_train(replace(job, seed=job.seed + i), edges, *fields) for i in range(job.seeds)]
+    return replace(runs[0], accuracies=[run.accuracies[0] for run in runs])
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16."""
+    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return supported
+
+
+class ProductsInFloat32(TorchDispatchMode):
+    """Computes products of bfloat16 in float32, many times faster if the processor has no instructions for bfloat16."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) or args[0].dtype != torch.bfloat16:
+            return func(*args, **(kwargs or {}))
+        return func(*(x.float() for x in args), **(kwargs or {})).bfloat16()
 
 
 def _train(job: Job, edges: Any, x: Tensor, labels: Tensor, train: Tensor) -> Measurement:
@@ -108,6 +134,10 @@ def _train(job: Job, edges: Any, x: Tensor, labels: Tensor, train: Tensor) -> Me
     n_train = sar.all_sum(int(train.sum())) if together else int(train.sum())
     torch.manual_seed(job.seed)
     model = (Model if job.layers == DGL else PygModel)(job.model, x.shape[1], job.num_classes).to(x.device)
+    mixes = job.model != "GAT" or job.layers != DGL or together  # DGL's GAT mixes no dtypes on the CPU
+    autocast = partial(torch.autocast, x.device.type, torch.bfloat16, job.bf16 and mixes)
+    if job.bf16 and not mixes:
+        model, x = model.bfloat16(), x.bfloat16()
     if together:
         sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -116,7 +146,8 @@ def _train(job: Job, edges: Any, x: Tensor, labels: Tensor, train: Tensor) -> Me
     try:
         for _ in range(job.warm_up + job.epochs):
             before, start = sar.comm.statistics(), time.perf_counter()
-            loss = functional.cross_entropy(model(edges, x)[train], labels[train], reduction="sum") / n_train
+            with autocast():
+                loss = functional.cross_entropy(model(edges, x)[train], labels[train], reduction="sum") / n_train
             optimizer.zero_grad()
             loss.backward()
             if together:
@@ -128,6 +159,11 @@ def _train(job: Job, edges: Any, x: Tensor, labels: Tensor, train: Tensor) -> Me
     except torch.OutOfMemoryError:
         return Measurement(len(x), [], [math.inf], math.inf)
     rise = memory.above_baseline()
+    if job.seeds:
+        with torch.no_grad(), autocast():
+            right = (model(edges, x).argmax(1) == labels)[~train]
+        accuracy = sar.all_sum(int(right.sum())) / sar.all_sum(len(right))
+        return Measurement(len(x), [], seconds, rise, accuracies=[accuracy])
     if not together:
         return Measurement(len(x), losses, seconds[job.warm_up :], rise)
     traffic = Traffic(

@@ -23,6 +23,12 @@ class Way(NamedTuple):
     workers: int = 0
     mode: int = 1
     layers: str = DGL
+    bf16: bool = False  # under autocast in bfloat16
+
+
+def in_bfloat16(way: Way) -> Way:
+    """The way under autocast in bfloat16."""
+    return way._replace(name=f"{way.name}, bfloat16", bf16=True)
 
 
 @dataclass(frozen=True)
@@ -122,11 +128,11 @@ def run_all(graph: Prepared, plan: Plan) -> Results:
             for way in plan.ways:
                 if model == "GAT" and way.layers == measure.PYG_CSR:
                     continue  # whose layer cannot use it
-                processes = _train(graph, plan, replace(job, mode=way.mode, layers=way.layers), way)
+                processes = _train(graph, plan, replace(job, mode=way.mode, layers=way.layers, bf16=way.bf16), way)
                 single = single or processes
                 run = Run(processes, single)
                 what = f"{graph.name}, {len(graph.graph.src):,} edges {repeat + 1}: {model}, {way.name}"
-                if job.wire is None:
+                if job.wire is None and not way.bf16 and not plan.ways[0].bf16:
                     _check_losses(run, what)
                 results.runs.setdefault((model, way), []).append(run)
                 print(f"{what}: {run.seconds:.3f} s an epoch, {run.rise / 1e6:.0f} MB at most", flush=True)

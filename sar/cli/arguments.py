@@ -33,6 +33,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     add("--nodes", type=int, default=100_000, metavar="N", help="of the generated graph (%(default)s)")
     add("--degree", type=int, default=20, metavar="D", help="mean, of the generated graph (%(default)s)")
     add("--device", default="cpu", help="of the workers: cpu, or cuda, which they share or have each (%(default)s)")
+    add("--bf16", action="store_true", help="compute in bfloat16, by autocast, which is not exact")
     add(
         "--out", type=Path, default=Path("demo"), help="folder for the picture, the table and the outputs (%(default)s)"
     )

@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     who = _who(arguments)
     rows, ratios = _table(runs, who)
     caption = f"{ratios}\n\n{CAPTION.format(workers=arguments.workers, parts=arguments.parts)}"
+    caption += f"\n{IN_BFLOAT16}" if arguments.bf16 else ""
     caption += "" if arguments.device == "cpu" else f"\n{ON_DEVICE.format(device=arguments.device)}"
     print(f"\n{as_text(rows)}\n\n{caption}")
     table, picture = arguments.out / "demo.md", arguments.out / "demo.png"
@@ -134,7 +135,8 @@ def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, traine
     device = torch.device(arguments.device if source.suffix == ".json" else "cpu")
     has_its_own = device.type == "cuda" and torch.cuda.device_count() >= arguments.workers
     sar.initialize_comms(backend="nccl" if has_its_own else None)  # plain DGL has a group of one, for the same loop
-    _load_code(name, source, device)
+    with _autocast(arguments, source, device):
+        _load_code(name, source, device)
     memory = peak_memory(device) if device.type == "cuda" else PeakAnonymous()
     run = _train(arguments, name, source, trained, device)
     return run._replace(peak_memory=memory.above_baseline())
@@ -145,7 +147,8 @@ def train_out_of_core(_: Any, arguments: argparse.Namespace, name: str, source: 
     sar.initialize_comms()
     set_allocator(spilled=True)
     device, place = torch.device("cpu"), source.parent
-    _load_code(name, source, device)
+    with _autocast(arguments, source, device):
+        _load_code(name, source, device)
     memory = PeakAnonymous()
     work = partial(_train, arguments, name, source, trained, device)
     threads = run_in_turns(arguments.parts, work, place, arguments.memory)
@@ -157,6 +160,11 @@ def train_out_of_core(_: Any, arguments: argparse.Namespace, name: str, source: 
     infer(source, make_model, trained, out=out, workers=arguments.parts, spill=place, memory=arguments.memory)
     logits = np.load(out)
     return threads.results[0]._replace(peak_memory=peak, ids=np.arange(len(logits)), logits=logits)
+
+
+def _autocast(arguments: argparse.Namespace, source: Path, device: torch.device) -> torch.autocast:
+    """With `--bf16`, all but the one process with the whole graph compute in bfloat16."""
+    return torch.autocast(device.type, torch.bfloat16, arguments.bf16 and source.suffix == ".json")
 
 
 def _train(
@@ -171,8 +179,9 @@ def _train(
     sent = sar.comm.statistics().bytes_sent
     for _ in range(arguments.epochs):
         start = time.perf_counter()
-        logits = model(graph, x)
-        loss = task.loss(logits)
+        with _autocast(arguments, source, device):
+            logits = model(graph, x)
+            loss = task.loss(logits)
         optimizer.zero_grad()
         loss.backward()
         sar.gather_grads(model)
@@ -183,7 +192,7 @@ def _train(
         seconds.append(time.perf_counter() - start)
     sent = sar.comm.statistics().bytes_sent - sent
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), _autocast(arguments, source, device):
         accuracy = task.accuracy(model(graph, x), "test")
         if source.suffix == ".pt":
             torch.save(model.state_dict(), trained)
@@ -191,7 +200,7 @@ def _train(
             model.load_state_dict(torch.load(trained, weights_only=True))
         logits = model(graph, x)
     costs = float(np.median(seconds)), accuracy, 0, sent / arguments.epochs
-    return Run(losses, validation, *costs, ids.cpu().numpy(), logits.cpu().numpy())
+    return Run(losses, validation, *costs, ids.cpu().numpy(), logits.float().cpu().numpy())
 
 
 class PeakAnonymous:
@@ -262,17 +271,19 @@ Peak memory is the highest anonymous memory of a process, minus that before grap
 which the limit includes.
 The logit difference is the largest over all nodes and classes from those of the one process, at the parameters that \
 it has trained; with a limit, they are read from the file of outputs."""
+IN_BFLOAT16 = "All but the one process with the whole graph computed in bfloat16, by autocast, which is not exact."
 ON_DEVICE = "Workers computed on {device}, with the memory of tensors there, and the one process on the CPU."
 
 
 def _who(arguments: argparse.Namespace) -> list[str]:
     """The first columns of the rows of a model."""
+    dtype = ", bfloat16" * arguments.bf16
     if arguments.device != "cpu":
-        return [f"1 process, {PLAIN}", f"{arguments.workers} workers, sar, {arguments.device}"]
+        return [f"1 process, {PLAIN}", f"{arguments.workers} workers, sar, {arguments.device}{dtype}"]
     return [
         f"1 process, {PLAIN}",
-        f"{arguments.workers} workers, sar",
-        f"1 process in {arguments.memory / 2**20:.0f} MiB, sar",
+        f"{arguments.workers} workers, sar{dtype}",
+        f"1 process in {arguments.memory / 2**20:.0f} MiB, sar{dtype}",
     ]
 
 

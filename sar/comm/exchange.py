@@ -81,9 +81,9 @@ class Exchange(ExchangeSpec):
 
     def __post_init__(self) -> None:
         self.out = None if self.fields is None else RowFormat.of(self.fields, self.settings.wire_dtype_features)
-        self.back = (
-            None if self.returns is None else RowFormat.of(self.returns.totals, self.settings.wire_dtype_gradients)
-        )
+        self.back = None
+        if self.returns is not None:
+            self.back = RowFormat.of(self.returns.totals, self.returns.half or self.settings.wire_dtype_gradients)
         alone = len(self.group.local_peers) == 1
         # Rows of this worker, or of all workers of its process.
         self._rows: OwnRows = OwnRows(self) if alone else self.group.rows_of_process(self)

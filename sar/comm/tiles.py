@@ -217,6 +217,7 @@ class GradientReturn(NamedTuple):
     # Called with indices of this worker's rows, (n,), one reader's gradients for them, (n, ...), and the total.
     add: Callable[[Tensor, Tensor, Tensor], object]
     start: float = 0.0  # the neutral element of `add`
+    half: torch.dtype | None = None  # dtype of the rows if it is a half precision, in which gradients then travel
 
     def sums(self, places: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """Tensors for a tile's gradients; `places` in a message themselves if they need no conversion."""

@@ -34,6 +34,17 @@ def is_exactly(module: Any, *kinds: type) -> bool:
     return is_written_in(module.forward, type(module).__module__)
 
 
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is enabled for operations on this tensor."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """The tensor as autocast, if it is enabled, passes it to a product: layers convert features before they travel."""
+    casts = is_autocast(x) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(torch.get_autocast_dtype(x.device.type)) if casts else x
+
+
 def views_of_nothing(rows: int) -> AbstractContextManager[Any]:
     """Context for layers on a worker without edges, and maybe without nodes. Does nothing unless `rows` is 0.
 

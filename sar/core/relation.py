@@ -13,7 +13,7 @@ from sar.comm.group import Group
 from sar.comm.tiles import HaloPlan, HaloSlice
 from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.errors import GraphError, MissingMethodError
-from sar.kernels import EdgeBlock
+from sar.kernels import EdgeBlock, accumulation_dtype
 from sar.tensors.ids import to_offsets
 from sar.tensors.lasting import lasting
 
@@ -137,9 +137,9 @@ class Relation:
 
     @lasting
     def _make_degrees(self, dtype: torch.dtype, dims: int, out: bool, power: float) -> Tensor:
-        degrees = (self.out_degrees if out else self.in_degrees).clamp(min=1).to(dtype)
+        degrees = (self.out_degrees if out else self.in_degrees).clamp(min=1).to(accumulation_dtype(dtype))
         degrees = degrees if power == 1 else degrees.reciprocal() if power == -1 else degrees.pow(power)
-        return degrees.view(-1, *[1] * (dims - 1))
+        return degrees.to(dtype).view(-1, *[1] * (dims - 1))
 
     @lasting
     def to(self, device: torch.device) -> "Relation":

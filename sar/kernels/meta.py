@@ -60,7 +60,7 @@ def aggregate_grad(
 def project(x: Tensor, attn: Tensor) -> Tensor:
     """As `sar.kernels.attention.project`."""
     _read(x, attn)
-    return x.new_empty(x.shape[:2])
+    return attn.new_empty(x.shape[:2])
 
 
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:

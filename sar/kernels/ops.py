@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.errors import GraphError
+from sar.tensors.views import accumulation_dtype
 
 Shape = tuple[int, ...]
 
@@ -149,7 +150,7 @@ class Attention(NamedTuple):
 
 
 class AttentionOperands(NamedTuple):
-    """Operands of a block's edges, of one dtype: float32 or float64."""
+    """Operands of a block's edges, of one dtype: float32 or float64. Features of float32 may have a half precision."""
 
     x: Tensor  # (num_src, H, D) features of the sources
     y: Tensor  # of the destinations: (num_dst, H) for ADDITIVE scores, else features (num_dst, H, D)
@@ -172,8 +173,9 @@ class OnlineSoftmaxState(NamedTuple):
     @classmethod
     def start(cls, num_dst: int, x: Tensor) -> OnlineSoftmaxState:
         """The sums over no edges, for source features like x, (*, H, D)."""
-        heads = x.new_zeros(num_dst, x.shape[1])
-        return cls(x.new_zeros(num_dst, *x.shape[1:]), torch.full_like(heads, -torch.inf), heads)
+        out = x.new_zeros(num_dst, *x.shape[1:], dtype=accumulation_dtype(x.dtype))
+        heads = out.new_zeros(num_dst, x.shape[1])
+        return cls(out, torch.full_like(heads, -torch.inf), heads)
 
     def finish(self, in_degrees: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted mean, (num_dst, H, D), 0 without in-edges, and the normaliser of scores, (num_dst, 2, H).

@@ -234,6 +234,7 @@ _OPERATIONS: dict[Op, Callable[[Tensor, Any], Tensor]] = {
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Reference of `sar.kernels.attention.attend`."""
     out, peak, total = state
+    operands = operands._replace(x=operands.x.to(out.dtype), y=operands.y.to(out.dtype))
     features = tuple(operands.x.shape[1:])
     score = operands.x.new_empty(block.num_edges, operands.x.shape[1])
     greatest = peak.clone()
@@ -272,6 +273,8 @@ def attend_grad(
     block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
 ) -> None:
     """Reference of `sar.kernels.attention.attend_grad`; see `Backend`."""
+    operands = operands._replace(x=operands.x.to(stats.dtype), y=operands.y.to(stats.dtype))
+    grad = grad.to(stats.dtype)
     for edges in edge_chunks(block, tuple(operands.x.shape[1:])):
         score = _scores(how, operands, edges)
         softmax = (score - stats[edges.dst, PEAK]).exp() * stats[edges.dst, INVERSE]

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar.core.modules import as_autocast
 from sar.core.passing.attention import attention, recompute_linear
 from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, aggregate, meanwhile
 from sar.kernels.ops import Score
@@ -26,10 +27,11 @@ class SAGEConv(nn.Module):
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
         next_width, width = self.fc_neigh.out_features, self.fc_neigh.in_features
         first = width > next_width or (width == next_width and x.requires_grad)  # as in the patched layers of DGL
+        x = as_autocast(x)
         rows = self.fc_neigh(x) if first else x
         with meanwhile(lambda: self.fc_self(x)) as own:
             mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", rows)
-        return own().add_(mean) if first else own().addmm_(mean, self.fc_neigh.weight.T)
+        return own().add_(mean) if first else own().addmm_(mean, as_autocast(self.fc_neigh.weight).T)
 
 
 class GraphConv(nn.Module):
@@ -42,13 +44,14 @@ class GraphConv(nn.Module):
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
         context = graph.call_context()
-        sent, received = (context.relation.degrees(x.dtype, out=out, power=-0.5) for out in (True, False))
+        rows = as_autocast(x)
+        sent, received = (context.relation.degrees(rows.dtype, out=out, power=-0.5) for out in (True, False))
         weight = self.weight  # read once: a parametrization may count reads
         width, next_width = weight.shape
         first = width > next_width or (width == next_width and x.requires_grad)
-        x = (x @ weight if first else x) * sent
-        x = aggregate(context, SCALED_SOURCE, "sum", x, received)
-        return x + self.bias if first else torch.addmm(self.bias, x, weight)
+        rows = (rows @ weight if first else rows) * sent
+        rows = aggregate(context, SCALED_SOURCE, "sum", rows, received)
+        return rows + self.bias if first else torch.addmm(self.bias, rows, weight).to(x.dtype)
 
 
 class GATConv(nn.Module):
@@ -64,6 +67,7 @@ class GATConv(nn.Module):
             nn.init.xavier_normal_(weights, RELU)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, H, D')
+        x = as_autocast(x)
         h = self.fc(x).unflatten(1, self.shape)
         attended = attention(
             graph.call_context(),

@@ -82,8 +82,9 @@ def rows_of_process(spec: ExchangeSpec, make_letters: MakeLetters, contents_of: 
     counters.bytes_sent += bytes_out * sent + bytes_back * received
     counters.bytes_received += bytes_out * received + bytes_back * sent
     rounds = spec.keep and (spec.settings.wire_dtype_features, spec.settings.wire_dtype_gradients) != (None, None)
+    half = None if spec.returns is None else spec.returns.half  # which gradients need not be in place
     for form, tensors in ((spec.out, spec.fields), (spec.back, spec.returns and spec.returns.totals)):
-        rounds = rounds or (form is not None and form.fields != RowFormat.of(tensors or ()).fields)
+        rounds = rounds or (form is not None and form.fields != RowFormat.of(tensors or (), half).fields)
     fits = plan.rows_of_process * (bytes_out + bytes_back) <= at_hand("cpu")
     if spec.local is not None and fits and not rounds:
         return RowsInPlace(spec, spec.local)

@@ -19,7 +19,7 @@ from benchmarks.command import shown
 from benchmarks.graphs import GeneratedSize, Prepared, prepare
 from benchmarks.measure import Job, Measurement, Traffic
 from benchmarks.report import write_section
-from benchmarks.runs import Plan, Results, Run, Spread
+from benchmarks.runs import Plan, Results, Run, Spread, in_bfloat16
 from sar.errors import SarError
 from tests.workers import REPOSITORY
 
@@ -71,13 +71,13 @@ def test_the_whole_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["pyg", "growth"])
+@pytest.mark.parametrize("module", ["pyg", "growth", "accuracy"])
 def test_the_whole_path_of_others(tmp_path: Path, module: str) -> None:
-    sizes = ["--sizes", "20000", "40000"] if module == "growth" else []
+    sizes = {"growth": ["--sizes", "20000", "40000"], "accuracy": ["--graph", "cora", "--repeats", "2"]}.get(module, [])
     done = benchmark(f"benchmarks.{module}", *TINY, *sizes, "--docs", tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^\| SAGE.*$", (tmp_path / "benchmarks.md").read_text(), re.MULTILINE)
-    assert len(rows) == (3 if module == "pyg" else 2)
+    rows = re.findall(r"^\|.* SAGE.*$", (tmp_path / "benchmarks.md").read_text(), re.MULTILINE)
+    assert len(rows) == {"pyg": 3, "growth": 2, "accuracy": 1}[module]
 
 
 def test_ratios_are_taken_within_a_repeat(tmp_path: Path) -> None:
@@ -93,6 +93,19 @@ def test_ratios_are_taken_within_a_repeat(tmp_path: Path) -> None:
         "W = 1, mode 1": 1.5,
         "W = 2, mode 1": 1.5,
     }
+
+
+@pytest.mark.parametrize("supported", [False, True])
+def test_times_in_bfloat16_need_its_instructions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supported: bool
+) -> None:
+    monkeypatch.setattr(main_benchmark, "multiplies_bfloat16", lambda: supported)
+    results = made_up(tmp_path)
+    results.runs["SAGE", in_bfloat16(dgl_way(1))] = results.runs["SAGE", dgl_way(1)]
+    header, *_, row = main_benchmark.table(results)
+    cells = dict(zip(header, row, strict=True))
+    assert (cells["trained by"], cells["MB at peak"]) == ("1 worker, sar, bfloat16", "60")
+    assert cells["/ DGL"] == ("0.50" if supported else "")
 
 
 def test_spread_shows_what_varies() -> None:

@@ -78,6 +78,19 @@ def test_demo_trains_compares_and_draws(
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50  # not blank
 
 
+def test_bfloat16_is_not_exact_and_the_demo_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sar.cli.demo.MODELS", {"GAT": MODELS["GAT"]})
+    small = ["--nodes", "600", "--degree", "12", "--epochs", "1", *HELD, "--out", str(tmp_path)]
+    assert main(["demo", "--bf16", *small]) == 0
+    assert "bfloat16, by autocast, which is not exact" in capfd.readouterr().out
+    single, workers, _ = markdown_rows(tmp_path / "demo.md")
+    assert "bfloat16" not in single["trained by"]
+    assert workers["trained by"].endswith("workers, sar, bfloat16")
+    assert 1e-3 < float(workers["largest logit difference"]) < 0.5
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

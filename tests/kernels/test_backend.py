@@ -43,10 +43,24 @@ def test_the_slow_path_on_the_cpu_is_logged_once(caplog):
     with caplog.at_level(logging.WARNING, "sar"):
         for _ in range(2):
             api.choose(torch.ones(2, dtype=torch.int64))
-            api.choose(torch.ones(2, dtype=torch.bfloat16))
+            api.choose(torch.ones(2, dtype=torch.float16))
     [record] = caplog.records
     assert "torch.int64" in record.getMessage()
     assert "float32" in record.getMessage()
+
+
+@pytest.mark.parametrize("has_instructions", [False, True])
+def test_a_processor_without_instructions_for_bfloat16_is_logged_once(caplog, monkeypatch, has_instructions):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_instructions)
+    api._choose.cache_clear()
+    api._warn_of_bfloat16.cache_clear()
+    single, half = torch.ones(2), torch.ones(2, dtype=torch.bfloat16)
+    with caplog.at_level(logging.WARNING, "sar"):
+        api.choose(single)
+        assert not caplog.records
+        api.choose(half)
+        api.choose(half, single)
+    assert ["bfloat16" in record.getMessage() for record in caplog.records] == [True] * (not has_instructions)
 
 
 def test_tensors_without_values():

@@ -5,11 +5,23 @@ import dgl.nn
 import pytest
 import torch
 import torch.distributed as dist
+import torch_geometric.nn as pyg
 from torch import nn
 
 import sar
-from tests.parity.harness import check, deal, parameter_gradients, random_data, run_everywhere, weighted_sum
+from sar import comm
+from tests.parity.harness import (
+    build,
+    check,
+    deal,
+    parameter_gradients,
+    random_data,
+    random_shares,
+    run_everywhere,
+    weighted_sum,
+)
 from tests.parity.programs import pairwise, weighted
+from tests.parity.pyg_layers import edges_of
 from tests.parity.scenarios import SCENARIOS
 
 IN, OUT = 6, 4
@@ -51,6 +63,10 @@ def plain(layer, graph, x, w):
     return layer(graph, x)
 
 
+def by_edge_index(layer, graph, x, w):
+    return layer(x, edges_of(graph))
+
+
 def edge_weight(layer, graph, x, w):
     return layer(graph, x, edge_weight=w.squeeze(1))
 
@@ -59,18 +75,44 @@ def edge_feature(layer, graph, x, w):
     return layer(graph, x, w)
 
 
+def graph_conv(out, norm="both", bias=True):
+    return dgl.nn.GraphConv(IN, out, norm=norm, bias=bias, allow_zero_in_degree=True)
+
+
 LAYERS = {
-    "GraphConv": (lambda: dgl.nn.GraphConv(IN, OUT, allow_zero_in_degree=True), plain),
+    "GraphConv": (lambda: graph_conv(OUT), plain),
+    "GraphConv equal": (lambda: graph_conv(IN), plain),
+    "GraphConv wider": (lambda: graph_conv(8), plain),
+    "GraphConv wider, without bias": (lambda: graph_conv(8, norm="right", bias=False), plain),
+    "GraphConv left": (lambda: graph_conv(OUT, norm="left"), plain),
+    "GraphConv left, without bias": (lambda: graph_conv(8, norm="left", bias=False), plain),
     "GraphConv weighted": (lambda: dgl.nn.GraphConv(IN, OUT, allow_zero_in_degree=True), edge_weight),
     "SAGEConv": (lambda: dgl.nn.SAGEConv(IN, OUT, "mean"), plain),
+    "SAGEConv equal": (lambda: dgl.nn.SAGEConv(IN, IN, "mean"), plain),
+    "SAGEConv wider": (lambda: dgl.nn.SAGEConv(IN, 8, "mean"), plain),
     "SAGEConv weighted": (lambda: dgl.nn.SAGEConv(IN, OUT, "gcn"), edge_weight),
     "GATConv": (lambda: dgl.nn.GATConv(IN, 2, 2, residual=True, allow_zero_in_degree=True), plain),
+    "GATv2Conv": (lambda: dgl.nn.GATv2Conv(IN, 2, 2, allow_zero_in_degree=True), plain),
     "DotGatConv": (lambda: dgl.nn.DotGatConv(IN, 2, 2, allow_zero_in_degree=True), plain),
     "HeteroGraphConv": (OneRelation, plain),
+    "PyG GCNConv": (lambda: pyg.GCNConv(IN, OUT, cached=True), by_edge_index),
+    "PyG GATConv": (lambda: pyg.GATConv(IN, 2, 2), by_edge_index),
     "Python messages": (PythonMessages, edge_feature),
 }
-MIXED = ("GraphConv weighted", "SAGEConv weighted", "GATConv")
+ATTENTION = ("GATConv", "GATv2Conv", "PyG GATConv")
+MIXED = ("GraphConv weighted", "SAGEConv weighted", *ATTENTION)
 """Layers whose operands autocast mixes: DGL on the CPU refuses them."""
+
+
+def round_projections(layer):
+    """Let linear layers compute under autocast, the rest in float32: slopes of a leaky ReLU depend on that rounding."""
+    for module in [each for each in layer.modules() if isinstance(each, (nn.Linear, pyg.Linear))]:
+
+        def forward(x, original=module.forward):
+            with torch.autocast("cpu", torch.bfloat16):
+                return original(x).float()
+
+        module.forward = forward
 
 
 def gradients(graph, data, name, autocast_in_dgl):
@@ -79,11 +121,15 @@ def gradients(graph, data, name, autocast_in_dgl):
         sar.patch_dgl()
     build, call = LAYERS[name]
     layer = build()
+    if name in ATTENTION and not dist.is_initialized():
+        round_projections(layer)
     x, w = data.leaf("x"), data.leaf("w")
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast_in_dgl or dist.is_initialized()):
         out = call(layer, graph, x, w).flatten(1)
     weighted_sum(out.float(), data.nodes["cotangent"]).backward()
     results = {"node output": out.float(), "node x.grad": x.grad, **parameter_gradients(layer)}
+    if autocast_in_dgl:  # which has an output of the same dtype
+        results["same bytes of a number"] = torch.tensor(float(out.itemsize))
     return results if w.grad is None else {**results, "edge w.grad": w.grad}
 
 
@@ -105,6 +151,33 @@ def test_replays_run_under_the_autocast_of_the_forward(pool, world_size):
     for again, kept in zip(results[1], results[2], strict=True):
         for name, value in kept.items():
             assert torch.allclose(again[name], value, rtol=1e-5, atol=1e-5), name
+
+
+def bytes_sent(mine, name, mode, autocast):
+    """Bytes that this worker sends in the forward and in the backward of a layer."""
+    (partition, data), (build_layer, call) = mine, LAYERS[name]
+    sar.patch_dgl()
+    graph, layer, x, w = build(partition, mode), build_layer(), data.leaf("x"), data.leaf("w")
+    with torch.no_grad():
+        call(layer, graph, x, w)  # PyTorch Geometric's keeps weights of edges
+    start = comm.statistics().bytes_sent
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = call(layer, graph, x, w)
+    middle = comm.statistics().bytes_sent
+    out.float().sum().backward()
+    return middle - start, comm.statistics().bytes_sent - middle
+
+
+@pytest.mark.parametrize("world_size", [2])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "Python messages"])
+def test_rows_and_their_gradients_travel_in_bfloat16(pool, world_size, name):
+    mine = random_shares(world_size)
+    for mode in (1, 2, 3):
+        for wide, half in zip(
+            *(pool.run(bytes_sent, name, mode, on, per_rank=mine) for on in (False, True)), strict=True
+        ):
+            for each, of_half in zip(wide, half, strict=True):
+                assert 0 < of_half <= 0.6 * each, (mode, half, wide)  # of small messages, alignment shows
 
 
 def mixed(graph, data, program, dtype, autocast):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sar.core.collective import CallContext
 from sar.core.graph.graph import Features, GraphShardManager, layer_inputs, own_rows
-from sar.core.modules import is_exactly, views_of_nothing
+from sar.core.modules import as_autocast, is_autocast, is_exactly, views_of_nothing
 from sar.core.passing.attention import attention, recompute_linear
 from sar.errors import GraphError
 from sar.kernels.ops import Score
@@ -103,6 +103,9 @@ def _attend(
     if score is not Score.DOT:
         drop = layer.attn_drop
         factor, dropout = layer.leaky_relu.negative_slope, drop.p if drop.training else 0.0
+    if is_autocast(source) and is_exactly(projections[0], nn.Linear):
+        rows = as_autocast(source)
+        own, source = rows if own is source else own, rows
     with views_of_nothing(context.relation.num_edges):
         x, y = projections[0](source), None if own is None else projections[1](own)
         x = x.view(len(x), *heads)

@@ -29,7 +29,7 @@ from sar.config import Config
 from sar.core.collective import CallContext
 from sar.core.graph.graph import GraphShardManager, layer_inputs
 from sar.core.graph.queries import ALL
-from sar.core.modules import is_exactly, views_of_nothing
+from sar.core.modules import as_autocast, is_autocast, is_exactly, views_of_nothing
 from sar.core.passing.at_sources import sum_at_sources
 from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, Operand, aggregate, copy_to_edges, meanwhile
 from sar.errors import GraphError
@@ -55,10 +55,6 @@ def _multiplies_first(context: CallContext, source: Tensor, width: int, product_
     return width > product_width or equal
 
 
-def _is_autocast(x: Tensor) -> bool:
-    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
-
-
 def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Tensor:
     """`SAGEConv`: the self term is computed while neighbors' rows travel, and the mean is added to it in place.
 
@@ -68,14 +64,17 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
         return original(layer, graph, feat, edge_weight)
     context, source, destination = layer_inputs(graph, feat, layer.feat_drop)
     exact = is_exactly(layer.fc_self, nn.Linear) and is_exactly(layer.fc_neigh, nn.Linear)
-    exact = exact and layer.fc_neigh.bias is None and not _is_autocast(source)
+    exact = exact and layer.fc_neigh.bias is None
+    if exact:
+        shared, source = destination is source, as_autocast(source)
+        destination = source if shared else as_autocast(destination)
     width, out_width = layer._in_src_feats, layer._out_feats
     first = width > out_width or (exact and _multiplies_first(context, source, width, out_width))
     rows = layer.fc_neigh(source) if first else source
     with meanwhile(partial(layer.fc_self, destination)) as own:
         mean = aggregate(context, COPY_PRODUCT if first else COPY_SOURCE, "mean", rows)
     if exact:
-        out = own().add_(mean) if first else own().addmm_(mean, layer.fc_neigh.weight.T)
+        out = own().add_(mean) if first else own().addmm_(mean, as_autocast(layer.fc_neigh.weight).T)
     else:
         out = (mean if first else layer.fc_neigh(mean)) + own()
     out = out if layer.activation is None else layer.activation(out)
@@ -88,31 +87,34 @@ def graph_conv(
 ) -> Any:  # fmt: skip
     """`GraphConv`: destination norms are factors of messages, and products start from the bias.
 
-    The original creates a tensor of all rows for each of the two. See also `_multiplies_first`.
+    The original creates a tensor of all rows for each of the two. See also `_multiplies_first`. Under autocast
+    features are converted before they travel, and the result has the dtype that the original's norms and bias give it.
     """
     context, source, _ = layer_inputs(graph, feat)
     relation, norm, dtype = context.relation, layer._norm, source.dtype
     plain = weight is None and edge_weight is None and source.dim() == 2 and source.itemsize > 2
     lacking = not layer._allow_zero_in_degree and relation.has_isolated
-    if not plain or lacking or _is_autocast(source):
+    if not plain or lacking:
         return original(layer, graph, feat, weight, edge_weight)
     kernel, bias = layer.weight, layer.bias  # read once: a parametrization such as spectral_norm may count reads
     if kernel is None or kernel.dtype != dtype:
         return original(layer, graph, feat, weight, edge_weight)
     first = _multiplies_first(context, source, layer._in_feats, layer._out_feats)
-    out = source @ kernel if first else source
+    out = as_autocast(source)
+    out = out @ kernel if first else out
     if norm in ("left", "both"):
-        sent = relation.degrees(dtype, out=True, power=-0.5 if norm == "both" else -1.0)
+        sent = relation.degrees(out.dtype, out=True, power=-0.5 if norm == "both" else -1.0)
         out = out.mul_(sent) if first else out * sent
     if norm in ("right", "both"):
         received = relation.degrees(dtype, power=-0.5 if norm == "both" else -1.0)
         out = aggregate(context, SCALED_PRODUCT if first else SCALED_SOURCE, "sum", out, received)
     else:
         out = aggregate(context, COPY_PRODUCT if first else COPY_SOURCE, "sum", out)
-    if first:
-        out = out if bias is None else out.add_(bias)
-    else:
+    if not first:
         out = out @ kernel if bias is None else torch.addmm(bias, out, kernel)
+    out = out if bias is None and norm in ("left", "none") else out.to(dtype)
+    if first and bias is not None:
+        out = out.add_(bias)
     return out if layer._activation is None else layer._activation(out)
 
 
@@ -127,7 +129,7 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
     plain = eps is not None and eps.numel() == 1 and eps.dtype == source.dtype
     if edge_weight is not None or not (plain and alike and destination.is_cpu):
         return original(layer, graph, feat, edge_weight)
-    linear, is_sum = layer.apply_func, layer._aggregator_type != "max" and not _is_autocast(source)
+    linear, is_sum = layer.apply_func, layer._aggregator_type != "max" and not is_autocast(source)
     first = is_sum and is_exactly(linear, nn.Linear)
     first = first and _multiplies_first(context, source, linear.in_features, linear.out_features)
     if first:

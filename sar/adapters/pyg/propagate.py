@@ -29,7 +29,7 @@ from sar.comm import session
 from sar.comm.collectives import all_max
 from sar.core.collective import uncompiled
 from sar.core.graph.frames import Frame
-from sar.core.modules import has_hooks, is_exactly, is_written_in, views_of_nothing
+from sar.core.modules import has_hooks, is_autocast, is_exactly, is_written_in, views_of_nothing
 from sar.core.passing.batches import EdgeBatch, EdgeFields
 from sar.core.passing.captured import AmbientState
 from sar.core.passing.messages import COPY_SOURCE, Message, Operand, aggregate
@@ -240,7 +240,8 @@ def _is_weighted_copy(conv: MessagePassing, arguments: Arguments) -> bool:
         and not arguments.dst
         and not given
         and set(arguments.edge) <= {"edge_weight", "norm"}
-        and all(weight.dtype == x.dtype and weight.numel() == len(weight) for weight in arguments.edge.values())
+        and all(weight.numel() == len(weight) for weight in arguments.edge.values())
+        and all(weight.dtype == x.dtype or is_autocast(x) for weight in arguments.edge.values())
     )
 
 

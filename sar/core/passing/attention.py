@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from sar.comm.tiles import GradientReturn, LocalFields
 from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, uncompiled, widest_rows
-from sar.core.modules import is_exactly
+from sar.core.modules import as_autocast, is_exactly
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype, add_rows
 from sar.kernels.attention import (
@@ -30,6 +30,7 @@ from sar.kernels.attention import (
 )
 from sar.kernels.ops import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from sar.tensors.spillable import spills
+from sar.tensors.views import HALF_BITS
 
 SEED_STEP = 0xD1342543DE82EF95
 """Difference between the dropout seeds of workers, whose edge IDs overlap. It is not the generator's own increment,
@@ -45,10 +46,10 @@ class Recompute(NamedTuple):
 
 def recompute_linear(project: Any, source: Tensor, shape: tuple[int, int]) -> Recompute | None:
     """Recompute a projection of `source` to (N, *shape). None if it might differ from the result of `project`."""
-    autocast = source.device.type != "meta" and torch.is_autocast_enabled(source.device.type)
-    if autocast or not is_exactly(project, nn.Linear):
+    if as_autocast(source) is not source or not is_exactly(project, nn.Linear):
         return None
-    return Recompute(lambda *tensors: linear(*tensors).unflatten(1, shape), (source, project.weight, project.bias))
+    inputs = source, project.weight, project.bias  # autocast, if enabled, converts the parameters as the source was
+    return Recompute(lambda x, w, b: linear(x, w.to(x), None if b is None else b.to(x)).unflatten(1, shape), inputs)
 
 
 class Inputs(NamedTuple):
@@ -145,16 +146,22 @@ class _AttentionCall(TileCall):
         return ForwardOutput((out.to(dtype),), [out, normaliser, *kept])
 
     def widen(self, inputs: Inputs) -> tuple[Inputs, list[Tensor]]:
-        """The inputs in the dtype of sums; and the sources' share of ADDITIVE scores, (N_src, H), if they are these."""
+        """The inputs for kernels; and the sources' share of ADDITIVE scores, (N_src, H), if they are these.
+
+        All others but features in half precision are in the dtype of sums.
+        """
         dtype = accumulation_dtype(inputs.x.dtype)
-        wide = Inputs._make([None if x is None else x.detach().to(dtype).contiguous() for x in inputs])
+        wide = Inputs._make([None if x is None else x.detach().contiguous() for x in inputs])
+        y = wide.y if wide.y is None or wide.y.dtype in HALF_BITS else wide.y.to(dtype)
+        wide = Inputs(wide.x, y, *[None if x is None else x.to(dtype) for x in wide[2:]])
         if self.how.score is not Score.ADDITIVE or wide.attn is None:
             return wide, []
         return wide, [project(wide.x, wide.attn)]
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         out, normaliser = saved[:2]
-        grad = grads[0].to(out.dtype).contiguous()
+        # Kernels read the gradient for each edge, as they read features: in the same dtype.
+        grad = grads[0].to(self.dtypes[0]).contiguous()
         stats = destination_statistics(self.how, normaliser, grad, out)
         # Free the result, which is no longer needed, unless the graph is retained.
         del saved[:2], out, normaliser
@@ -162,14 +169,16 @@ class _AttentionCall(TileCall):
         if self.recompute is not None:
             inputs = inputs._replace(x=self.recompute(*recompute_from))
         wide, scores = self.widen(inputs)
-        totals = [torch.zeros_like(field) for field in (wide.x, *scores)]
-        returns, local = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])
+        dtype = accumulation_dtype(wide.x.dtype)
+        half = None if wide.x.dtype == dtype else wide.x.dtype
+        totals = [torch.zeros_like(field, dtype=dtype) for field in (wide.x, *scores)]
+        returns, local = GradientReturn(totals[:1], add_rows, half=half), LocalFields(scores, totals[1:])
         tiles = self.tiles([inputs.x], backward=True, local=local, returns=returns)
         ends = _ends(wide, scores)
         note_scores(self.how, stats, ends.y)
         ends_grad = totals[0]  # sources and destinations share a gradient if they are the same
         if inputs.attn_dst is not None or inputs.y is not None:
-            ends_grad = torch.zeros_like(ends.y)
+            ends_grad = torch.zeros_like(ends.y, dtype=dtype)
         attn_grad = None if ends.attn is None else torch.zeros_like(ends.attn)
         weight_grad = None if ends.weight is None else torch.zeros_like(ends.weight)
         sums = Gradients(totals[0], ends_grad, attn_grad, weight_grad, *totals[1:])
@@ -185,7 +194,7 @@ class _AttentionCall(TileCall):
         if wide.attn_dst is not None:
             features, features_grad = wide.x, sums.x
             if wide.y is not None:
-                features, features_grad = wide.y, torch.zeros_like(wide.y)
+                features, features_grad = wide.y, torch.zeros_like(wide.y, dtype=dtype)
                 y_grad = features_grad
             attn_dst_grad = torch.zeros_like(wide.attn_dst)
             project_grad(features, wide.attn_dst, sums.y, features_grad, attn_dst_grad)
@@ -194,7 +203,7 @@ class _AttentionCall(TileCall):
 
 def _with_rows(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands:
     """The operands with other sources' rows, and with their scores if `rows` contains them."""
-    return ends._replace(x=rows[0].to(ends.x.dtype), x_score=rows[1] if rows[1:] else None)
+    return ends._replace(x=rows[0], x_score=rows[1] if rows[1:] else None)
 
 
 def _ends(wide: Inputs, scores: list[Tensor]) -> AttentionOperands:

@@ -14,7 +14,7 @@ keep the fetched rows instead.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.tiles import GradientReturn, LocalFields
 from sar.core.collective import CallContext, ForwardOutput, Operation, TileCall, uncompiled, widest_rows
+from sar.core.modules import is_autocast
 from sar.core.passing.batches import EdgeFields, reduce_mailboxes
 from sar.core.passing.python_messages import run_python
 from sar.core.passing.reducers import REAL_ONLY, REDUCERS, UNFILLED
@@ -38,6 +39,7 @@ from sar.kernels import (
     aggregate_grad,
     operand_values_needed,
 )
+from sar.tensors.views import HALF_BITS
 
 SIDES = ("lhs", "rhs")
 
@@ -189,15 +191,19 @@ def aggregate(
         lhs, rhs: operands, (rows of their target, ...), which broadcast; half precisions accumulate in float32.
 
     Returns:
-        The messages combined at their destinations, (N_dst, *message), or written to the edges, (E, *message).
+        The messages combined at their destinations, (N_dst, *message), or written to the edges, (E, *message). If
+        autocast mixes dtypes, the result has the widest. Half precisions still travel as they are.
     """
     operands: tuple[Tensor, ...] = (lhs,)
     shapes: tuple[Any, ...] = (lhs.dtype, lhs.shape[1:])
     if rhs is not None:
-        if lhs.dtype != rhs.dtype and torch.is_autocast_enabled(lhs.device.type):  # autocast mixes dtypes
-            dtype = torch.promote_types(lhs.dtype, rhs.dtype)
-            if lhs.is_floating_point() and rhs.is_floating_point():
-                lhs, rhs = lhs.to(dtype), rhs.to(dtype)
+        if lhs.dtype != rhs.dtype:
+            if not (is_autocast(lhs) and lhs.is_floating_point() and rhs.is_floating_point()):
+                raise GraphError(
+                    f"The operands of {message} have dtypes {lhs.dtype} and {rhs.dtype}; convert one of them."
+                )
+            if torch.float64 in (lhs.dtype, rhs.dtype):  # which kernels do not mix
+                lhs, rhs = lhs.double(), rhs.double()
         operands, shapes = (lhs, rhs), (lhs.dtype, lhs.shape[1:], rhs.dtype, rhs.shape[1:])
     operation = context.operation(
         (message, reducer, shapes), lambda: MessageOperation.compile(context, message, reducer, operands)
@@ -235,9 +241,8 @@ class MessageOperation(Operation):
         cls, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]
     ) -> "MessageOperation":
         """Check the operands, and compile."""
-        dtype, *others = (operand.dtype for operand in operands)
-        if others and dtype != others[0]:
-            raise GraphError(f"The operands of {message} have dtypes {dtype} and {others[0]}; convert one of them.")
+        dtypes = [operand.dtype for operand in operands]
+        dtype = reduce(torch.promote_types, dtypes)
         if not dtype.is_floating_point and not (message.op is Op.COPY and reducer is None):
             raise GraphError(f"{message} is {dtype}; {REAL_ONLY}")
         sides = [side for side in (message.lhs, message.rhs) if side is not None]
@@ -253,8 +258,9 @@ class MessageOperation(Operation):
             is_read = [any(reads[i][k] for i in needed) for k in range(len(sides))]
             plans.append(BackwardPlan(needed, is_read, source is not None and is_read[source], source in needed))
         what = f"update_all, {reducer}" if reducer else "apply_edges"
+        kinds = " and ".join(dict.fromkeys(map(str, dtypes)))
         return cls(
-            context.signature(f"{what} of {message}: {dtype}, widths {' and '.join(map(str, shapes))}"),
+            context.signature(f"{what} of {message}: {kinds}, widths {' and '.join(map(str, shapes))}"),
             None if source is None else widest_rows([operands[source]]),
             spec,
             reducer,
@@ -318,6 +324,9 @@ class BuiltinCall(TileCall):
         plan, dtype = operation.plans[self.needed], operation.sum_dtype
         *values, edges = saved  # the operands that derivatives read, and the edges of maxima and minima
         grad, message = grads[0].contiguous(), operation.message
+        half = self.dtypes[source] if source is not None and self.dtypes[source] in HALF_BITS else None
+        if plan.returns and operation.reducer and half:  # to read half the bytes for each edge
+            grad = grad.to(half)
         if operation.reducer == "mean" and message.op is Op.COPY:
             # Compute the backward of a sum of copies times 1 / in-degree, which needs no copy of the gradient. The
             # forward divides the sum instead, so that the mean of equal rows is exactly that row.
@@ -342,7 +351,7 @@ class BuiltinCall(TileCall):
             None if own is None else [own],
             backward=True,
             local=LocalFields(),
-            returns=None if of_sources is None else GradientReturn([of_sources], add_rows),
+            returns=None if of_sources is None else GradientReturn([of_sources], add_rows, half=half),
         )
         for block, tile in tiles:
             tile_values, tile_totals, is_own = [*values], [*totals], tile.halo is None

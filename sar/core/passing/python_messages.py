@@ -39,6 +39,7 @@ from sar.core.passing.reducers import PEAKS, REAL_ONLY, REDUCERS, edge_rows, gat
 from sar.core.passing.spot_check import Alone, Change, SpotCheck, refuse_batch_norms
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, OnlineSoftmax, Target, accumulation_dtype, add_rows
+from sar.tensors.views import HALF_BITS
 
 ANY, SOURCES = 1, 2  # flags in the agreement: this worker needs gradients of any input, or of a field of the sources
 
@@ -317,7 +318,9 @@ class PythonCall(TileCall):
         )
         of_captured: list[Tensor | None] = [None] * len(leaves.leaves)
         of_sources = [total for total in totals.src if total is not None]
-        returns = GradientReturn(of_sources, add_rows) if of_sources else None
+        kinds = {x.dtype for x, total in zip(fields.src, totals.src, strict=True) if total is not None}
+        half = kinds.pop() if len(kinds) == 1 and kinds <= HALF_BITS.keys() else None
+        returns = GradientReturn(of_sources, add_rows, half=half) if of_sources else None
         # Keep the order of the forward, because the function draws random numbers.
         tiles = self.tiles(fields.src, backward=True, returns=returns, own_first=True)
         with self.state.restored():

@@ -190,7 +190,7 @@ def write_scores(chunk: Chunk, to: Heads, scored: Scored, first: Index, step: In
     first, step: the place of ADDITIVE scores' numbers in the rows of `scored.other`, and the length of these.
     """
     csr, scratch, own_values, other_values = chunk.csr, chunk.scratch, scored.own, scored.other
-    heads, width, factor = to.heads, to.heads * to.dim, own_values.dtype.type(to.factor)
+    heads, width, factor = to.heads, to.heads * to.dim, scratch.scores.dtype.type(to.factor)
     for q in range(chunk.size):
         own, other, i = scratch.own_of[q], u64(csr.other[chunk.first + q]), q * heads
         if to.kind == ADDITIVE:
@@ -213,8 +213,8 @@ def attend(
     begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums, scratch: Scratch
 ) -> None:
     """Add the edges of groups begin to end to the sums of their destinations. x: (N_src, width) source features."""
-    lowest = x.dtype.type(LOWEST_32 if x.itemsize == 4 else LOWEST_64)
     heads, out, peak, total = to.heads, sums.out, sums.peak, sums.total
+    lowest = out.dtype.type(LOWEST_32 if out.itemsize == 4 else LOWEST_64)
     scores, tops, shrinks = scratch.scores, scratch.tops, scratch.shares
     group, first, last = u64(begin), u64(csr.indptr[begin]), u64(csr.indptr[end])
     while first < last:
@@ -369,7 +369,7 @@ def destination_gradients(
 
     Also of `attn`, to which others may not be adding at the same time.
     """
-    heads, width, factor = to.heads, to.heads * to.dim, x.dtype.type(to.factor)
+    heads, width, factor = to.heads, to.heads * to.dim, y_grad.dtype.type(to.factor)
     group, first, last = u64(begin), u64(csr.indptr[begin]), u64(csr.indptr[end])
     while first < last:
         chunk, group = next_chunk(csr, group, first, last, scratch)

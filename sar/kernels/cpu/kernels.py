@@ -137,10 +137,11 @@ def _operands(message: EdgeMessage) -> tuple[Formula, Table, Table]:
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Compiled kernel of `sar.kernels.attention.attend`."""
     csr, shape = view(block, with_edges=operands.reads_edges(how)), operands.x.shape[1:]
-    x, x_score, attn, weight = _arrays(operands.x, operands.x_score, operands.attn, operands.weight)
+    x, sums = as_numpy(operands.x), Sums(*map(as_numpy, state))
+    x_score, attn, weight = _arrays(sums.total, operands.x_score, operands.attn, operands.weight)
     scored = Scored(as_numpy(operands.y), x if operands.x_score is None else x_score, attn)
-    given = csr, _heads(how, shape), x, scored, weight, Sums(*map(as_numpy, state))
-    run_balanced(attention_loops.attend, csr.indptr, shape.numel(), *given, private=partial(_scratch, x, shape[0]))
+    given, private = (csr, _heads(how, shape), x, scored, weight, sums), partial(_scratch, sums.total, shape[0])
+    run_balanced(attention_loops.attend, csr.indptr, shape.numel(), *given, private=private)
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
@@ -153,7 +154,7 @@ def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
 def project(x: Tensor, attn: Tensor) -> Tensor:
     """Compiled kernel of `sar.kernels.attention.project`."""
     _, heads, dim = x.shape
-    out = x.new_empty(len(x), heads)
+    out = attn.new_empty(len(x), heads)
     given = np.uint64(heads), np.uint64(dim), as_numpy(x), as_numpy(attn), as_numpy(out)
     run_balanced(attention_loops.project, len(x), heads * dim, *given)
     return out
@@ -172,10 +173,12 @@ def attend_grad(
     """Compiled kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
     additive, reads_edges, shape = how.score is Score.ADDITIVE, operands.reads_edges(how), operands.x.shape[1:]
     heads, incoming = _heads(how, shape), Incoming(as_numpy(grad), as_numpy(stats))
-    x, x_score, attn, weight = _arrays(operands.x, operands.x_score, operands.attn, operands.weight)
+    x = as_numpy(operands.x)
+    x_score, attn, weight = _arrays(incoming.stats, operands.x_score, operands.attn, operands.weight)
     x_score, y = (x_score, incoming.stats) if additive else (x, as_numpy(operands.y))
-    y_grad, *of_sources = _arrays(grads.y, grads.x, grads.x_score, grads.weight)
-    results, private = SourceGradients(*of_sources), partial(_scratch, x, shape[0])
+    y_grad = as_numpy(grads.y)
+    results = SourceGradients(*_arrays(y_grad, grads.x, grads.x_score, grads.weight))
+    private = partial(_scratch, y_grad, shape[0])
 
     csr = view(block, by_source=True, with_edges=reads_edges)
     given = csr, heads, x, Scored(x_score, y, attn), weight, incoming, results
@@ -188,15 +191,14 @@ def attend_grad(
     run_balanced(attention_loops.destination_gradients, csr.indptr, shape.numel(), *own, total=total, private=private)
 
 
-def _arrays(first: Tensor, *others: Tensor | None) -> list[NDArray[Any]]:
-    """Tensors as arrays; of None an empty one of the same dtype, because kernels are compiled by dtype."""
-    array = as_numpy(first)
-    return [array, *[array[:0] if tensor is None else as_numpy(tensor) for tensor in others]]
+def _arrays(like: NDArray[Any], *tensors: Tensor | None) -> list[NDArray[Any]]:
+    """Tensors as arrays; of None an empty one of the dtype of `like`, because kernels are compiled by dtype."""
+    return [like[:0] if tensor is None else as_numpy(tensor) for tensor in tensors]
 
 
-def _scratch(x: NDArray[Any], heads: int) -> list[Scratch]:
-    """Working memory of one thread, for features like x."""
-    return [Scratch(*np.empty((5, CHUNK * heads), x.dtype), *np.empty((4, CHUNK + 1), np.uint64))]
+def _scratch(like: NDArray[Any], heads: int) -> list[Scratch]:
+    """Working memory of one thread, with numbers of the dtype of `like`."""
+    return [Scratch(*np.empty((5, CHUNK * heads), like.dtype), *np.empty((4, CHUNK + 1), np.uint64))]
 
 
 @lru_cache(maxsize=64)

@@ -53,9 +53,9 @@ def exponentials(a: Array, length: Index) -> None:
 @inline_distinct
 def dot(length: Index, a: Array, ia: Index, b: Array, ib: Index) -> Any:
     """The sum of a[ia + i] * b[ib + i] for i < length."""
-    total = a.dtype.type(0)
+    total = wide(a.dtype.type(0))
     for i in range(length):
-        total += a[ia + i] * b[ib + i]
+        total += wide(a[ia + i]) * wide(b[ib + i])
     return total
 
 
@@ -64,7 +64,7 @@ def dot_leaky(length: Index, a: Array, ia: Index, x: Array, ix: Index, y: Array,
     """The sum of a[ia + i] * leaky_relu(x[ix + i] + y[iy + i]) for i < length."""
     total = a.dtype.type(0)
     for i in range(length):
-        raw = x[ix + i] + y[iy + i]
+        raw = wide(x[ix + i]) + wide(y[iy + i])
         total += a[ia + i] * (raw if raw > 0 else raw * slope)
     return total
 
@@ -80,7 +80,7 @@ def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
     """A function that adds some columns of `row_sums`: one for each lane, or fewer if not `whole`."""
     zeros, load, store, add = vectors.functions(lanes, whole=whole)
     # Edges between asking for their columns and adding them: this hides the latency of rows in memory, but narrow ones.
-    lead, lines = u64(512 // lanes), u64(max(4 * lanes // compiler.CACHE_LINE, 1))
+    lead, line = u64(512 // lanes), u64(compiler.CACHE_LINE // 4)  # of float32; of half precisions each is asked twice
 
     @inline
     def add_columns(
@@ -90,8 +90,8 @@ def _column_sums(lanes: int, factor: Function, *, whole: bool) -> Function:
         total = zeros(out, count) if fresh else load(out, o, count)
         for p in range(first, last):
             if lanes > 32 and p + lead < u64(csr.other.size):
-                for line in range(lines):
-                    prefetch(rows, u64(csr.other[p + lead]) * width + i, line)
+                for c in range(ZERO, u64(lanes), line):
+                    prefetch(rows, u64(csr.other[p + lead]) * width + i + c, ZERO)
             total = add(total, load(rows, u64(csr.other[p]) * width + i, count), factor(p, *given))
         store(out, o, count, total)
 
@@ -134,7 +134,7 @@ def add_leaky(
 ) -> None:
     """out[o + i] += factor * leaky_relu(x[ix + i] + y[iy + i]) for i < length."""
     for i in range(length):
-        raw = x[ix + i] + y[iy + i]
+        raw = wide(x[ix + i]) + wide(y[iy + i])
         out[o + i] += factor * (raw if raw > 0 else raw * slope)
 
 
@@ -145,7 +145,7 @@ def add_slopes(
 ) -> None:  # fmt: skip
     """out[o + i] += factor * a[ia + i] * leaky_relu'(x[ix + i] + y[iy + i]) for i < length."""
     for i in range(length):
-        out[o + i] += a[ia + i] * (factor if x[ix + i] + y[iy + i] > 0 else factor * slope)
+        out[o + i] += a[ia + i] * (factor if wide(x[ix + i]) + wide(y[iy + i]) > 0 else factor * slope)
 
 
 @inline
