@@ -34,6 +34,11 @@ def is_exactly(module: Any, *kinds: type) -> bool:
     return is_written_in(module.forward, type(module).__module__)
 
 
+def is_autocast(x: Tensor) -> bool:
+    """Whether `torch.autocast` changes the dtype of products of a tensor."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
 def views_of_nothing(rows: int) -> AbstractContextManager[Any]:
     """Context for layers on a worker without edges, and maybe without nodes. Does nothing unless `rows` is 0.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sar.core.passing.attention import attention, recompute_linear
-from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, aggregate, meanwhile
+from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, aggregate, meanwhile, multiplies_first
 from sar.kernels.ops import Score
 
 SLOPE = 0.2  # of GAT's leaky ReLU
@@ -24,11 +24,11 @@ class SAGEConv(nn.Module):
             nn.init.xavier_uniform_(layer.weight, RELU)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
-        next_width, width = self.fc_neigh.out_features, self.fc_neigh.in_features
-        first = width > next_width or (width == next_width and x.requires_grad)  # as in the patched layers of DGL
+        context = graph.call_context()
+        first = multiplies_first(context, x, self.fc_neigh.in_features, self.fc_neigh.out_features)
         rows = self.fc_neigh(x) if first else x
         with meanwhile(lambda: self.fc_self(x)) as own:
-            mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", rows)
+            mean = aggregate(context, COPY_SOURCE, "mean", rows)
         return own().add_(mean) if first else own().addmm_(mean, self.fc_neigh.weight.T)
 
 
@@ -44,8 +44,7 @@ class GraphConv(nn.Module):
         context = graph.call_context()
         sent, received = (context.relation.degrees(x.dtype, out=out, power=-0.5) for out in (True, False))
         weight = self.weight  # read once: a parametrization may count reads
-        width, next_width = weight.shape
-        first = width > next_width or (width == next_width and x.requires_grad)
+        first = multiplies_first(context, x, *weight.shape)
         x = (x @ weight if first else x) * sent
         x = aggregate(context, SCALED_SOURCE, "sum", x, received)
         return x + self.bias if first else torch.addmm(self.bias, x, weight)
