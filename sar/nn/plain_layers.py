@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sar.core.modules import as_autocast
 from sar.core.passing.attention import attention, recompute_linear
-from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, aggregate, meanwhile
+from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, aggregate, meanwhile, multiplies_first
 from sar.kernels.ops import Score
 
 SLOPE = 0.2  # of GAT's leaky ReLU
@@ -25,12 +25,12 @@ class SAGEConv(nn.Module):
             nn.init.xavier_uniform_(layer.weight, RELU)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
-        next_width, width = self.fc_neigh.out_features, self.fc_neigh.in_features
-        first = width > next_width or (width == next_width and x.requires_grad)  # as in the patched layers of DGL
+        context = graph.call_context()
+        first = multiplies_first(context, x, self.fc_neigh.in_features, self.fc_neigh.out_features)
         x = as_autocast(x)
         rows = self.fc_neigh(x) if first else x
         with meanwhile(lambda: self.fc_self(x)) as own:
-            mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", rows)
+            mean = aggregate(context, COPY_SOURCE, "mean", rows)
         return own().add_(mean) if first else own().addmm_(mean, as_autocast(self.fc_neigh.weight).T)
 
 
@@ -47,8 +47,7 @@ class GraphConv(nn.Module):
         rows = as_autocast(x)
         sent, received = (context.relation.degrees(rows.dtype, out=out, power=-0.5) for out in (True, False))
         weight = self.weight  # read once: a parametrization may count reads
-        width, next_width = weight.shape
-        first = width > next_width or (width == next_width and x.requires_grad)
+        first = multiplies_first(context, x, *weight.shape)
         rows = (rows @ weight if first else rows) * sent
         rows = aggregate(context, SCALED_SOURCE, "sum", rows, received)
         return rows + self.bias if first else torch.addmm(self.bias, rows, weight).to(x.dtype)

@@ -115,7 +115,8 @@ def with_any_weights(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> 
 
 
 def with_lambda(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
-    return layer(x, edges, data.edges["w"].squeeze(1), lambda_max=torch.tensor(1.7, dtype=x.dtype, device=x.device))
+    lambda_max = torch.tensor(1.7, dtype=x.dtype, device=x.device)
+    return layer(x, edges, edge_weight=data.edges["w"].squeeze(1), lambda_max=lambda_max)
 
 
 class Keeping(pyg.SimpleConv):
@@ -193,19 +194,27 @@ LAYERS: dict[str, Layer] = {
     "GCNConv batched": Layer(lambda: pyg.GCNConv(IN, OUT), batched),
     "GCNConv default": Layer(lambda: OfHalves(IN, OUT), "x edges w"),
     "GCNConv decomposed": Layer(lambda: OfHalves(IN, OUT, decomposed_layers=2), "x edges w"),
+    "GCNConv wide": Layer(lambda: pyg.GCNConv(IN, 8, aggr="mean"), "x edges w"),
+    "GCNConv wide cached": Layer(lambda: pyg.GCNConv(IN, 8, cached=True, bias=False), twice),
+    "GCNConv wide batched": Layer(lambda: pyg.GCNConv(IN, 8), batched),
     "ChebConv": Layer(lambda: pyg.ChebConv(IN, OUT, 3)),
     "ChebConv greatest": Layer(lambda: pyg.ChebConv(IN, OUT, 3, normalization=None), "x edges w"),
     "ChebConv rw": Layer(lambda: pyg.ChebConv(IN, OUT, 3, normalization="rw"), with_lambda),
     "ChebConv None": Layer(lambda: pyg.ChebConv(IN, OUT, 2, normalization=None), with_lambda),
+    "ChebConv wide": Layer(lambda: pyg.ChebConv(IN, 8, 3), "x edges w"),
+    "ChebConv of degree 3": Layer(lambda: pyg.ChebConv(IN, OUT, 4, bias=False), "x edges w"),
     "SAGEConv": Layer(lambda: pyg.SAGEConv(IN, OUT)),
     "SAGEConv max": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr="max", project=True, normalize=True)),
     "SAGEConv sum pair": Layer(lambda: pyg.SAGEConv((IN, IN), OUT, aggr="sum"), "xy edges"),
     "SAGEConv lstm": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr="lstm"), sorted_by_destination),
     "SAGEConv project": Layer(lambda: pyg.SAGEConv(IN, OUT, normalize=True, project=True, root_weight=False)),
     "SAGEConv several": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr=["mean", "max", "std"])),
+    "SAGEConv equal": Layer(lambda: pyg.SAGEConv(IN, IN, bias=False)),
+    "SAGEConv wide": Layer(lambda: pyg.SAGEConv(IN, 8, aggr="sum")),
     "GraphConv": Layer(lambda: pyg.GraphConv(IN, OUT)),
     "GraphConv weighted": Layer(lambda: pyg.GraphConv((IN, IN), OUT, aggr="mean"), "x edges w"),
     "GraphConv any weights": Layer(lambda: pyg.GraphConv(IN, OUT), with_any_weights),
+    "GraphConv wide": Layer(lambda: pyg.GraphConv(IN, 8, aggr="mean"), "x edges w"),
     "GatedGraphConv": Layer(lambda: pyg.GatedGraphConv(8, 2), "x edges w"),
     "ResGatedGraphConv": Layer(lambda: pyg.ResGatedGraphConv(IN, OUT)),
     "ResGatedGraphConv edges": Layer(lambda: pyg.ResGatedGraphConv(IN, OUT, edge_dim=6), "x edges e"),
@@ -229,12 +238,18 @@ LAYERS: dict[str, Layer] = {
     "TransformerConv max": Layer(lambda: pyg.TransformerConv(IN, OUT, 2, aggr="max")),
     "AGNNConv": Layer(lambda: pyg.AGNNConv()),
     "TAGConv": Layer(lambda: pyg.TAGConv(IN, OUT, 2), "x edges w"),
+    "TAGConv unnormalised": Layer(lambda: pyg.TAGConv(IN, OUT, 3, normalize=False)),
+    "TAGConv wide": Layer(lambda: pyg.TAGConv(IN, 8, 2)),
     "GINConv": Layer(lambda: pyg.GINConv(linear(), train_eps=True)),
+    "GINConv linear": Layer(lambda: pyg.GINConv(nn.Linear(IN, OUT), eps=0.3)),
+    "GINConv MLP": Layer(lambda: pyg.GINConv(pyg.MLP([IN, OUT, OUT], norm=None), train_eps=True), "xy edges"),
+    "GINConv twice": Layer(lambda: pyg.GINConv(nn.Sequential(*[nn.Linear(IN, IN), nn.Tanh()] * 2))),
     "GINEConv": Layer(lambda: pyg.GINEConv(linear(), edge_dim=6), "x edges e"),
     "ARMAConv": Layer(lambda: pyg.ARMAConv(IN, OUT, 2, 2), "x edges w"),
     "ARMAConv shared": Layer(lambda: pyg.ARMAConv(IN, OUT, 2, 2, shared_weights=True)),
     "SGConv": Layer(lambda: pyg.SGConv(IN, OUT, 2), "x edges w"),
     "SGConv cached": Layer(lambda: pyg.SGConv(IN, OUT, 2, cached=True)),
+    "SGConv wide": Layer(lambda: pyg.SGConv(IN, 8, 2, bias=False)),
     "SSGConv": Layer(lambda: pyg.SSGConv(IN, OUT, 0.3, 2), "x edges w"),
     "APPNP": Layer(lambda: pyg.APPNP(3, 0.2), "x edges w"),
     "MFConv": Layer(lambda: pyg.MFConv(IN, OUT, max_degree=4)),

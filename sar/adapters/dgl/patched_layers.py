@@ -26,33 +26,28 @@ from sar.adapters.dgl.gat_layers import Forward, dot_gat_conv, gat_conv, gatv2_c
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.collectives import all_max
 from sar.config import Config
-from sar.core.collective import CallContext
 from sar.core.graph.graph import GraphShardManager, layer_inputs
 from sar.core.graph.queries import ALL
 from sar.core.modules import as_autocast, is_autocast, is_exactly, views_of_nothing
 from sar.core.passing.at_sources import sum_at_sources
-from sar.core.passing.messages import COPY_SOURCE, SCALED_SOURCE, Operand, aggregate, copy_to_edges, meanwhile
+from sar.core.passing.messages import (
+    COPY_SOURCE,
+    PRODUCTS,
+    SCALED_SOURCE,
+    aggregate,
+    copy_to_edges,
+    meanwhile,
+    multiplies_first,
+)
 from sar.errors import GraphError
-from sar.kernels import Target
 from sar.logging_setup import logger
 from sar.nn.edge_softmax import edge_softmax
 from sar.nn.statistics import DistributedBN1D, normalise
 
 _FORWARD = "forward"
 
-_PRODUCTS = Operand(Target.U, "feature @ weight, as no module has hooks")
-COPY_PRODUCT, SCALED_PRODUCT = (message._replace(lhs=_PRODUCTS) for message in (COPY_SOURCE, SCALED_SOURCE))
+COPY_PRODUCT, SCALED_PRODUCT = (message._replace(lhs=PRODUCTS) for message in (COPY_SOURCE, SCALED_SOURCE))
 """Named messages: if some workers send products and others send features, the names make them disagree."""
-
-
-def _multiplies_first(context: CallContext, source: Tensor, width: int, product_width: int) -> bool:
-    """Whether to multiply before summing: narrower rows travel, or the backward needs no tensor of sums.
-
-    Features without a gradient are summed first if widths are equal, because their sum then needs no backward exchange.
-    """
-    src, _, dst = context.relation.etype
-    equal = width == product_width and source.requires_grad and src == dst and not context.structure.is_block
-    return width > product_width or equal
 
 
 def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Tensor:
@@ -69,7 +64,7 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
         shared, source = destination is source, as_autocast(source)
         destination = source if shared else as_autocast(destination)
     width, out_width = layer._in_src_feats, layer._out_feats
-    first = width > out_width or (exact and _multiplies_first(context, source, width, out_width))
+    first = multiplies_first(context, source, width, out_width) if exact else width > out_width
     rows = layer.fc_neigh(source) if first else source
     with meanwhile(partial(layer.fc_self, destination)) as own:
         mean = aggregate(context, COPY_PRODUCT if first else COPY_SOURCE, "mean", rows)
@@ -87,7 +82,7 @@ def graph_conv(
 ) -> Any:  # fmt: skip
     """`GraphConv`: destination norms are factors of messages, and products start from the bias.
 
-    The original creates a tensor of all rows for each of the two. See also `_multiplies_first`. Under autocast
+    The original creates a tensor of all rows for each of the two. See also `multiplies_first`. Under autocast
     features are converted before they travel, and the result has the dtype that the original's norms and bias give it.
     """
     context, source, _ = layer_inputs(graph, feat)
@@ -99,7 +94,7 @@ def graph_conv(
     kernel, bias = layer.weight, layer.bias  # read once: a parametrization such as spectral_norm may count reads
     if kernel is None or kernel.dtype != dtype:
         return original(layer, graph, feat, weight, edge_weight)
-    first = _multiplies_first(context, source, layer._in_feats, layer._out_feats)
+    first = multiplies_first(context, source, layer._in_feats, layer._out_feats)
     out = as_autocast(source)
     out = out @ kernel if first else out
     if norm in ("left", "both"):
@@ -121,7 +116,7 @@ def graph_conv(
 def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Any:
     """`GINConv`: own rows are added to the sums in place, without tensors of products and of the result.
 
-    A linear layer may come before the sums: see `_multiplies_first`.
+    A linear layer may come before the sums: see `multiplies_first`.
     """
     context, source, destination = layer_inputs(graph, feat)
     alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype
@@ -131,7 +126,7 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
         return original(layer, graph, feat, edge_weight)
     linear, is_sum = layer.apply_func, layer._aggregator_type != "max" and not is_autocast(source)
     first = is_sum and is_exactly(linear, nn.Linear)
-    first = first and _multiplies_first(context, source, linear.in_features, linear.out_features)
+    first = first and multiplies_first(context, source, linear.in_features, linear.out_features)
     if first:
         rows = nn.functional.linear(source, linear.weight)
         source, destination = rows, rows if destination is source else nn.functional.linear(destination, linear.weight)

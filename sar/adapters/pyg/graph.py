@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from sar.adapters.pyg import attention, batch_vector, layers, norms, propagate, refused
+from sar.adapters.pyg import attention, batch_vector, layers, norms, products, propagate, refused
 from sar.adapters.pyg import operations as operations  # gives an edge index its handlers
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.adapters.pyg.guarded import replace
@@ -27,7 +27,7 @@ EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm", ETYPE: "edg
 
 Fields = Mapping[str, Mapping[str, Tensor]]
 
-for _part in (attention, layers, refused, propagate):  # also lets layers run on empty batches
+for _part in (attention, layers, products, refused, propagate):  # also lets layers run on empty batches
     replace(_part.REPLACED)
 
 

@@ -51,8 +51,11 @@ ADDING = (aggr.SumAggregation, aggr.MeanAggregation)
 
 WEIGHTED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.E, "weights"), "values")
 
+source_rows = PerThread(COPY_SOURCE.lhs)  # how errors name the rows that are added up
 
-def _can_tile(conv: MessagePassing) -> bool:
+
+def can_tile(conv: MessagePassing) -> bool:
+    """Whether `propagate` in this call does nothing but combine messages by one of `REDUCERS`."""
     if conv.flow != "source_to_target":
         raise GraphError(
             f"{type(conv).__name__} has flow={conv.flow!r}; expected 'source_to_target' on a distributed edge_index, "
@@ -216,7 +219,7 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: Argument
         if _is_weighted_copy(conv, arguments):
             (x,) = arguments.src.values()
             weights = [weight.reshape(-1, *[1] * (x.dim() - 1)) for weight in fields.edge.values()]
-            formula = WEIGHTED_SOURCE if weights else COPY_SOURCE
+            formula = (WEIGHTED_SOURCE if weights else COPY_SOURCE)._replace(lhs=source_rows.value)
             made = {"message": aggregate(context, formula, reducer, x, *weights)}
         else:
             made = run_python(context, message, fields, reducer, None)
@@ -291,11 +294,11 @@ def _across_workers(
     group = edges.numbering.graph._structure.group
     if group.world_size > 1:
         refuse_unconverted(conv, type(conv).__name__)
-    can_tile = _can_tile(conv)
+    tiled = can_tile(conv)
     check_sizes(conv, edges, size, kwargs)
-    combined = attention.attend(conv, edges, kwargs) if can_tile else None
+    combined = attention.attend(conv, edges, kwargs) if tiled else None
     if combined is None:
-        arguments = arguments_of(conv, edges, kwargs) if can_tile else None
+        arguments = arguments_of(conv, edges, kwargs) if tiled else None
         if _may_run_by_edge(conv, edges, arguments) and arguments is not None:
             if isinstance(edges, JoinedEdgeIndex):
                 combined = _of_all_types(conv, edges, arguments)

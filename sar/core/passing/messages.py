@@ -78,6 +78,7 @@ COPY_SOURCE = Message(Op.COPY, Operand(Target.U, "values"), None, "values")
 """The row of each edge's source."""
 SCALED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.V, "factors"), "values")
 """The row of each edge's source times a number of its destination."""
+PRODUCTS = Operand(Target.U, "feature @ weight, as no module has hooks")  # so that all workers have to agree on it
 
 
 def is_python(function: Any) -> bool:
@@ -178,6 +179,17 @@ def meanwhile(work: Callable[[], Tensor]) -> Iterator[Callable[[], Tensor]]:
 
     with waiting_work.set_to(result):
         yield result
+
+
+def multiplies_first(context: CallContext, source: Tensor, width: int, product_width: int) -> bool:
+    """Whether a product comes before a sum over in-edges: fewer columns travel, or no tensor of sums is saved.
+
+    Products need a gradient, whose columns travel back, and so do features unless they are the model's input.
+    """
+    src, _, dst = context.relation.etype
+    back = torch.is_grad_enabled() and not source.requires_grad
+    equal = width == product_width and source.requires_grad and src == dst and not context.structure.is_block
+    return width > product_width * (2 if back else 1) or equal
 
 
 @uncompiled
