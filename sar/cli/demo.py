@@ -260,8 +260,8 @@ CAPTION = """\
 Workers: {workers} on this host, 1 thread each; the other processes have {workers} threads. With a limit, one of \
 {parts} partitions is in memory at a time. Same graph, seeds, initial parameters and epochs, no dropout; rounding \
 alone makes the runs drift apart while training.
-Seconds are the median epoch of the slowest worker, after kernels are compiled. MB sent and peak memory are the largest \
-of any worker.
+Seconds are the median epoch of the slowest worker, after kernels are compiled. MB sent and peak memory are the \
+largest of any worker.
 Peak memory is the highest anonymous memory of a process, minus that before graph and features are loaded, of code, \
 which the limit includes.
 The logit difference is the largest over all nodes and classes from those of the one process, at the parameters that \
