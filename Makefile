@@ -15,7 +15,7 @@ FAST := kernels test_architecture.py test_mutants.py comm/test_collectives.py co
 ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,adapters partition sampling data train))
 VIRTUAL := $(addprefix .virtual-,1 1x5 2x2)
 
-.PHONY: venv demo docs bench test durations test-fast test-all .all test-virtual $(VIRTUAL) mutants check clean
+.PHONY: venv demo docs bench test test-pyg313 .pyg durations test-fast test-all .all test-virtual $(VIRTUAL) mutants check clean
 
 venv: $(VENV)/.made
 
@@ -33,6 +33,14 @@ bench: $(VENV)/.installed-all
 # Tests that fail run once more, alone: on a busy machine a process may miss a limit in seconds. Both runs are printed.
 test: $(VENV)/.installed-test
 	$(BIN)/python $(QUEUE) -m "not slow" || $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m "not slow"
+
+# On Python 3.13, for which DGL has no build: what compares with DGL is skipped, and the pages of PyTorch Geometric are run.
+test-pyg313:
+	$(MAKE) VENV=.venv313 PYTHON="$(or $(PYTHON),python3.13)" .pyg
+
+.pyg: $(VENV)/.installed-test
+	$(BIN)/python $(QUEUE) -m "not slow"
+	$(BIN)/python $(QUEUE) tests/pages/test_blocks.py tests/parity tests/adapters tests/cli -k "pyg or without_dgl"
 
 # Writes tests/durations.txt anew, on a machine that does nothing else.
 durations: $(VENV)/.installed-test

@@ -4,13 +4,16 @@ Node and edge IDs are *global* and homogeneous: partition p owns the contiguous 
 nodes of one type form consecutive runs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Final, NamedTuple, overload
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 from sar.errors import FieldError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NTYPE: Final = "_TYPE"
 ETYPE: Final = "_TYPE"

@@ -2,13 +2,15 @@
 
 import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 
 import sar  # noqa: F401  before anything imports dgl
+from sar.adapters.dgl.shim import has_dgl
 from sar.host.cuda import why_no_cuda
 from tests import durations, filled_memory, leftovers
 from tests.gpu.places import Place
@@ -81,6 +83,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=why))
     if hasattr(config, "workerinput"):  # a process of pytest-xdist
         durations.longest_files_first(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    return _skipped_without_dgl((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    return _skipped_without_dgl((yield))
+
+
+def _skipped_without_dgl(report: Any) -> Any:
+    """Skip what fails as DGL is not installed, such as on Python 3.13, but for tests of PyTorch Geometric."""
+    if (
+        report.failed
+        and "No module named 'dgl'" in report.longreprtext
+        and "pyg" not in report.nodeid
+        and not has_dgl()
+    ):
+        report.outcome, report.longrepr = "skipped", (report.nodeid.partition("::")[0], 0, "Skipped: needs DGL")
+    return report
 
 
 def _is_virtual(item: pytest.Item, processes: int, each: int | None) -> bool:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import EID, NID, ORIG_ID, PartitionData, ShardEdgesAndFeatures
+from sar.partition.graph_source import ONLY_TYPE
+from tests.hetero_graphs import heterograph
 
 DATA = Path(os.environ.get("SAR_TEST_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 
@@ -70,17 +72,13 @@ class PartitionedGraph:
     edge_counts: list[int]
 
     def reference(self) -> Any:
-        """The single-machine `dgl.DGLGraph` whose per-node edge order is the visible order."""
-        import dgl
-
-        return dgl.graph((self.src, self.dst), num_nodes=self.num_nodes)
+        """The single-machine `dgl.DGLGraph`, or its stand-in, whose per-node edge order is the visible order."""
+        return heterograph({ONLY_TYPE: (self.src, self.dst)}, {"_N": self.num_nodes})
 
     def original(self) -> Any:
         """As `reference`, with edges in the order of their original IDs, in which DGL gives messages to functions."""
-        import dgl
-
         order = self.edge_ids.argsort()
-        return dgl.graph((self.src[order], self.dst[order]), num_nodes=self.num_nodes)
+        return heterograph({ONLY_TYPE: (self.src[order], self.dst[order])}, {"_N": self.num_nodes})
 
     def split_nodes(self, rows: Tensor) -> list[Tensor]:
         return list(rows.split(self.node_counts))

@@ -1,14 +1,73 @@
 """Heterogeneous graphs for tests: cut in memory, also where DGL's partitioner gives up, and read from data sets."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sar.adapters.dgl.shim import has_dgl, require_dgl
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+
+COUNTS = {"paper": 40, "author": 25, "topic": 20}
+RELATIONS = {
+    ("author", "writes", "paper"): 120,
+    ("paper", "written by", "author"): 110,
+    ("paper", "cites", "paper"): 90,
+    ("paper", "about", "topic"): 40,
+}
+WIDTH, OUT = 4, 3
+
+
+class _Edges(dict[CanonicalEtype, SimpleNamespace]):
+    def __call__(self, *, etype: CanonicalEtype | None = None) -> Any:
+        return self[etype or next(iter(self))].ends
+
+
+class _TypedGraph:
+    """What `partition_hetero` and tests of PyTorch Geometric ask of a `DGLGraph`."""
+
+    def __init__(self, edges: Mapping[CanonicalEtype, tuple[Tensor, Tensor]], num_nodes: Mapping[str, int]) -> None:
+        self.ntypes, self.canonical_etypes = sorted(num_nodes), sorted(edges)
+        self.nodes = {ntype: SimpleNamespace(data={}) for ntype in num_nodes}
+        self.edges = _Edges({etype: SimpleNamespace(data={}, ends=ends) for etype, ends in edges.items()})
+        self._num_nodes = num_nodes
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        return sum(self._num_nodes.values()) if ntype is None else self._num_nodes[ntype]
+
+    def num_edges(self, etype: CanonicalEtype | None = None) -> int:
+        return sum(len(self.edges(etype=one)[0]) for one in ([etype] if etype else self.edges))
+
+    def in_degrees(self) -> Tensor:
+        return torch.bincount(self.edges()[1], minlength=self.num_nodes())
+
+
+def heterograph(edges: Mapping[CanonicalEtype, tuple[Tensor, Tensor]], num_nodes: Mapping[str, int]) -> Any:
+    """A graph on one machine: of DGL, or of the tests' own class if DGL is not installed."""
+    return require_dgl().heterograph(edges, num_nodes) if has_dgl() else _TypedGraph(edges, num_nodes)
+
+
+def whole_graph(without: Collection[str] = (), kept: Mapping[str, slice] | None = None) -> Any:
+    """The graph, empty of some node types and relations, and with some edges only of the relations in `kept`."""
+    counts = {t: 0 if t in without else count for t, count in COUNTS.items()}
+    relations = {etype: 0 if set(etype) & set(without) else count for etype, count in RELATIONS.items()}
+    generator = torch.Generator().manual_seed(1)
+    edges = {
+        etype: [torch.randint(max(counts[etype[end]], 1), (count,), generator=generator) for end in (0, 2)]
+        for etype, count in relations.items()
+    }
+    rows = {etype: (kept or {}).get(etype[1], slice(None)) for etype in relations}
+    graph = heterograph({etype: (src[rows[etype]], dst[rows[etype]]) for etype, (src, dst) in edges.items()}, counts)
+    for ntype, count in counts.items():
+        graph.nodes[ntype].data["x"] = torch.randn(count, WIDTH, generator=generator)
+        graph.nodes[ntype].data["cotangent"] = torch.randn(count, 8, generator=generator)
+    for etype, count in relations.items():
+        graph.edges[etype].data["w"] = torch.rand(count, 1, generator=generator)[rows[etype]] + 0.5
+    return graph
 
 
 @dataclass(repr=False)

@@ -3,6 +3,7 @@
 import ast
 import builtins
 import importlib
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import sar
@@ -218,6 +220,25 @@ def test_importing_sar_and_inspecting_imports_neither_dgl_nor_the_compiler():
     )
     # The shim for GraphBolt may stand ready; DGL itself may not be there.
     assert set(ast.literal_eval(done.stdout)) <= {"dgl.graphbolt"}
+
+
+def test_partitioning_and_inspecting_import_no_torch(tmp_path):
+    """It would take most of their time on a small graph."""
+    np.save(tmp_path / "edges.npy", np.arange(40).reshape(20, 2))
+    np.save(tmp_path / "feat.npy", np.ones((40, 3)))
+    code = "import sys; from sar.cli import main\nprint(main(sys.argv[1:]), {'torch', 'numba'} & {*sys.modules})"
+    options = ["edges.npy", "--node-feature", "feat=feat.npy", "--split", "0.6,0.2,0.2", "--parts", "2", "--out", "g"]
+    for loaded, command in (({"numba"}, ["partition", *options]), (set(), ["inspect", "g", "--verify"])):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stdout.endswith(f"0 {loaded}\n"), done.stdout + done.stderr
 
 
 def test_help_and_wrong_options_import_no_library():

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make a virtual environment with a Python that DGL has builds for; say what is missing where that fails.
+# Make a virtual environment with a Python that sar runs on; say what is missing where that fails.
 # Usage: [PYTHON=interpreter] sh tools/make_venv.sh DIRECTORY
 set -eu
 
@@ -11,13 +11,13 @@ version() {
 
 suits() {
     case $(version "$1") in
-        3.10 | 3.11 | 3.12) ;;
+        3.1[0-3]) ;;
         *) return 1 ;;
     esac
 }
 
 python=
-for candidate in ${PYTHON:-python3 python3.11 python3.12 python3.10}; do
+for candidate in ${PYTHON:-python3 python3.11 python3.12 python3.10 python3.13}; do
     if suits "$candidate"; then
         python=$candidate
         break
@@ -27,8 +27,8 @@ done
 if [ -z "$python" ]; then
     asked=${PYTHON:-python3}
     found=$(version "$asked" || true)
-    echo "$asked is ${found:+Python }${found:-not there}, but sar needs Python 3.10, 3.11 or 3.12, the versions that DGL has" \
-        "builds for: install one of them (on Debian or Ubuntu: sudo apt install python3 python3-venv), or name it with" \
+    echo "$asked is ${found:+Python }${found:-not there}, but sar needs Python 3.10 to 3.13, and DGL 3.12 at" \
+        "most: install one of them (on Debian or Ubuntu: sudo apt install python3 python3-venv), or name it with" \
         "PYTHON=/path/to/python." >&2
     exit 1
 fi

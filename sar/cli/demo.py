@@ -42,6 +42,7 @@ class Run(NamedTuple):
 
     losses: list[float]  # of each epoch
     validation: float  # accuracy in the last epoch, 0 to 1
+    compiling: float  # seconds before the epochs, to compile kernels, or load them from disk
     seconds: float  # of the median epoch
     test_accuracy: float
     peak_memory: int  # bytes above the level before training
@@ -122,7 +123,8 @@ def _train_all(arguments: argparse.Namespace, graph: GraphSource, folder: Path) 
             )
             of_model.append(found)
             last = f"loss {found[0].losses[-1]:.4f}, validation {found[0].validation:.3f}"
-            print(f"{f'{name}, {who}'.ljust(40)} {arguments.epochs} epochs, {last}", file=sys.stderr)
+            before = f"{max(run.compiling for run in found):.1f} s to compile or load kernels"
+            print(f"{f'{name}, {who}'.ljust(40)} {before}, {arguments.epochs} epochs, {last}", file=sys.stderr)
     return runs
 
 
@@ -136,10 +138,10 @@ def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, traine
     has_its_own = device.type == "cuda" and torch.cuda.device_count() >= arguments.workers
     sar.initialize_comms(backend="nccl" if has_its_own else None)  # plain DGL has a group of one, for the same loop
     with _autocast(arguments, source, device):
-        _load_code(name, source, device)
+        compiling = _load_code(name, source, device)
     memory = peak_memory(device) if device.type == "cuda" else PeakAnonymous()
     run = _train(arguments, name, source, trained, device)
-    return run._replace(peak_memory=memory.above_baseline())
+    return run._replace(peak_memory=memory.above_baseline(), compiling=compiling)
 
 
 def train_out_of_core(_: Any, arguments: argparse.Namespace, name: str, source: Path, trained: Path) -> Run:
@@ -148,7 +150,7 @@ def train_out_of_core(_: Any, arguments: argparse.Namespace, name: str, source: 
     set_allocator(spilled=True)
     device, place = torch.device("cpu"), source.parent
     with _autocast(arguments, source, device):
-        _load_code(name, source, device)
+        compiling = _load_code(name, source, device)
     memory = PeakAnonymous()
     work = partial(_train, arguments, name, source, trained, device)
     threads = run_in_turns(arguments.parts, work, place, arguments.memory)
@@ -159,7 +161,7 @@ def train_out_of_core(_: Any, arguments: argparse.Namespace, name: str, source: 
     make_model = lambda info: MODELS[name](info.in_widths["_N"], info.num_classes)  # noqa: E731
     infer(source, make_model, trained, out=out, workers=arguments.parts, spill=place, memory=arguments.memory)
     logits = np.load(out)
-    return threads.results[0]._replace(peak_memory=peak, ids=np.arange(len(logits)), logits=logits)
+    return threads.results[0]._replace(compiling=compiling, peak_memory=peak, ids=np.arange(len(logits)), logits=logits)
 
 
 def _autocast(arguments: argparse.Namespace, source: Path, device: torch.device) -> torch.autocast:
@@ -199,7 +201,7 @@ def _train(
         else:
             model.load_state_dict(torch.load(trained, weights_only=True))
         logits = model(graph, x)
-    costs = float(np.median(seconds)), accuracy, 0, sent / arguments.epochs
+    costs = 0.0, float(np.median(seconds)), accuracy, 0, sent / arguments.epochs
     return Run(losses, validation, *costs, ids.cpu().numpy(), logits.float().cpu().numpy())
 
 
@@ -223,9 +225,9 @@ class PeakAnonymous:
         return self.peak - self.baseline
 
 
-def _load_code(name: str, source: Path, device: torch.device) -> None:
-    """Train on ten nodes of each worker, so that kernels are compiled and loaded before memory is measured."""
-    count = 10
+def _load_code(name: str, source: Path, device: torch.device) -> float:
+    """Train on ten nodes of each worker, so that kernels are compiled and loaded before epochs; returns the seconds."""
+    count, start = 10, time.perf_counter()
     ends = torch.arange(count).repeat_interleave(2), torch.arange(2 * count) % count
     if source.suffix == ".pt" and has_dgl():
         graph = dgl_graph(ends[0].numpy(), ends[1].numpy(), count)
@@ -238,6 +240,7 @@ def _load_code(name: str, source: Path, device: torch.device) -> None:
         graph = sar.construct_full_graph(PartitionData(shards, ranges, {}, ["_N"], [ONLY_TYPE])).to(device)
     model = MODELS[name](4, 2).to(device)
     model(graph, torch.rand(count, 4, device=device)).sum().backward()
+    return time.perf_counter() - start
 
 
 def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Tensor]:
@@ -266,7 +269,8 @@ CAPTION = """\
 Workers: {workers} on this host, 1 thread each; the other processes have {workers} threads. With a limit, one of \
 {parts} partitions is in memory at a time. Same graph, seeds, initial parameters and epochs, no dropout; rounding \
 alone makes the runs drift apart while training.
-Seconds are the median epoch of the slowest worker. MB sent and peak memory are the largest of any worker.
+Seconds are the median epoch of the slowest worker, after kernels are compiled. MB sent and peak memory are the \
+largest of any worker.
 Peak memory is the highest anonymous memory of a process, minus that before graph and features are loaded, of code, \
 which the limit includes.
 The logit difference is the largest over all nodes and classes from those of the one process, at the parameters that \

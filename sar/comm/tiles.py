@@ -12,7 +12,7 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.rows import RowFormat
 from sar.config import Config, GlobalConfig
-from sar.tensors.ids import pieces
+from sar.tensors.id_arrays import pieces
 from sar.tensors.spillable import moved_to_file
 from sar.tensors.views import to_device
 

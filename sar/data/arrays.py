@@ -4,6 +4,8 @@ Rows are read, not memory-mapped, because pages of a mapping count as memory of 
 them: streaming a large file would look like holding all of it.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import stat
@@ -12,20 +14,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sar.errors import PartitionError
+
+if TYPE_CHECKING:  # it is imported where tensors are made: commands that make none start in a third of the time
+    import torch
 
 Array = NDArray[Any]
 
 BFLOAT16: Final = np.dtype("V2")
 """Represents bfloat16, which numpy lacks."""
-_SLICE_BYTES = 4 << 20  # of a tensor
+_SLICE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ class StoredArray:
     def dtype(self) -> np.dtype[Any]:
         return self.stored.newbyteorder("=")
 
-    @cached_property
-    def tensor_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.stored == BFLOAT16 else torch.from_numpy(np.empty(0, self.dtype)).dtype
+    @property
+    def dtype_name(self) -> str:
+        return "bfloat16" if self.stored == BFLOAT16 else self.dtype.name
 
     @cached_property
     def row_bytes(self) -> int:
@@ -57,7 +60,7 @@ class StoredArray:
             self._fill(file, values)
         return values.astype(self.dtype, copy=False)
 
-    def slices(self) -> Iterator[tuple[int, Tensor]]:
+    def slices(self) -> Iterator[tuple[int, Array]]:
         """Yield the number of the first row and consecutive rows, in a buffer that the next slice overwrites.
 
         Rows are in the machine's byte order.
@@ -65,30 +68,33 @@ class StoredArray:
         step = max(1, _SLICE_BYTES // self.row_bytes) if self.row_bytes else max(1, self.shape[0])
         with open_file(self.path) as file:
             file.seek(self.offset)
-            buffer = torch.empty((min(step, self.shape[0]), *self.shape[1:]), dtype=self.tensor_dtype, device="cpu")
+            buffer = np.empty((min(step, self.shape[0]), *self.shape[1:]), self.dtype)
             for start in range(0, self.shape[0], step):
                 rows = buffer[: self.shape[0] - start]
-                self._fill(file, rows.view(-1).view(torch.uint8).numpy())
+                self._fill(file, rows)
                 yield start, rows
 
     def load(
         self,
         device: torch.device | str = "cpu",
-        position: Tensor | None = None,
+        position: torch.Tensor | None = None,
         *,
-        empty: Callable[..., Tensor] = torch.empty,
-    ) -> Tensor:
+        empty: Callable[..., torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """Read the array to a device in slices; with `position`, row i of the file is row `position[i]` of the result.
 
-        `empty` creates the result, with the arguments of `torch.empty`.
+        `empty` creates the result, with the arguments of `torch.empty`, the default.
         """
-        result = empty(self.shape, dtype=self.tensor_dtype, device=device)
+        import torch
+
+        result = (empty or torch.empty)(self.shape, dtype=getattr(torch, self.dtype_name), device=device)
         if position is None and result.device.type == "cpu":
             with open_file(self.path) as file:
                 file.seek(self.offset)
                 self._fill(file, result.view(-1).view(torch.uint8).numpy())
             return result
-        for start, rows in self.slices():
+        for start, values in self.slices():
+            rows = torch.from_numpy(values.view(np.uint8)).view(result.dtype)  # numpy lacks bfloat16
             if position is None:
                 result[start : start + len(rows)] = rows.to(device)
             else:

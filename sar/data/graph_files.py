@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
-from sar.data.arrays import StoredArray, open_file
+from sar.data.arrays import Array, StoredArray, open_file
 from sar.data.tensor_files import ArraySpec, Cursor, FileLayout
 from sar.errors import PartitionError
-from sar.kernels import index_dtype
 
 GRAPH_FILE_MARK: Final = 0xDD2E4FF046B4A13F
 HETEROGRAPH_MARK: Final = 0xDD589FBE35224ABF
@@ -55,36 +52,34 @@ class StoredEdges(NamedTuple):
     def num_edges(self) -> int:
         return self.columns.shape[0]
 
-    def ends(self) -> tuple[Tensor, Tensor]:
+    def ends(self) -> tuple[Array, Array]:
         """Read sources and destinations in the order of edge IDs, (E,) each; `PartitionError` if they do not fit."""
         columns = self._read(self.columns, self.num_edges, self.num_columns)
         if self.kind == COO:
             rows = self._read(self.rows, self.num_edges, self.num_rows)
         else:
             offsets = self._read(self.rows, self.num_rows + 1, self.num_edges + 1)
-            degrees = offsets.diff()
-            if int(offsets[0]) != 0 or int(offsets[-1]) != self.num_edges or bool((degrees < 0).any()):
+            degrees = np.diff(offsets)
+            if offsets[0] != 0 or offsets[-1] != self.num_edges or (degrees < 0).any():
                 raise self._damaged("offsets that do not ascend from 0 to the number of edges")
-            rows = torch.arange(self.num_rows, dtype=offsets.dtype, device="cpu").repeat_interleave(degrees)
+            rows = np.arange(self.num_rows, dtype=offsets.dtype).repeat(degrees)
         if self.edge_ids.shape != (0,):
-            entry_of = torch.full((self.num_edges,), -1, device="cpu")
-            entry_of[self._read(self.edge_ids, self.num_edges, self.num_edges).long()] = torch.arange(
-                self.num_edges, device="cpu"
-            )
-            if bool((entry_of < 0).any()):
+            entry_of = np.full(self.num_edges, -1)
+            entry_of[self._read(self.edge_ids, self.num_edges, self.num_edges)] = np.arange(self.num_edges)
+            if (entry_of < 0).any():
                 raise self._damaged("edge IDs that are not each there once")
             rows, columns = rows[entry_of], columns[entry_of]
         return (columns, rows) if self.kind == CSC else (rows, columns)
 
-    def _read(self, stored: StoredArray, count: int, limit: int) -> Tensor:
+    def _read(self, stored: StoredArray, count: int, limit: int) -> Array:
         """Whole numbers, (count,) int32 if that holds `limit`, from 0 to below it."""
-        if stored.shape != (count,) or stored.tensor_dtype not in (torch.int32, torch.int64):
-            raise self._damaged(f"{stored.tensor_dtype} of shape {stored.shape} for {count} indices")
-        numbers = torch.empty(count, dtype=index_dtype(limit), device="cpu")
+        if stored.shape != (count,) or stored.dtype not in (np.int32, np.int64):
+            raise self._damaged(f"{stored.dtype_name} of shape {stored.shape} for {count} indices")
+        numbers = np.empty(count, np.int32 if limit < 2**31 else np.int64)
         for start, rows in stored.slices():
-            least, greatest = rows.aminmax()
-            if not 0 <= int(least) <= int(greatest) < limit:
-                raise self._damaged(f"indices from {int(least)} to {int(greatest)} below {limit}")
+            least, greatest = rows.min(), rows.max()
+            if not 0 <= least <= greatest < limit:
+                raise self._damaged(f"indices from {least} to {greatest} below {limit}")
             numbers[start : start + len(rows)] = rows
         return numbers
 

@@ -158,7 +158,10 @@ def _node_features(files: FeatureFiles, device: torch.device) -> dict[str, Tenso
     """Features of the partition's own nodes, in the order of their global IDs."""
     spec = files.spec
     node_id = torch.arange(*spec.partition_ranges[files.part], device="cpu")
-    features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
+    features = {
+        NID: node_id.to(device),
+        NTYPE: torch.from_numpy(types_of(node_id.numpy(), spec.node_ranges)).to(device),
+    }
     orig_ids = [one.stored.load(device, empty=empty_spillable) for one in files.original_ids()]
     if orig_ids:
         features[ORIG_ID] = torch.cat(orig_ids)
@@ -177,7 +180,7 @@ class ShardFields:
         # In visible order; shard p has the rows [bounds[p], bounds[p + 1]).
         self._fields: dict[str, tuple[Tensor, list[int]]] = {}
         several = edge_ranges.shape[1] > 1
-        self._type_of_edge = types_of(edges.edge_id, edge_ranges) if several else None
+        self._type_of_edge = torch.from_numpy(types_of(edges.edge_id.numpy(), edge_ranges)) if several else None
         self.add(EID, edges.edge_id)
         if self._type_of_edge is not None:
             self.add(ETYPE, self._type_of_edge)

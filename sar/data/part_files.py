@@ -4,24 +4,27 @@ The graph is homogeneous, with own nodes and halo, and local node numbers. sar s
 destination, then edge ID: the visible order.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT
-from sar.data.arrays import StoredArray
+from sar.data.arrays import Array, StoredArray
 from sar.data.graph_files import StoredGraph, open_graph_file
 from sar.data.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, What, graph_path, owned_counts
 from sar.data.tensor_files import open_tensors
 from sar.errors import PartitionError
-from sar.tensors.ids import is_permutation
+from sar.tensors.id_arrays import is_permutation
+
+if TYPE_CHECKING:
+    import torch
 
 SRC: Final = "src"
 DST: Final = "dst"
@@ -37,16 +40,16 @@ EDGE_FIELDS: Final = {EID: np.int64, ETYPE: np.int32, INNER_EDGE: np.uint8}
 class LocalGraph:
     """The graph of one partition, reduced to the data that readers need."""
 
-    node_id: Tensor  # (N,) global IDs of the partition's nodes and halo
-    is_inner: Tensor  # (N,) whether the partition owns the node
-    edges: dict[str, Tensor]  # (E,) each: `src`, `dst` (local nodes), `_ID` (global)
+    node_id: Array  # (N,) int64: global IDs of the partition's nodes and halo
+    is_inner: Array  # (N,) bool: whether the partition owns the node
+    edges: dict[str, Array]  # (E,) each: `src`, `dst` (local nodes), `_ID` (global, int64)
 
     @cached_property
-    def owned(self) -> slice | Tensor:
+    def owned(self) -> slice | Array:
         """The edges into own nodes; a slice if they come first, as in files written by DGL."""
-        inner = self.is_inner.index_select(0, self.edges[DST])
-        count = np.count_nonzero(inner.numpy())
-        return slice(count) if bool(inner[:count].all()) else inner.nonzero().squeeze(1)
+        inner = self.is_inner[self.edges[DST]]
+        count = np.count_nonzero(inner)
+        return slice(count) if inner[:count].all() else inner.nonzero()[0]
 
 
 class PartFile:
@@ -68,16 +71,16 @@ class PartFile:
         for name, stored in (*self.nodes.items(), *self.edges.items()):
             if len(stored.shape) != 1 or stored.dtype.kind not in "iu":
                 raise PartitionError(
-                    f"{path} has {name} of {stored.tensor_dtype} and shape {stored.shape}; expected one whole number "
+                    f"{path} has {name} of {stored.dtype_name} and shape {stored.shape}; expected one whole number "
                     f"for each node or edge. {REWRITE}"
                 )
 
     def read(self) -> LocalGraph:
         src, dst = self._relation.edges.ends()
         return LocalGraph(
-            node_id=self.nodes[NID].load().long(),
-            is_inner=self.nodes[INNER_NODE].load().bool(),
-            edges={SRC: src, DST: dst, EID: self.edges[EID].load().long()},
+            node_id=self.nodes[NID][:].astype(np.int64, copy=False),
+            is_inner=self.nodes[INNER_NODE][:].astype(np.bool_, copy=False),
+            edges={SRC: src, DST: dst, EID: self.edges[EID][:].astype(np.int64, copy=False)},
         )
 
 
@@ -100,11 +103,11 @@ def read_part_graph(spec: PartitionJson, part: int) -> LocalGraph:
             f"as {spec.path.name} says. {REWRITE}"
         )
     num_nodes = spec.partition_ranges[-1][1]
-    if not bool(((graph.node_id >= 0) & (graph.node_id < num_nodes)).all()):
+    if not ((graph.node_id >= 0) & (graph.node_id < num_nodes)).all():
         raise PartitionError(f"{path} has node IDs outside [0, {num_nodes}), the nodes of {spec.path.name}. {REWRITE}")
     start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
     if not is_permutation(graph.edges[EID][graph.owned], start, end):
-        found = int(graph.is_inner[graph.edges[DST].long()].sum())
+        found = np.count_nonzero(graph.is_inner[graph.edges[DST]])
         raise PartitionError(
             f"{path} holds {found} edges into the nodes of partition {part}; expected one for every edge ID in "
             f"[{start}, {end}), as {spec.path.name} says. {spec.edge_fix}"
@@ -112,12 +115,13 @@ def read_part_graph(spec: PartitionJson, part: int) -> LocalGraph:
     return graph
 
 
-def types_of(ids: torch.Tensor, ranges: IdRanges) -> torch.Tensor:
+def types_of(ids: Array, ranges: IdRanges) -> Array:
     """Type IDs (int32, as DGL stores them) of nodes or edges from their global IDs."""
     if ranges.shape[1] == 1:
-        return torch.zeros(len(ids), dtype=torch.int32, device="cpu")
-    ends = torch.from_numpy(np.ascontiguousarray(ranges[:, :, 1]).reshape(-1))
-    return torch.searchsorted(ends, ids, right=True, out_int32=True).remainder_(ranges.shape[1])
+        return np.zeros(len(ids), np.int32)
+    types = np.searchsorted(ranges[:, :, 1].reshape(-1), ids, side="right").astype(np.int32)
+    types %= ranges.shape[1]
+    return types
 
 
 class Feature(NamedTuple):
@@ -128,7 +132,11 @@ class Feature(NamedTuple):
     stored: StoredArray
     is_bool: bool = False
 
-    def load(self, device: torch.device, position: Tensor | None, empty: Callable[..., Tensor]) -> Tensor:
+    def load(
+        self, device: torch.device, position: torch.Tensor | None, empty: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
+        import torch
+
         values = self.stored.load(device, position, empty=empty)
         return values.clamp_(max=1).view(torch.bool) if self.is_bool else values
 
@@ -176,6 +184,9 @@ class FeatureFiles:
         if path is None or not os.path.exists(path):
             return []
         found = [self.feature(path, f"{name}/{ORIG_ID}", stored) for name, stored in open_tensors(path).items()]
+        for one in found:
+            if one.stored.dtype.kind not in "iu":
+                raise PartitionError(f"{path} has IDs in {one.stored.dtype_name}; expected whole numbers. {REWRITE}")
         missing = {type_id for type_id, count in enumerate(self.counts) if count} - {one.type_id for one in found}
         if missing:
             raise PartitionError(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -58,10 +59,10 @@ def _divided(spec: PartitionJson, part: int, workers: int, graphs: dict[int, Loc
 
 def node_costs(graph: LocalGraph, own: tuple[int, int]) -> Tensor:
     """The cost of each node of a partition: one, plus one per in-edge, (N_i,) int64."""
-    in_degrees = torch.bincount(graph.edges[DST], minlength=len(graph.node_id))
-    costs = torch.ones(own[1] - own[0], dtype=torch.int64, device="cpu")
+    in_degrees = np.bincount(graph.edges[DST], minlength=len(graph.node_id))
+    costs = np.ones(own[1] - own[0], np.int64)
     costs[graph.node_id[graph.is_inner] - own[0]] += in_degrees[graph.is_inner]
-    return costs
+    return torch.from_numpy(costs)
 
 
 class VisibleEdges(NamedTuple):
@@ -82,20 +83,21 @@ def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int
 
     columns, rows = graph.edges, graph.owned
     edge_id = columns[EID][rows]
-    if not bool((edge_id[1:] > edge_id[:-1]).all()):
+    if not (edge_id[1:] > edge_id[:-1]).all():
         order = edge_id.argsort()
         rows = order if isinstance(rows, slice) else rows[order]
     for name in columns:
         columns[name] = columns[name][rows]
     del edge_id
     start, end = node_ranges[part]
-    src, dst = as_numpy(columns[SRC]), as_numpy(columns[DST])
+    src, dst = columns[SRC], columns[DST]
+    node_id = torch.from_numpy(graph.node_id)
     part_of = torch.searchsorted(
-        torch.tensor([end for _, end in node_ranges], device="cpu"), graph.node_id, right=True, out_int32=True
+        torch.tensor([end for _, end in node_ranges], device="cpu"), node_id, right=True, out_int32=True
     )
     bounds = torch.zeros(len(node_ranges) + 1, dtype=torch.int64, device="cpu")
     places = torch.empty(len(src), dtype=index_dtype(len(src)), device="cpu")
-    row_of, by_part = less_first(graph.node_id, start), torch.empty_like(places)
+    row_of, by_part = less_first(node_id, start), torch.empty_like(places)
     ends_of_rows = torch.empty(end - start + 1, dtype=places.dtype, device="cpu")
     place_edges(src, dst, *map(as_numpy, (part_of, row_of, bounds, ends_of_rows, by_part, places)))
     del src, dst, by_part
@@ -103,11 +105,10 @@ def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int
     def sort(name: str, table: NDArray[Any] = NO_INDICES) -> Tensor:
         """Sort a column, as int64; a `table` converts local nodes to global IDs."""
         result = torch.empty(len(places), dtype=torch.int64, device="cpu")
-        put(as_numpy(columns.pop(name)), table, as_numpy(places), as_numpy(result))
+        put(columns.pop(name), table, as_numpy(places), as_numpy(result))
         return result
 
-    node_id = as_numpy(graph.node_id)
-    return VisibleEdges(sort(SRC, node_id), sort(DST, node_id), sort(EID), places, bounds)
+    return VisibleEdges(sort(SRC, graph.node_id), sort(DST, graph.node_id), sort(EID), places, bounds)
 
 
 def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:

@@ -107,7 +107,7 @@ def _choose(devices: frozenset[str], dtypes: frozenset[torch.dtype]) -> Backend:
     if any(dtypes <= together for together in COMPILED_DTYPES):
         # Imported at first use, because Numba takes long to load.
         import sar.kernels.cpu.kernels as cpu_kernels
-        from sar.kernels.compiler import converts_float16
+        from sar.host.compiler import converts_float16
 
         if torch.float16 not in dtypes or converts_float16():
             return cpu_kernels

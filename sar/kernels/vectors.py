@@ -14,7 +14,7 @@ from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.extending import register_model
 
-from sar.kernels.compiler import intrinsic
+from sar.host.compiler import intrinsic
 
 _WORD = ir.IntType(32)
 

@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from sar.kernels.compiler import inline, kernel
+from sar.host.compiler import inline, kernel
 from sar.kernels.cpu.csr_view import ONE, Array, Index, prefetch_row, rows_ahead
 from sar.tensors import splitmix
 from sar.tensors.splitmix import STEP

@@ -1,20 +1,7 @@
-"""Operations on long lists of IDs in pieces, to keep temporaries small."""
+"""Operations on lists of IDs as tensors."""
 
-from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-
-PIECE = 2**14
-"""IDs in a piece: 128 KB as int64, which fits in the processor's cache and is allocated from a heap."""
-
-
-def pieces(count: int, size: int = PIECE) -> Iterator[slice]:
-    """Cut `count` rows into slices of `size`, the last one shorter."""
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def to_offsets(counts: Tensor) -> Tensor:
@@ -43,30 +30,6 @@ def number_distinct(ids: Tensor, bound: int) -> tuple[Tensor, Tensor, Tensor]:
         places = ((counts > 0).cumsum(0, dtype=torch.int32) - 1).index_select(0, ids)
         counts = counts[distinct]
     return distinct.to(torch.int32), counts.to(torch.int32), places.to(torch.int32)
-
-
-def first_of_equals(ascending: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether each of the ascending IDs differs from its predecessor, (n,)."""
-    first = np.ones(len(ascending), np.bool_)
-    np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
-    return first
-
-
-def distinct(ids: Tensor) -> Tensor:
-    """Like `ids.unique()` on the CPU, but several times faster: NumPy sorts with vector instructions."""
-    ascending = np.sort(ids.numpy())
-    return torch.from_numpy(ascending[first_of_equals(ascending)])
-
-
-def is_permutation(ids: Tensor, start: int, end: int) -> bool:
-    """Whether IDs, (n,), are a permutation of `start` to `end` - 1."""
-    if len(ids) != end - start:
-        return False
-    if bool((ids[1:] > ids[:-1]).all()):
-        return not len(ids) or (int(ids[0]), int(ids[-1])) == (start, end - 1)
-    if not bool(((ids >= start) & (ids < end)).all()):
-        return False
-    return bool(torch.zeros(end - start, dtype=torch.bool, device="cpu").index_fill_(0, ids - start, True).all())
 
 
 def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ def materialize(tensor: Tensor) -> Tensor:
 def as_numpy(tensor: Tensor | None) -> NDArray[Any]:
     """The elements of a tensor in row-major order; shares its memory if that is contiguous.
 
-    Half precisions, for which compiled code has no types, become their bits: see `sar.kernels.compiler.wide`.
+    Half precisions, for which compiled code has no types, become their bits: see `sar.host.compiler.wide`.
     """
     assert tensor is not None
     rows = tensor

@@ -2,16 +2,14 @@
 
 import sys
 from collections import Counter
-from pathlib import Path
 
 import dgl.function as fn
 import dgl.nn
 import pytest
 
-import sar
+from tests.core.calls import calls_of
 from tests.parity.harness import build, random_shares
 
-PACKAGE = str(Path(sar.__file__).parent) + "/"
 SIZES = {"GraphConv": (6, 6), "GATConv": (6, 3, 2)}
 MOST = {
     ("GraphConv", 1): (50, 24),
@@ -37,23 +35,6 @@ STOPS = [
 """In their order; `docs/architecture.md` says what each of them does."""
 
 pytestmark = pytest.mark.processes("workers of one process read each other's rows in another way")
-
-
-def calls_of(run):
-    """File and name of each function of sar that is called, and what is returned."""
-    calls = []
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            name = frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name
-            calls.append((frame.f_code.co_filename, name))
-
-    sys.setprofile(note)
-    try:
-        returned = run()
-    finally:
-        sys.setprofile(None)
-    return calls, returned
 
 
 def calls_of_a_layer(mine, name):

@@ -148,7 +148,9 @@ def test_edges_are_put_into_visible_order(own_first: bool, by_id: bool) -> None:
     rows = list(zip(*(column.tolist() for column in known), strict=True))
     part_of = [0] * 6 + [1] * 7 + [3] * 7
     expected = sorted((row for row in rows if 6 <= row[1] < 13), key=lambda row: (part_of[row[0]], *row[1:]))
-    found = order_edges(LocalGraph(node_id, is_inner, edges), ranges, 1)
+    found = order_edges(
+        LocalGraph(node_id.numpy(), is_inner.numpy(), {name: ids.numpy() for name, ids in edges.items()}), ranges, 1
+    )
     columns = (found.src, found.dst, found.edge_id)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
     assert found.bounds.tolist() == [sum(part_of[row[0]] < p for row in expected) for p in range(5)]

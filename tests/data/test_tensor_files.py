@@ -37,7 +37,7 @@ def test_all_dtypes_and_shapes(tmp_path, dtype, shape):
     stored = found["ntype/naïve name"]
     assert stored.shape == tuple(expected.shape)
     values = stored.load(CPU)
-    assert values.dtype == expected.dtype == stored.tensor_dtype
+    assert values.dtype == expected.dtype == getattr(torch, stored.dtype_name)
     assert torch.equal(values, expected)
     position = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1)).int()
     assert torch.equal(stored.load(CPU, position)[position.long()], expected)

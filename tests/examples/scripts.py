@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import dgl
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -40,6 +39,8 @@ def example(name: str) -> Any:
 
 def generated() -> Any:
     """A `DGLGraph` of 400 nodes in four classes, as the examples train on it."""
+    import dgl
+
     data = community_graph(400, 4000, num_features=16, num_classes=4)
     graph = dgl.graph(tuple(map(torch.from_numpy, data.ends())), num_nodes=data.total_nodes)
     graph.ndata.update({name: torch.from_numpy(rows) for name, rows in data.node_data["_N"].items()})
@@ -48,6 +49,8 @@ def generated() -> Any:
 
 def partition(graph: Any, folder: Path, parts: int = 2, script: str = "full_graph") -> list[str]:
     """Partition a graph of DGL with the example for that; the options that name the result to other examples."""
+    import dgl
+
     file, out = folder / "graph.dgl", folder / "partitions"
     dgl.save_graphs(str(file), [graph])
     said = run("examples/partition_graph.py", "--graph", str(file), "--parts", str(parts), "--out", str(out))

@@ -9,7 +9,8 @@ import os
 import numpy as np
 import torch
 
-from sar.kernels import compiler, vectors
+from sar.host import compiler
+from sar.kernels import vectors
 from sar.tensors.views import HALF_BITS
 
 assert os.environ.get("NUMBA_DISABLE_JIT") == "1"

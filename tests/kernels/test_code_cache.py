@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sar.kernels import compiler, vectors
+from sar.host import compiler
+from sar.kernels import vectors
 from sar.kernels.cpu import rows
 from tests.workers import REPOSITORY
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sar.kernels.compiler import kernel
+from sar.host.compiler import kernel
 from sar.kernels.cpu.csr_view import NO_INDICES, CSRView
 from sar.kernels.cpu.rows import add_leaky, add_scaled, add_slopes, dot, dot_leaky, exponentials, row_sums, scale
 

@@ -1,6 +1,7 @@
 """Files that the commands and scripts of the pages find in their folder, by the names that pages ask for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,53 +9,62 @@ import numpy as np
 import pyarrow.parquet
 import torch
 from torch import Tensor
+from torch_geometric.data import HeteroData
 
 import sar
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo import community_graph
+from sar.partition.graph_source import ONLY_TYPE, GraphSource
 from sar.partition.in_memory import training_graph
 from tests.pages.blocks import new_side, runs_of
 from tests.workers import REPOSITORY
 
 
-def small_graph() -> Any:
+def arrays() -> GraphSource:
     """300 nodes in four classes, edges both ways and self-loops: features, labels, a split, and edge fields."""
     data = training_graph(community_graph(300, 2400, num_features=12, num_classes=4))
-    graph = dgl_graph(*data.ends(), data.total_nodes)
-    graph.ndata.update({name: torch.from_numpy(values) for name, values in data.node_data["_N"].items()})
     generator = torch.Generator().manual_seed(0)
-    graph.edata["w"] = torch.rand(graph.num_edges(), generator=generator)
-    graph.edata["train_mask"] = torch.rand(graph.num_edges(), generator=generator) < 0.8
+    w, drawn = (torch.rand(data.total_edges, generator=generator).numpy() for _ in range(2))
+    return replace(data, edge_data={ONLY_TYPE: {"w": w, "train_mask": drawn < 0.8}})
+
+
+def small_graph() -> Any:
+    """That graph, of DGL."""
+    data = arrays()
+    graph = dgl_graph(*data.ends(), data.total_nodes)
+    for frame, fields in ((graph.ndata, data.node_data["_N"]), (graph.edata, data.edge_data[ONLY_TYPE])):
+        frame.update({name: torch.from_numpy(values[:]) for name, values in fields.items()})
     return graph
 
 
 def graph(folder: Path) -> None:
     """A partition directory in two parts."""
-    sar.partition_graph(small_graph(), "graph", 2, folder / "partitions" / "graph")
+    sar.partition_graph(arrays(), "graph", 2, folder / "partitions" / "graph")
 
 
 def model(folder: Path) -> None:
     """A model of DGL's layers and one of PyTorch Geometric's, for `graph`."""
     (folder / "my_models.py").write_text(
-        "import sar, torch\nfrom dgl.nn import SAGEConv\nfrom torch_geometric.nn import GCN\n\n"
+        "import sar, torch\n\n"
         "class Model(torch.nn.Module):\n"
         "    def __init__(self):\n"
+        "        from dgl.nn import SAGEConv\n\n"
         "        super().__init__()\n"
         "        self.first, self.last = SAGEConv(12, 16, 'mean'), SAGEConv(16, 4, 'mean')\n\n"
         "    def forward(self, graph, x):\n"
         "        return self.last(graph, self.first(graph, x).relu())\n\n"
         "def make_model(info):\n    return Model()\n\n"
-        "def pyg_model():\n    return GCN(12, 16, 2, 4)\n"
+        "def pyg_model():\n    from torch_geometric.nn import GCN\n\n    return GCN(12, 16, 2, 4)\n"
     )
 
 
 def larger(folder: Path) -> None:
     """The same graph as arrays, the models, and the script of the README, for two epochs."""
-    whole, page = small_graph(), REPOSITORY / "README.md"
-    np.save(folder / "edges.npy", torch.stack(whole.edges(), 1))
+    whole, page = arrays(), REPOSITORY / "README.md"
+    np.save(folder / "edges.npy", np.stack(whole.ends(), 1))
     for name in ("feat", "label"):
-        np.save(folder / f"{name}.npy", whole.ndata[name])
+        np.save(folder / f"{name}.npy", whole.node_data["_N"][name][:])
     model(folder)
     with (folder / "my_models.py").open("a") as models:
         models.write("\n\ndef make_model(info):\n    return pyg_model()\n")
@@ -68,14 +78,15 @@ def hetero(folder: Path) -> None:
     """A partition directory of papers and authors, in one part."""
     random = torch.Generator().manual_seed(0)
 
-    def ends(sources: int, destinations: int) -> tuple[Tensor, Tensor]:
-        return torch.randint(sources, (150,), generator=random), torch.randint(destinations, (150,), generator=random)
+    def ends(sources: int, destinations: int) -> Tensor:
+        return torch.stack([torch.randint(size, (150,), generator=random) for size in (sources, destinations)])
 
-    edges = {("author", "writes", "paper"): ends(30, 50), ("paper", "cites", "paper"): ends(50, 50)}
-    made = require_dgl().heterograph(edges, {"author": 30, "paper": 50})
-    made.nodes["paper"].data["feat"] = torch.rand(50, 6, generator=random)
-    made.nodes["author"].data["feat"] = torch.rand(30, 4, generator=random)
-    made.nodes["paper"].data["label"] = torch.randint(3, (50,), generator=random)
+    made = HeteroData()
+    made["author", "writes", "paper"].edge_index = ends(30, 50)
+    made["paper", "cites", "paper"].edge_index = ends(50, 50)
+    made["paper"].feat = torch.rand(50, 6, generator=random)
+    made["author"].feat = torch.rand(30, 4, generator=random)
+    made["paper"].label = torch.randint(3, (50,), generator=random)
     sar.partition_graph(made, "hetero", 1, folder / "partitions" / "hetero")
 
 

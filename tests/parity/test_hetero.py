@@ -11,36 +11,9 @@ import pytest
 import torch
 
 import sar
-from tests.hetero_graphs import partition_hetero
+from tests.hetero_graphs import COUNTS, OUT, RELATIONS, WIDTH, partition_hetero, whole_graph
 from tests.matrix import corner
 from tests.parity.harness import assert_close, assert_typed_close, typed_gradients
-
-COUNTS = {"paper": 40, "author": 25, "topic": 20}
-RELATIONS = {
-    ("author", "writes", "paper"): 120,
-    ("paper", "written by", "author"): 110,
-    ("paper", "cites", "paper"): 90,
-    ("paper", "about", "topic"): 40,
-}
-WIDTH, OUT = 4, 3
-
-
-def whole_graph(without=()):
-    """The graph, empty of some node types and relations."""
-    counts = {t: 0 if t in without else count for t, count in COUNTS.items()}
-    relations = {etype: 0 if set(etype) & set(without) else count for etype, count in RELATIONS.items()}
-    generator = torch.Generator().manual_seed(1)
-    edges = {
-        etype: tuple(torch.randint(max(counts[etype[end]], 1), (count,), generator=generator) for end in (0, 2))
-        for etype, count in relations.items()
-    }
-    graph = dgl.heterograph(edges, num_nodes_dict=counts)
-    for ntype, count in counts.items():
-        graph.nodes[ntype].data["x"] = torch.randn(count, WIDTH, generator=generator)
-        graph.nodes[ntype].data["cotangent"] = torch.randn(count, 8, generator=generator)
-    for etype, count in relations.items():
-        graph.edges[etype].data["w"] = torch.rand(count, 1, generator=generator) + 0.5
-    return graph
 
 
 def hetero_conv(aggregate, graph, x):

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-import dgl
 import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype, PartitionData
+from sar.partition.graph_source import ONLY_TYPE
 from tests.graphs import partition_in_memory, random_graph
+from tests.hetero_graphs import heterograph
 from tests.sampling.scenes import typed_graph, typed_parts
 
 
@@ -44,8 +45,8 @@ def plain_case(world_size: int, kind: str = "") -> Case:
     assignment = torch.arange(30) * 7 % world_size if kind != "empty" else torch.full((30,), world_size - 1)
     w = torch.rand(len(edges.src), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     parts = partition_in_memory(edges, assignment, world_size, {"w": w})
-    whole = dgl.graph((edges.src, edges.dst), num_nodes=edges.num_nodes)
-    whole.edata["w"] = w
+    whole = heterograph({ONLY_TYPE: (edges.src, edges.dst)}, {"_N": edges.num_nodes})
+    whole.edges[ONLY_TYPE].data["w"] = w
     shards = [shard.edge_features for partition in parts.partitions for shard in partition.all_shard_edges]
     if kind == "scattered":
         for fields in shards:
@@ -108,6 +109,8 @@ def check_batch(
     Returns:
         DGL's own batch.
     """
+    import dgl
+
     node, edge = case.node_orig, case.edge_orig
     negative = None
     if len(found["pairs"]) == 2:

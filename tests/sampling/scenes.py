@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.graphs import PartitionedGraph, partition_in_memory, random_graph
-from tests.hetero_graphs import HeteroParts, partition_hetero
+from tests.hetero_graphs import HeteroParts, heterograph, partition_hetero
 
 BUYS, BOUGHT, FOLLOWS = ("user", "buys", "item"), ("item", "bought by", "user"), ("user", "follows", "user")
 
@@ -20,15 +20,13 @@ def parts_of(node_counts: list[int], edges_per_node: int = 3) -> PartitionedGrap
 
 def typed_graph() -> Any:
     """Users follow each other and buy items; items are bought by them, edge for edge; some several times."""
-    import dgl
-
     generator = torch.Generator().manual_seed(3)
     users, items = torch.randint(14, (40,), generator=generator), torch.randint(9, (40,), generator=generator)
     users[30:], items[30:] = users[:10], items[:10]
     follows = torch.randint(14, (2, 40), generator=generator)
-    graph = dgl.heterograph(
+    graph = heterograph(
         {FOLLOWS: (follows[0], follows[1]), BUYS: (users, items), BOUGHT: (items, users)},
-        num_nodes_dict={"item": 9, "user": 14},
+        {"item": 9, "user": 14},
     )
     graph.edges[BUYS].data["stars"] = torch.arange(40) % 5
     return graph

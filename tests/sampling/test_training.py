@@ -7,11 +7,11 @@ import torch
 
 import sar
 from sar.adapters.dgl.graphs import make_block
-from tests.hetero_graphs import partition_hetero
+from tests.hetero_graphs import COUNTS, OUT, RELATIONS, partition_hetero, whole_graph
 from tests.parity.blocks import some_seeds
 from tests.parity.harness import assert_close, parameter_gradients, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
-from tests.parity.test_hetero import COUNTS, OUT, RELATIONS, hetero_conv, whole_graph
+from tests.parity.test_hetero import hetero_conv
 
 
 class Model(torch.nn.Module):

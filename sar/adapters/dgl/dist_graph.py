@@ -23,7 +23,8 @@ from sar.data.part_files import DST, INNER_NODE, SRC, LocalGraph, types_of
 from sar.data.partition_json import IdRanges
 from sar.data.regroup import VisibleEdges, equal_runs, node_costs, order_edges
 from sar.errors import GraphError, PartitionError
-from sar.tensors.ids import is_permutation
+from sar.tensors.id_arrays import is_permutation
+from sar.tensors.views import as_numpy
 
 
 def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
@@ -98,9 +99,9 @@ class _ServedPartition(NamedTuple):
         nodes, edges = local.ndata, local.edata
         src, dst = local.edges(order="eid")
         graph = LocalGraph(
-            node_id=nodes[NID],
-            is_inner=nodes[INNER_NODE].bool(),
-            edges={SRC: src, DST: dst, EID: edges[EID]},
+            node_id=as_numpy(nodes[NID]),
+            is_inner=as_numpy(nodes[INNER_NODE].bool()),
+            edges={SRC: as_numpy(src), DST: as_numpy(dst), EID: as_numpy(edges[EID])},
         )
         node_ranges = _ranges(book._typed_nid_range, book.ntypes)
         edge_ranges = _ranges(book._typed_eid_range, book.canonical_etypes)
@@ -161,8 +162,8 @@ def _shards(dist_graph: Any, served: _ServedPartition, edges: VisibleEdges) -> l
 
 def _node_features(dist_graph: Any, served: _ServedPartition, graph: LocalGraph) -> dict[str, Tensor]:
     """Features of this worker's nodes, the inner nodes of `graph`, as in `PartitionData`."""
-    node_id = graph.node_id[graph.is_inner].sort().values
-    features = {NID: node_id, NTYPE: types_of(node_id, served.node_ranges)}
+    node_id = np.sort(graph.node_id[graph.is_inner])
+    features = {NID: torch.from_numpy(node_id), NTYPE: torch.from_numpy(types_of(node_id, served.node_ranges))}
     first = int(node_id[0]) if len(node_id) else served.own_range[0]
     for type_id, ntype in enumerate(served.book.ntypes):
         start, end = served.node_ranges[served.part, type_id].tolist()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sar.kernels.compiler import inline, inline_distinct, kernel, narrow, wide
+from sar.host.compiler import inline, inline_distinct, kernel, narrow, wide
 from sar.kernels.cpu.csr_view import ONE, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
 from sar.kernels.cpu.rows import add_scaled, clear, row_sums
 from sar.kernels.ops import Shape

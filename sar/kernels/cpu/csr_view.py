@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sar.kernels import compiler
-from sar.kernels.compiler import inline, kernel, prefetch
+from sar.host import compiler
+from sar.host.compiler import inline, kernel, prefetch
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.tensors.spillable import tensor_file
 from sar.tensors.views import as_numpy

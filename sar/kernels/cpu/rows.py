@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sar.kernels import compiler, vectors
-from sar.kernels.compiler import inline, inline_distinct, inline_in_order, narrow, prefetch, wide
+from sar.host import compiler
+from sar.host.compiler import inline, inline_distinct, inline_in_order, narrow, prefetch, wide
+from sar.kernels import vectors
 from sar.kernels.cpu.csr_view import ZERO, Array, CSRView, Index
 
 u64, f32, i32 = np.uint64, np.float32, np.int32

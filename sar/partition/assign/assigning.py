@@ -20,7 +20,7 @@ from sar.partition.assign.spring import spring
 from sar.partition.assign.task import VOLUME_BOUND, AssignmentTask, Method
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, check_parts
 from sar.partition.inspect.text_tables import mega, of_limit
-from sar.tensors.ids import pieces
+from sar.tensors.id_arrays import pieces
 
 MULTILEVEL, SPRING = "multilevel", "spring"
 IN_EDGES = "in_edges"

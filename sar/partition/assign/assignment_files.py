@@ -15,7 +15,7 @@ import numpy as np
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.graph_source import check_parts
-from sar.tensors.ids import pieces
+from sar.tensors.id_arrays import pieces
 
 META = "partition_meta.json"
 _LINES = 1 << 20  # written at a time

@@ -16,10 +16,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from sar.data.arrays import Array
-from sar.kernels.threads import run_fixed
 from sar.partition.assign.external_csr import WINDOW, ExternalCsr, Tally, Window, add_up, list_of, lists_on_disk
 from sar.partition.assign.ldg import CONVERGED, greedy_parts
 from sar.partition.assign.metis import divide
@@ -170,15 +168,24 @@ def _passes(
 ) -> None:
     """Update labels, (N,), in place with `choose` until few nodes change: [Note: slices]."""
     nodes = Nodes(label, label.copy(), np.ones(len(label), np.bool_))
-    tallies = [_tally(csr, label, loads) for _ in range(min(torch.get_num_threads(), SLICES))]
     entries = min(WINDOW, csr.num_entries // WINDOWS)
-    shares = np.linspace(0, 1, (SLICES if entries >= WINDOW // 8 else 1) + 1)[1:-1]
+    slices = SLICES if entries >= WINDOW // 8 else 1
+    if slices > 1:
+        import torch  # its threads pay here, and its import
+
+        from sar.kernels.threads import run_fixed
+    tallies = [_tally(csr, label, loads) for _ in range(min(torch.get_num_threads(), slices) if slices > 1 else 1)]
+    shares = np.linspace(0, 1, slices + 1)[1:-1]
     for i, seed in enumerate(seeds):
         moved = 0
         for window in csr.windows(entries):
             inner = np.searchsorted(window.bounds, window.bounds[0] + shares * len(window.neighbours))
             cuts = [window.first, *(window.first + inner).tolist(), window.last]
-            run_fixed(choose, cuts, tallies, window, constraints, loads, nodes, np.uint64(seed))
+            operands = window, constraints, loads, nodes, np.uint64(seed)
+            if slices > 1:
+                run_fixed(choose, cuts, tallies, *operands)
+            else:
+                choose(*cuts, tallies[0], *operands)
             moved += _settle(window, constraints, loads, nodes)
             progress((i + window.last / csr.num_nodes) / len(seeds))
         if moved <= CONVERGED * csr.num_nodes:

@@ -16,7 +16,7 @@ import numpy as np
 
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.kernels.compiler import compile_cached
+from sar.host.compiler import compile_cached
 from sar.partition.graph_source import GraphSource, Progress, check_parts
 from sar.tensors import splitmix
 from sar.tensors.splitmix import STEP

@@ -21,7 +21,7 @@ from sar.data.arrays import Array, ArrayFile, StoredArray
 from sar.errors import ConfigError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource, index_dtype
 from sar.partition.ingest.objects import from_object
-from sar.tensors.ids import first_of_equals, pieces
+from sar.tensors.id_arrays import first_of_equals, pieces
 
 _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time

@@ -14,7 +14,7 @@ from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, first_ou
 from sar.partition.ingest.features import LABEL, ColumnView, without_nan
 from sar.partition.ingest.sources import InputFiles
 from sar.partition.ingest.tables import as_bytes, read_ids
-from sar.tensors.ids import pieces
+from sar.tensors.id_arrays import pieces
 
 
 def check_splits(graph: GraphSource) -> GraphSource:

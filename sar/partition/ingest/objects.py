@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.data.arrays import Array
@@ -115,6 +114,8 @@ def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> t
 
 def _entries(name: str, matrix: Any) -> tuple[Array, Array, Array | None]:
     """Rows, columns and values, (E,) each, of a sparse matrix of torch or torch_sparse, which may have no values."""
+    import torch
+
     if isinstance(matrix, torch.Tensor) and matrix.layout != torch.strided:
         matrix = matrix.to_sparse_coo()
         (row, col), values = matrix._indices(), matrix._values()  # without coalescing, to keep parallel edges
@@ -130,6 +131,8 @@ def _entries(name: str, matrix: Any) -> tuple[Array, Array, Array | None]:
 
 def as_array(name: str, values: Any) -> Array:
     """The values of a field as an array, without a copy for CPU tensors; `ConfigError` if numpy has no such dtype."""
+    import torch
+
     if not isinstance(values, torch.Tensor):
         return np.asarray(values)
     form = f"of layout {values.layout}"

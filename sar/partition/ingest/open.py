@@ -157,10 +157,7 @@ def open_graph(
 def _open_dgl(file: Path, how: Reading) -> GraphSource:
     """The graph of a file of `dgl.save_graphs`."""
     stored = open_graph_file(file)
-    edges = {}
-    for of in stored.relations:
-        src, dst = of.edges.ends()
-        edges[of.etype] = ArrayEdges(src.numpy(), dst.numpy())
+    edges = {of.etype: ArrayEdges(*of.edges.ends()) for of in stored.relations}
     for fields in (*stored.fields.values(), *(of.fields for of in stored.relations)):
         for name, field in fields.items():
             if field.stored == BFLOAT16:

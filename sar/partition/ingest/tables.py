@@ -16,7 +16,7 @@ from sar.errors import ConfigError, PartitionError
 from sar.partition.ingest.parquet import Batch, Kind, ParquetTable
 from sar.partition.ingest.sources import ALL_COLUMNS, COLUMN_FORMATS, Files, InputFiles, TextFormat
 from sar.partition.ingest.text import TextTable, shortened
-from sar.tensors.ids import pieces
+from sar.tensors.id_arrays import pieces
 
 Purpose = Literal["edges", "ids", "feature"]
 """The purpose of reading a table: two columns of edges, one of IDs, or any number for a feature."""

@@ -1,20 +1,16 @@
 """Inspects a partition directory: its contents, inconsistencies, and the rows that parts read from each other.
 
 [Note: one part at a time]
-A directory is inspected part by part, with one `graph.dgl` and slices of features in memory. We use one thread: steps
-on slices are too short to divide, and on busy cores, threads that synchronise after every step take ten times as long.
+A directory is inspected part by part, with one `graph.dgl` and slices of features in memory.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NTYPE, SPLIT, StrPath
+from sar.data.arrays import Array
 from sar.data.checksums import SUMS, find_damage
 from sar.data.part_files import DST, INNER_EDGE, PART_ID, SRC, Feature, FeatureFiles, LocalGraph, PartFile, types_of
 from sar.data.partition_json import (
@@ -29,7 +25,7 @@ from sar.data.partition_json import (
 )
 from sar.errors import PartitionError
 from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
-from sar.tensors.ids import distinct, pieces
+from sar.tensors.id_arrays import first_of_equals, pieces
 
 KINDS: tuple[What, What] = ("nodes", "edges")
 
@@ -63,22 +59,21 @@ def inspect_directory(path: StrPath, *, verify: bool = False, graphs: bool = Tru
     features: list[dict[tuple[What, int, str], FeatureReport]] = []
     parts: list[PartReport] = []
     counts = np.zeros((2, len(spec.edge_types), spec.num_parts, spec.num_parts), np.int64)
-    with _one_thread():
-        for part in range(spec.num_parts):
-            edges_from: list[int] = []
-            rows_from: list[int] = []
-            if graphs:
-                counts[:, :, part], rows_from = _check_graph(spec, part, problems)
-                edges_from = counts[0, :, part].sum(0).tolist()
-            features.append({})
-            split: dict[str, int] = {}
-            for what in KINDS:
-                _check_features(FeatureFiles(spec, part, what), features[-1], split, problems)
-            nodes, in_edges = (
-                dict(zip(names, owned_counts(ranges, part), strict=True)) for names, ranges in map(spec.types, KINDS)
-            )
-            parts.append(PartReport(nodes, in_edges, edges_from, rows_from, split))
-        originals = [_check_original_ids(spec, what, problems) if graphs else ORIG_ID_FILES[what] for what in KINDS]
+    for part in range(spec.num_parts):
+        edges_from: list[int] = []
+        rows_from: list[int] = []
+        if graphs:
+            counts[:, :, part], rows_from = _check_graph(spec, part, problems)
+            edges_from = counts[0, :, part].sum(0).tolist()
+        features.append({})
+        split: dict[str, int] = {}
+        for what in KINDS:
+            _check_features(FeatureFiles(spec, part, what), features[-1], split, problems)
+        nodes, in_edges = (
+            dict(zip(names, owned_counts(ranges, part), strict=True)) for names, ranges in map(spec.types, KINDS)
+        )
+        parts.append(PartReport(nodes, in_edges, edges_from, rows_from, split))
+    originals = [_check_original_ids(spec, what, problems) if graphs else ORIG_ID_FILES[what] for what in KINDS]
     num_nodes, num_edges = (
         dict(zip(names, (ranges[..., 1] - ranges[..., 0]).sum(0).tolist(), strict=True))
         for names, ranges in map(spec.types, KINDS)
@@ -106,27 +101,16 @@ def largest_value(path: StrPath, name: str) -> float:
         float(rows.max())
         for part in range(spec.num_parts)
         for one in FeatureFiles(spec, part, "nodes").features()
-        if one.name == name
+        if one.name == name and one.stored.dtype.kind != "V"
         for _, rows in one.stored.slices()
-        if rows.numel()
+        if rows.size
     ]
     if not found:
         raise PartitionError(f"{spec.path}: no part has values of {name!r}.")
     return max(found)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread: see [Note: one part at a time]."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _check_graph(spec: PartitionJson, part: int, problems: list[str]) -> tuple[NDArray[np.int64], list[int]]:
+def _check_graph(spec: PartitionJson, part: int, problems: list[str]) -> tuple[Array, list[int]]:
     """Check one `graph.dgl`; returns the `counts` of its part, (2, R, P), and its `rows_from`.
 
     If the graph cannot be read, they are zeros.
@@ -141,65 +125,65 @@ def _check_graph(spec: PartitionJson, part: int, problems: list[str]) -> tuple[N
     inner, node_id = graph.is_inner, graph.node_id
     start, end = spec.partition_ranges[part]
     num_nodes = spec.partition_ranges[-1][1]
-    ids = node_id.clamp(0, max(num_nodes - 1, 0))
-    owner = torch.searchsorted(torch.from_numpy(spec.node_ranges[:, -1, 1].copy()), ids, right=True)
+    ids = node_id.clip(0, max(num_nodes - 1, 0))
+    owner = np.searchsorted(spec.node_ranges[:, -1, 1], ids, side="right")
     found.check_owned("nodes", node_id[inner], spec.node_ranges)
     found.add("nodes have IDs outside those of all parts", node_id[(node_id < 0) | (node_id >= num_nodes)])
     found.add("halo nodes are the part's own", node_id[~inner & (node_id >= start) & (node_id < end)])
     for name, expected in ((PART_ID, owner), (NTYPE, types_of(ids, spec.node_ranges))):
         if name in file.nodes:
-            other = node_id[file.nodes[name].load() != expected]
+            other = node_id[file.nodes[name][:] != expected]
             found.add(f"nodes have another {name} than the ranges in {spec.path.name} say", other)
-    halo = np.sort(node_id[~inner].numpy())
-    found.add("halo nodes are there more than once", torch.from_numpy(halo[1:][halo[1:] == halo[:-1]]))
+    halo = np.sort(node_id[~inner])
+    found.add("halo nodes are there more than once", halo[~first_of_equals(halo)])
     edges_from, is_read = _check_edges(file, graph, ids, owner, found)
     problems += found.problems
     is_read &= ~inner
 
-    def by_owner(nodes: Tensor) -> list[int]:
-        return owner[nodes].bincount(minlength=spec.num_parts).tolist()
+    def by_owner(nodes: Any) -> list[int]:
+        return np.bincount(owner[nodes], minlength=spec.num_parts).tolist()
 
     return np.stack([edges_from, [by_owner(nodes) for nodes in is_read]]), by_owner(is_read.any(0))
 
 
 def _check_edges(
-    file: PartFile, graph: LocalGraph, node_id: Tensor, owner: Tensor, found: "_GraphProblems"
-) -> tuple[Tensor, Tensor]:
+    file: PartFile, graph: LocalGraph, node_id: Array, owner: Array, found: "_GraphProblems"
+) -> tuple[Array, Array]:
     """Check edges in chunks.
 
     Returns the part's in-edges by type and the part of their source, (R, P), and the sources of each type, (R, nodes).
     """
     spec, inner, edges = found.spec, graph.is_inner, graph.edges
-    marks = {key: file.edges[key].load() for key in (INNER_EDGE, ETYPE) if key in file.edges}
+    marks = {key: file.edges[key][:] for key in (INNER_EDGE, ETYPE) if key in file.edges}
     num_edges = int(spec.edge_ranges[-1, -1, 1])
     place = {name: i for i, name in enumerate(spec.node_types)}
-    ends_of_type = torch.tensor([(place[src], place[dst]) for src, _, dst in spec.edge_types], device="cpu")
+    ends_of_type = np.array([(place[src], place[dst]) for src, _, dst in spec.edge_types])
     node_type = types_of(node_id, spec.node_ranges)
-    edges_from = torch.zeros(len(spec.edge_types), spec.num_parts, dtype=torch.int64, device="cpu")
-    is_read = torch.zeros(len(spec.edge_types), len(node_id), dtype=torch.bool, device="cpu")
-    wrong: dict[str, list[Tensor]] = {}
+    edges_from = np.zeros((len(spec.edge_types), spec.num_parts), np.int64)
+    is_read = np.zeros((len(spec.edge_types), len(node_id)), np.bool_)
+    wrong: dict[str, list[Array]] = {}
     own_ids = [edges[EID][:0]]
     for chunk in pieces(len(edges[EID])):
-        src, dst, ids = (edges[key][chunk].long() for key in (SRC, DST, EID))
+        src, dst, ids = (edges[key][chunk] for key in (SRC, DST, EID))
         comes_in = inner[dst]
         own_ids.append(ids[comes_in])
-        kind = types_of(ids.clamp(0, max(num_edges - 1, 0)), spec.edge_ranges).long()
+        kind = types_of(ids.clip(0, max(num_edges - 1, 0)), spec.edge_ranges)
         place_of = kind[comes_in] * spec.num_parts + owner[src[comes_in]]
-        edges_from += place_of.bincount(minlength=edges_from.numel()).view_as(edges_from)
+        edges_from += np.bincount(place_of, minlength=edges_from.size).reshape(edges_from.shape)
         is_read[kind[comes_in], src[comes_in]] = True
         checks = {}
         if INNER_EDGE in marks:
-            misses_mark = marks[INNER_EDGE][chunk].bool() != comes_in
+            misses_mark = marks[INNER_EDGE][chunk].astype(np.bool_) != comes_in
             checks["edges are marked as inner and end at halo nodes, or the other way round"] = misses_mark
         if ETYPE in marks:
             checks[f"edges have another {ETYPE} than the ranges in {spec.path.name} say"] = marks[ETYPE][chunk] != kind
-        ends = torch.stack([node_type[src], node_type[dst]], dim=1)
+        ends = np.stack([node_type[src], node_type[dst]], axis=1)
         checks["edges join other node types than their own type says"] = (ends_of_type[kind] != ends).any(1)
         for problem, rows in checks.items():
             wrong.setdefault(problem, []).append(ids[rows])
     for problem, edge_ids in wrong.items():
-        found.add(problem, torch.cat(edge_ids), "edge ")
-    found.check_owned("edges", torch.cat(own_ids), spec.edge_ranges)
+        found.add(problem, np.concatenate(edge_ids), "edge ")
+    found.check_owned("edges", np.concatenate(own_ids), spec.edge_ranges)
     return edges_from, is_read
 
 
@@ -211,20 +195,21 @@ class _GraphProblems:
     part: int
     problems: list[str] = field(default_factory=list)
 
-    def add(self, problem: str, bad: Tensor, kind: str = "") -> None:
+    def add(self, problem: str, bad: Array, kind: str = "") -> None:
         """Add a problem if any IDs, (n,), have it. Names the first one."""
         if len(bad):
             self._add(f"{len(bad)} {problem}, {kind}{int(bad[0])} for one")
 
-    def check_owned(self, what: What, ids: Tensor, ranges: IdRanges) -> None:
+    def check_owned(self, what: What, ids: Array, ranges: IdRanges) -> None:
         """Check that the IDs of a part's own nodes or edges are exactly those of its range."""
         start, end = int(ranges[self.part, 0, 0]), int(ranges[self.part, -1, 1])
         inside = (ids >= start) & (ids < end)
         self.add(f"inner {what} have IDs outside [{start}, {end}), the part's own", ids[~inside])
-        seen = distinct(ids[inside])
+        seen = np.sort(ids[inside])
+        seen = seen[first_of_equals(seen)]
         missing, repeated = end - start - len(seen), int(inside.sum()) - len(seen)
         if missing or repeated:
-            without_gap = int((seen == torch.arange(start, start + len(seen), device="cpu")).int().cumprod(0).sum())
+            without_gap = int((seen == np.arange(start, start + len(seen))).cumprod().sum())
             first = f", {start + without_gap} for one" if missing else ""
             self._add(
                 f"of the {what} [{start}, {end}) that {self.spec.path.name} promises, {missing} are missing{first}; "
@@ -250,10 +235,9 @@ def _check_features(
     names, _ = files.spec.types(files.what)
     for type_id, name, stored, _ in found:
         if files.what == "nodes" and name in SPLIT:
-            split[name] = split.get(name, 0) + sum(int((rows != 0).sum()) for _, rows in stored.slices())
-        dtype = str(stored.tensor_dtype).removeprefix("torch.")
-        shape = tuple(stored.shape[1:])
-        features[files.what, type_id, name] = FeatureReport(files.what, names[type_id], name, dtype, shape)
+            split[name] = split.get(name, 0) + sum(np.count_nonzero(rows) for _, rows in stored.slices())
+        report = FeatureReport(files.what, names[type_id], name, stored.dtype_name, tuple(stored.shape[1:]))
+        features[files.what, type_id, name] = report
 
 
 def _joined_features(
@@ -303,7 +287,7 @@ def _check_original_ids(spec: PartitionJson, what: What, problems: list[str]) ->
     for type_id, name in enumerate(names):
         total = int((ranges[:, type_id, 1] - ranges[:, type_id, 0]).sum())  # equals the number of rows in the files
         seen, outside = np.zeros(total, np.bool_), 0
-        for ids in (rows.long().numpy() for one in found if one.type_id == type_id for _, rows in one.stored.slices()):
+        for ids in (rows for one in found if one.type_id == type_id for _, rows in one.stored.slices()):
             inside = ids[(ids >= 0) & (ids < total)]
             outside += len(ids) - len(inside)
             seen[inside] = True

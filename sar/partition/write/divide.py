@@ -18,7 +18,7 @@ from sar.data.partition_json import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES
 from sar.data.tensor_files import ArraySpec, tensor_file_layout
 from sar.partition.graph_source import Column, EdgeSource
 from sar.partition.write.write_job import WriteJob, by_part, stored_spec
-from sar.tensors.ids import pieces
+from sar.tensors.id_arrays import pieces
 
 _EDGE_BYTES = 120  # per edge, with all copies
 _ORDER_BYTES = 32  # per row of a slice, in addition to the row

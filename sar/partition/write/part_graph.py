@@ -22,7 +22,7 @@ from sar.data.partition_json import GRAPH, ORIGINAL_EDGES, part_folder
 from sar.data.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
-from sar.tensors.ids import pieces
+from sar.tensors.id_arrays import pieces
 
 _NODE_BYTES = 64  # with all fields and copies
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from sar.comm import session
 from sar.common_tuples import StrPath
 from sar.data.arrays import Array
 from sar.data.checksums import write_sums
@@ -101,6 +99,10 @@ def part_sizes(report: DirectoryReport) -> Array:
 
 def by_worker_0(call: str, work: Callable[[], Array], shape: tuple[int, ...]) -> Array:
     """Run a function on worker 0 while other workers wait; return its result, int64 of this shape, on all workers."""
+    import torch  # which `sar partition` does not need
+
+    from sar.comm import session
+
     if not session.has_peers():
         return work()
     group = session.current_group()

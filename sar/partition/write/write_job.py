@@ -19,7 +19,7 @@ from sar.data.tensor_files import ArraySpec, stored_dtype
 from sar.errors import ConfigError
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, check_parts, index_dtype
 from sar.partition.new_directory import NewDirectory
-from sar.tensors.ids import pieces
+from sar.tensors.id_arrays import pieces
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20

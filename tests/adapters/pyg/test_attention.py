@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch_geometric.utils import degree, softmax
 
 import sar
-from tests.core.test_python_calls import calls_of
+from tests.core.calls import calls_of
 from tests.graphs import EdgeList, partition_in_memory, random_graph
 from tests.parity.harness import build, check, deal, gradients, random_data, weighted_sum
 from tests.parity.pyg_layers import IN, LAYERS, OUT, edges_of

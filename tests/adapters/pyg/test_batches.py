@@ -3,13 +3,13 @@
 These need compiled packages; the part of them that numbers seed edges, `edge_sample`, does not.
 """
 
-import dgl
 import pytest
 import torch
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling, SamplerOutput
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 import sar
+from sar.common_tuples import EID
 from sar.errors import ConfigError, GraphError
 from tests.matrix import corner
 from tests.sampling.edge_cases import plain_case, typed_case
@@ -41,7 +41,7 @@ def link_batches(mine, negatives, labels):
     graph = sar.construct_full_graph(partition)
     for etype in graph.canonical_etypes:
         if labels is not None:
-            graph.edges[etype].data["edge_label"] = graph.edges[etype].data[dgl.EID] % 3 + labels
+            graph.edges[etype].data["edge_label"] = graph.edges[etype].data[EID] % 3 + labels
     inner = sar.DistNeighborSampler([-1, -1])
     sampler = sar.EdgePredictionSampler(inner, negative_sampler=NEGATIVES[negatives]())
     options = {"shuffle": True, "foreign_seeds": True, "seed": 3}
@@ -52,7 +52,7 @@ def link_batches(mine, negatives, labels):
 def given_ids(graph, seeds):
     if isinstance(seeds, torch.Tensor):
         return {E: seeds}
-    return {etype: graph.edges[etype].data[dgl.EID][rows] for etype, rows in seeds.items()}
+    return {etype: graph.edges[etype].data[EID][rows] for etype, rows in seeds.items()}
 
 
 class TheSame(NegativeSampling):
@@ -121,7 +121,7 @@ def check_pairs(batch, etype, nodes_of, ends, labels, lowest, negatives):
 
 
 def all_ends(case):
-    """Global IDs of the ends of every edge, by `dgl.EID`, (E,) int64 both."""
+    """Global IDs of the ends of every edge, by `_ID`, (E,) int64 both."""
     src, dst = (torch.empty(len(case.edge_orig), dtype=torch.int64) for _ in range(2))
     for partition in case.partitions:
         for shard in partition.all_shard_edges:

@@ -1,6 +1,5 @@
 """PyTorch Geometric's data from partitions, and batches as its `NeighborLoader` makes them."""
 
-import dgl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,6 +163,7 @@ def test_several_types_from_a_directory(pool, tmp_path):
 
 def typed_graph():
     """A graph as `dgl.to_homogeneous` makes it, with names that `Data` or edges have, too."""
+    dgl = pytest.importorskip("dgl")
     edges, generator = random_graph(2, 60, 400), torch.Generator().manual_seed(0)
     graph = dgl.graph((edges.src, edges.dst), num_nodes=60)
     graph.ndata.update({"_TYPE": torch.arange(60) // 20, "feat": torch.randn(60, 5, generator=generator).double()})

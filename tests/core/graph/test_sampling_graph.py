@@ -4,10 +4,9 @@ import dgl
 import pytest
 import torch
 
-from tests.hetero_graphs import partition_hetero
+from tests.hetero_graphs import COUNTS, RELATIONS, partition_hetero, whole_graph
 from tests.parity.harness import build
 from tests.parity.scenarios import SCENARIOS, scattered
-from tests.parity.test_hetero import COUNTS, RELATIONS, whole_graph
 
 
 def describe(local):

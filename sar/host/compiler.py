@@ -1,4 +1,4 @@
-"""How compiled kernels are made and kept. Only this file and `vectors.py` touch the insides of Numba and LLVM.
+"""How compiled kernels are made and kept. Only this file and `kernels/vectors.py` touch the insides of Numba and LLVM.
 
 `docs/kernels.md` says what breaks with a new Numba, and how to look at the machine code.
 
@@ -38,7 +38,6 @@ from numba.core.serialize import dumps
 from numba.core.types import Integer, float32, int16, uint16, void
 
 from sar.logging_setup import logger
-from sar.tensors import splitmix
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[Callable[..., Any]], Any]
@@ -50,8 +49,9 @@ CACHE_LINE = 64  # bytes
 DIGEST_BYTES = 16  # of a file with compiled code
 NOTED_SECONDS = 0.5  # faster compilations are not logged
 
-HERE = Path(__file__).parent
-SHARED_SOURCES = [*HERE.glob("*.py"), *(HERE / "cpu").glob("*.py")]
+PACKAGE = Path(__file__).parents[1]
+SHARED_SOURCES = [Path(__file__), PACKAGE / "tensors" / "splitmix.py"]
+SHARED_SOURCES += [*(PACKAGE / "kernels").glob("*.py"), *(PACKAGE / "kernels" / "cpu").glob("*.py")]
 
 # Not `fastmath=True`: its "nnan" and "ninf" allow to drop the comparisons that NaN and infinities depend on.
 FAST_MATH = {"contract", "reassoc", "nsz", "arcp"}
@@ -213,7 +213,7 @@ def code_folder() -> Path | None:
     """
     given, user = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     with contextlib.suppress(RuntimeError):  # no home
-        for parent in (given, user or Path.home() / ".cache", HERE / "__pycache__"):
+        for parent in (given, user or Path.home() / ".cache", PACKAGE / "__pycache__"):
             if parent:
                 folder = Path(parent) / f"sar-kernels-numba-{version('numba')}"
                 with contextlib.suppress(OSError):
@@ -228,7 +228,7 @@ def code_folder() -> Path | None:
 def digest_of_sources(folder: Path) -> str:
     """A digest of the files that code of a folder may come from: its own, and those with helpers for all kernels."""
     digest = hashlib.blake2b(digest_size=4)
-    for file in sorted({*folder.rglob("*.py"), *SHARED_SOURCES, Path(splitmix.__file__)}):
+    for file in sorted({*folder.rglob("*.py"), *SHARED_SOURCES}):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
