@@ -23,6 +23,7 @@ class Way(NamedTuple):
     workers: int = 0
     mode: int = 1
     layers: str = DGL
+    order: str = "clusters"  # of the nodes of a partition
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def run_all(graph: Prepared, plan: Plan) -> Results:
 
 def _train(graph: Prepared, plan: Plan, job: Job, way: Way) -> list[Measurement]:
     target: Any = plan.worker if way.workers else measure.single
-    file: Path = graph.partitions(way.workers) if way.workers else graph.file
+    file: Path = graph.partitions(way.workers, way.order) if way.workers else graph.file
     processes: list[Measurement] = run_workers(
         target,
         job,
