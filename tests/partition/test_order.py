@@ -15,16 +15,16 @@ from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
 from sar.partition.graph_source import GraphSource
 from tests.partition.tasks import odd_graphs, source
 
-COMMUNITIES, SIZE = 40, 50
+COMMUNITIES, SIZE = 80, 50
 
 
 def shuffled_communities() -> tuple[GraphSource, Array]:
     """Communities of nodes that have 19 of 20 edges among themselves, in random order; and that of each node."""
     rng = np.random.default_rng(0)
-    src = rng.integers(COMMUNITIES * SIZE, size=20_000)
-    near, far = src // SIZE * SIZE + rng.integers(SIZE, size=20_000), rng.integers(COMMUNITIES * SIZE, size=20_000)
+    src = rng.integers(COMMUNITIES * SIZE, size=40_000)
+    near, far = src // SIZE * SIZE + rng.integers(SIZE, size=40_000), rng.integers(COMMUNITIES * SIZE, size=40_000)
     shuffled = rng.permutation(COMMUNITIES * SIZE)
-    dst = np.where(rng.random(20_000) < 0.95, near, far)
+    dst = np.where(rng.random(40_000) < 0.95, near, far)
     community = np.empty_like(shuffled)
     community[shuffled] = np.arange(len(shuffled)) // SIZE
     return source(shuffled[src], shuffled[dst], len(shuffled)), community
