@@ -1,6 +1,7 @@
 """The main benchmark, `python -m benchmarks`: models x workers x modes beside single-process DGL, on several graphs."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 from benchmarks import command
 from benchmarks.graphs import prepare
@@ -8,6 +9,7 @@ from benchmarks.measure import multiplies_bfloat16
 from benchmarks.plots import draw_bars
 from benchmarks.report import MEGA, publish
 from benchmarks.runs import Results, Run, Way, in_bfloat16, run_all
+from sar.partition.assign.assigning import ORDERS
 
 GRAPHS = "rmat", "soc_epinions", "coauthor_cs"
 """A generated one, one with a heavy tail of degrees, and one with wide features (6,805)."""
@@ -19,11 +21,14 @@ def main(argv: Sequence[str]) -> None:
     parser = command.new_parser("benchmarks", __doc__)
     command.add_training(parser, workers=(1, 2, 4))
     parser.add_argument("--modes", nargs="+", type=int, choices=(1, 2, 3), default=[1, 2, 3], help="(%(default)s)")
+    order = "of nodes within a partition, as in sar partition (%(default)s)"
+    parser.add_argument("--order", nargs="+", choices=ORDERS, default=["clusters"], help=order)
     parser.add_argument("--graph", nargs="+", metavar="NAME", help=f"default: of {', '.join(GRAPHS)} those in --data")
     parser.add_argument("--bf16", action="store_true", help="also under autocast in bfloat16; / DGL: in bfloat16, too")
     arguments = parser.parse_args(argv)
     there = [name for name in GRAPHS if name == "rmat" or (arguments.data / f"{name}.npz").exists()]
-    ways = [dgl_way(0), *(dgl_way(workers, mode) for workers in arguments.workers for mode in arguments.modes)]
+    settings = product(arguments.workers, arguments.modes, arguments.order)
+    ways = [dgl_way(0), *(dgl_way(*one) for one in settings)]
     if arguments.bf16:
         ways = [each for way in ways for each in (in_bfloat16(way), way)]
     plan, conditions = command.plan_of(arguments, ways), command.conditions_of(argv, arguments)
@@ -41,9 +46,10 @@ def main(argv: Sequence[str]) -> None:
             publish(arguments.docs / "benchmarks.md", section, text, table(results), picture)
 
 
-def dgl_way(workers: int, mode: int = 1) -> Way:
+def dgl_way(workers: int, mode: int = 1, order: str = "clusters") -> Way:
     """Workers as the table names them, or one process of plain DGL for 0."""
-    return Way(f"{workers} worker{'s' * (workers > 1)}, sar" if workers else "1 process, DGL", workers, mode)
+    name = f"{workers} worker{'s' * (workers > 1)}, sar{'' if order == 'clusters' else f', order {order}'}"
+    return Way(name if workers else "1 process, DGL", workers, mode, order=order)
 
 
 def table(results: Results) -> list[tuple[str, ...]]:
@@ -72,7 +78,8 @@ def bars(results: Results) -> dict[str, dict[str, dict[str, float]]]:
     }
     found: dict[str, dict[str, dict[str, float]]] = {}
     for model, way in results.runs:
-        label = (f"W = {way.workers}, mode {way.mode}" if way.workers else "DGL") + ", bfloat16" * way.bf16
+        label = f"W = {way.workers}, mode {way.mode}, {way.order}".removesuffix(", clusters") if way.workers else "DGL"
+        label += ", bfloat16" * way.bf16
         for name, number in quantities.items():
             found.setdefault(model, {}).setdefault(name, {})[label] = results.spread(model, way, number).median
     return found

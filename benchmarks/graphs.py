@@ -16,6 +16,9 @@ from sar.errors import ConfigError
 
 QUADRANTS = 0.57, 0.19, 0.19
 """Probabilities a, b, c of R-MAT, those of Graph500."""
+NUM_COMMUNITIES, WITHIN = 1024, 0.8
+"""Of the graph `communities`, and the share of its edges that are within one."""
+GENERATED = "rmat", "communities"
 NUM_CLASSES = 16
 """Of random labels."""
 DATA = Path(os.environ.get("SAR_TEST_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -67,13 +70,13 @@ class Prepared:
     def num_classes(self) -> int:
         return int(self.graph.label.max()) + 1
 
-    def partitions(self, num_parts: int) -> Path:
+    def partitions(self, num_parts: int, order: str = "clusters") -> Path:
         """The JSON file of METIS partitions balanced by edges, made if it is not there."""
-        folder = self.folder / f"parts-{num_parts}"
+        folder = self.folder / f"parts-{num_parts}-{order}"
         if not folder.exists():
             unfinished = self.folder / f"unfinished-{num_parts}"
             shutil.rmtree(unfinished, ignore_errors=True)
-            sar.partition_graph(self.graph.to_dgl(), "graph", num_parts, unfinished, balance_edges=True)
+            sar.partition_graph(self.graph.to_dgl(), "graph", num_parts, unfinished, balance_edges=True, order=order)
             unfinished.rename(folder)
         return folder / "graph.json"
 
@@ -89,19 +92,19 @@ def prepare(name: str, size: GeneratedSize, data: Path, work: Path, seed: int) -
     """Generate or read a graph and write it to the work directory, unless it is there.
 
     Args:
-        name: "rmat", or a file in `data`, or a path that ends in .npz.
+        name: one of `GENERATED`, or a file in `data`, or a path that ends in .npz.
         size: of the generated graph; its features are also the width of random features of real graphs.
         data: folder of real graphs.
         work: the directory to use.
         seed: of all that is random.
     """
-    sizes = f"-{size.nodes}-{size.edges}" if name == "rmat" else ""
+    sizes = f"-{size.nodes}-{size.edges}" if name in GENERATED else ""
     prepared = work / f"{Path(name).stem}{sizes}-{size.features}-{seed}"
     file = prepared / "graph.npz"
     if not file.exists():
         prepared.mkdir(parents=True, exist_ok=True)
-        if name == "rmat":
-            src, dst = rmat_edges(size.nodes, size.edges, seed)
+        if name in GENERATED:
+            src, dst = (rmat_edges if name == "rmat" else community_edges)(size.nodes, size.edges, seed)
             arrays: dict[str, Array] = {"num_nodes": np.array(size.nodes)}
         else:
             arrays = read_arrays(name, data)
@@ -125,7 +128,10 @@ def read_arrays(name: str, data: Path) -> dict[str, Array]:
     """The arrays of a real graph, with dense features."""
     file = Path(name) if name.endswith(".npz") else data / f"{name}.npz"
     if not file.exists():
-        raise ConfigError(f"there is no graph '{file}'; expected rmat, or an .npz file with src, dst and num_nodes.")
+        raise ConfigError(
+            f"there is no graph '{file}'; expected one of {', '.join(GENERATED)}, or an .npz file with src, dst and "
+            "num_nodes."
+        )
     arrays = dict(np.load(file))
     if "src" not in arrays:
         raise ConfigError(f"'{file}' has no array src; the models measured need one node type and one edge type.")
@@ -134,6 +140,17 @@ def read_arrays(name: str, data: Path) -> dict[str, Array]:
         arrays["feat"] = np.zeros(tuple(arrays["feat_shape"]), np.float32)
         arrays["feat"][rows, arrays["feat_indices"]] = arrays["feat_data"]
     return arrays
+
+
+def community_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[Array, Array]:
+    """Edges of a graph of communities of equal size, with skewed out-degrees; nodes are in random order."""
+    rng = np.random.default_rng(seed)
+    size = max(1, num_nodes // NUM_COMMUNITIES)
+    src = (num_nodes * rng.random(num_edges) ** 1.5).astype(np.int64)
+    near = src // size * size + rng.integers(size, size=num_edges)
+    is_near = (rng.random(num_edges) < WITHIN) & (near < num_nodes)
+    shuffled = rng.permutation(num_nodes)
+    return shuffled[src], shuffled[np.where(is_near, near, rng.integers(num_nodes, size=num_edges))]
 
 
 def rmat_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[Array, Array]:

@@ -24,6 +24,7 @@ class Way(NamedTuple):
     mode: int = 1
     layers: str = DGL
     bf16: bool = False  # under autocast in bfloat16
+    order: str = "clusters"  # of the nodes of a partition
 
 
 def in_bfloat16(way: Way) -> Way:
@@ -141,7 +142,7 @@ def run_all(graph: Prepared, plan: Plan) -> Results:
 
 def _train(graph: Prepared, plan: Plan, job: Job, way: Way) -> list[Measurement]:
     target: Any = plan.worker if way.workers else measure.single
-    file: Path = graph.partitions(way.workers) if way.workers else graph.file
+    file: Path = graph.partitions(way.workers, way.order) if way.workers else graph.file
     processes: list[Measurement] = run_workers(
         target,
         job,

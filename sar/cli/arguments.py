@@ -120,6 +120,8 @@ def _partition(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="spring: maximum sum of degrees in a cluster, relative to the mean sum of a part (0.5)",
     )
+    order = "order of the nodes in a part: by the method's clusters, for caches, or by ids (%(default)s)"
+    add("--order", default="clusters", choices=("clusters", "ids"), help=order)
     add("--assignment", type=Path, metavar="DIR", help="read the assignment from NTYPE.txt for each node type")
     add("--write-assignment", type=Path, metavar="DIR", help="write the assignment in this form")
     add("--assign-only", action="store_true", help="only write the assignment, without --out")

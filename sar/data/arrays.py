@@ -114,7 +114,7 @@ class ArrayWriter:
 
     def __init__(self, file: BinaryIO, offset: int, dtype: np.dtype[Any]) -> None:
         self._file = file
-        self._offset = offset
+        self._offset = self._start = offset
         self._dtype = dtype
 
     def append(self, rows: Array) -> None:
@@ -122,6 +122,16 @@ class ArrayWriter:
         self._file.seek(self._offset)
         self._file.write(content)  # not tofile(), whose errors lack the cause
         self._offset += len(content)
+
+    def rearrange(self, order: Array, row_shape: tuple[int, ...]) -> None:
+        """Put the rows written so far into another order: row i moves to `order[i]`, (rows,)."""
+        self._file.seek(self._start)
+        content = self._file.read(self._offset - self._start)
+        rows = np.frombuffer(content, self._dtype).reshape(len(order), *row_shape)
+        moved = np.empty_like(rows)
+        moved[order] = rows
+        self._offset = self._start
+        self.append(moved)
 
 
 class ArrayFile(AbstractContextManager["ArrayFile"]):

@@ -200,10 +200,10 @@ class FileLayout:
                 file.write(piece)
             file.truncate(self._size)
 
-    def writer(self, file: BinaryIO, name: str) -> ArrayWriter:
-        """A writer of one array of the created file, opened for reading and writing."""
+    def writer(self, file: BinaryIO, name: str, skip: int = 0) -> ArrayWriter:
+        """A writer of one array of the created file, opened for reading and writing, but for its first bytes."""
         offset, dtype = self._arrays[name]
-        return ArrayWriter(file, offset, dtype)
+        return ArrayWriter(file, offset + skip, dtype)
 
 
 def tensor_file_layout(specs: Mapping[str, ArraySpec]) -> FileLayout:

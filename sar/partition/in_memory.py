@@ -14,7 +14,7 @@ from torch import Tensor
 from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
 from sar.data.arrays import Array
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
+from sar.partition.assign.assigning import IN_EDGES, ORDERS, AssigningOptions, in_degrees
 from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, GraphSource, first_outside, logged_stages
 from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.features import fields_without_nan
@@ -46,6 +46,7 @@ def partition_graph(
     use_graphbolt: bool = False,
     *,
     seed: int = 0,
+    order: str = ORDERS[0],
     reshuffle: bool = True,
     split_idx: Mapping[str, Any] | None = None,
     allow_nan: bool = False,
@@ -74,6 +75,8 @@ def partition_graph(
         graph_formats: must be `coo` or None; DGL converts parts to other formats when it loads them.
         use_graphbolt: must be False.
         seed: random seed of the method. Default 0.
+        order: order of the nodes of a part and type: `clusters` (default), in which clusters of the method are
+            contiguous, so that sums use caches better, or `ids`, the order in the graph.
         reshuffle: must be True, as in DGL before 1.0: IDs of nodes and edges are contiguous in each part.
         split_idx: node IDs by `train`, `valid` (or `val`) and `test`, (K,) each or by node type, as from the Open Graph
             Benchmark's `get_idx_split()`; stored as `train_mask`, `val_mask` and `test_mask`.
@@ -118,23 +121,24 @@ def partition_graph(
         degrees = sum(in_degrees(graph, field).values())
         kinds |= {f"{IN_EDGES} of {kind}": nodes * degrees for kind, nodes in kinds.items()}
     _check_parts(graph, index(num_parts))
-    options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance, kinds)
+    options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance, kinds, order=order)
     output = OutputOptions(Path(out_path), graph_name, num_hops=num_hops)
 
     def partition() -> Array:
-        outcome = run_partition(graph, options, output, logged_stages(), trainers=trainers)
-        return outcome.assigned.part_of.astype(np.int64, copy=False)
+        assigned = run_partition(graph, options, output, logged_stages(), trainers=trainers).assigned
+        place = np.zeros_like(assigned.part_of) if assigned.place is None else assigned.place
+        return np.stack([assigned.part_of, place]).astype(np.int64, copy=False)
 
     call = "partitioning (sar.partition_graph), which all workers do together"
-    part_of = by_worker_0(call, partition, (graph.total_nodes,))
+    part_of, place = by_worker_0(call, partition, (2, graph.total_nodes))
     if not return_mapping:
         return None
-
-    def by_part(parts: Array) -> Tensor:  # original IDs by new ones, which go by part, and then as in the graph
-        return torch.from_numpy(np.argsort(parts, kind="stable"))
-
-    nodes = {ntype: by_part(parts) for ntype, parts in graph.by_type(part_of).items()}
-    edges = {etype: by_part(parts) for etype, parts in graph.by_destination(part_of).items()}
+    places, parts = graph.by_type(place), graph.by_type(part_of)
+    # Original IDs by new ones: nodes go by part and by place, edges by the part of their destination.
+    nodes = {ntype: torch.from_numpy(np.lexsort((places[ntype], parts[ntype]))) for ntype in parts}
+    edges = {
+        etype: torch.from_numpy(parts.argsort(kind="stable")) for etype, parts in graph.by_destination(part_of).items()
+    }
     alone = len(nodes) == len(edges) == 1
     return (next(iter(nodes.values())), next(iter(edges.values()))) if alone else (nodes, edges)
 

@@ -71,7 +71,7 @@ def run_partition(
             parts, num_parts = assigned.part_of // trainers, assigned.num_parts // trainers
             assigned = assigned._replace(part_of=parts, num_parts=num_parts)
         part_of, num_parts, method = assigned.part_of, assigned.num_parts, assigned.method or "custom"
-        report = write_parts(directory, graph, part_of, num_parts, method, output, progress)
+        report = write_parts(directory, graph, part_of, num_parts, method, output, progress, assigned.place)
         report.save(directory.path)
     return Outcome(directory.target / f"{output.name}.json", assigned, report, graph.notes)
 
@@ -91,7 +91,8 @@ def run_assignment(
     with new_directory(assigning.write_assignment) as directory:
         progress("reading the input", 0.0)
         graph = source(directory.scratch / "input")
-        assigned = assign(assigning, graph, directory.scratch / "method", memory, progress)
+        unordered = replace(assigning, order="ids")  # files of assignments have no order
+        assigned = assign(unordered, graph, directory.scratch / "method", memory, progress)
         write_assignment(directory.path, graph.num_nodes, *assigned[:3])
     return assigned, graph.notes
 

@@ -74,7 +74,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, line: str) -> list[Any]:
 def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = "x:r:y=dir/r.csv y:s:y=s*.csv --parts 8 --out parts --num-nodes x=4 --num-nodes y=5 --format text"
     more = "--balance train_mask in_edges --columns a 1 --add-self-loops --no-header --undirected --seed 3 --num-hops 2"
-    more += " --remove-self-loops --delimiter ; --allow-nan --imbalance 0.2 --split 0.5,0.25,0.25"
+    more += " --remove-self-loops --delimiter ; --allow-nan --imbalance 0.2 --split 0.5,0.25,0.25 --order ids"
     fields = "--node-feature x/feat=f.npy --edge-feature w=w.parquet#a,b --memory-limit 1.5MB --assignment given"
     fields += " --train-nodes x=t.txt --val-nodes x=v.npy --test-nodes x=w.csv#id --ids map"
     source, assigning, output = asked_for(monkeypatch, f"{typed} {more} {fields}")
@@ -88,9 +88,10 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     assert (assigning.parts, assigning.method, assigning.seed, assigning.imbalance) == (8, "multilevel", 3, 0.2)
     assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))
+    assert assigning.order == "ids"
     assert output == OutputOptions(Path("parts"), "r", 1_500_000, 2)
-    source, _, output = asked_for(monkeypatch, "a.txt b.txt --parts 2 --out p --header --remove-duplicates")
-    assert (source.args, output.name) == ((["a.txt", "b.txt"],), "a")
+    source, assigning, output = asked_for(monkeypatch, "a.txt b.txt --parts 2 --out p --header --remove-duplicates")
+    assert (source.args, output.name, assigning.order) == ((["a.txt", "b.txt"],), "a", "clusters")
     assert source.keywords["cleaning"] == {"undirected": False, "remove_duplicates": True, "self_loops": "keep"}
     assert (source.keywords["header"], source.keywords["format"], source.keywords["split"]) == (True, None, None)
 

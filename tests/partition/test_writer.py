@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.graph_source import EdgeSource, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
-from sar.partition.write.write import write_partitions
+from sar.partition.new_directory import new_directory
+from sar.partition.write.write import write_partitions, write_parts
+from sar.partition.write.write_job import OutputOptions
 from tests.partition.written import (
     PARTS,
     check_directory,
@@ -57,6 +60,26 @@ def test_any_graph_is_written_whole(
     assert report.edges == np.bincount(part_of[dst] if len(dst) else [], minlength=num_parts).tolist()
     assert report.edge_cut == (np.mean(part_of[src] != part_of[dst]) if len(dst) else 0)
     assert os.listdir(folder.parent) == ["parts"]
+
+
+@given(sources(), st.sampled_from([None, 1, 2]), st.randoms(use_true_random=False))
+@settings(max_examples=40)
+@pytest.mark.usefixtures("small_slices")
+def test_nodes_may_have_any_order(
+    tmp_path_factory: pytest.TempPathFactory,
+    drawn: tuple[GraphSource, Array, int],
+    num_hops: int | None,
+    random: Random,
+) -> None:
+    """Also nodes that share a place, which are then ordered by ID."""
+    graph, part_of, num_parts = drawn
+    place = np.array([random.randrange(8) for _ in part_of], np.int32)
+    folder = tmp_path_factory.mktemp("drawn") / "parts"
+    output = OutputOptions(folder, "drawn", num_hops=num_hops)
+    with new_directory(folder) as directory:
+        write_parts(directory, graph, part_of, num_parts, "custom", output, lambda doing, share: None, place)
+    check_directory(folder, "drawn", graph, part_of, num_parts, num_hops, place)
+    assert inspect_directory(folder).problems == []
 
 
 # -- what is refused

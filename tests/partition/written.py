@@ -74,9 +74,15 @@ def sources(draw: st.DrawFn) -> tuple[GraphSource, Array, int]:
 
 
 def check_directory(
-    folder: Path, name: str, graph: GraphSource, part_of: Array, num_parts: int, num_hops: int | None = None
+    folder: Path,
+    name: str,
+    graph: GraphSource,
+    part_of: Array,
+    num_parts: int,
+    num_hops: int | None = None,
+    place: Array | None = None,
 ) -> None:
-    """Compare everything in a directory, as DGL reads the files, with the graph."""
+    """Compare everything in a directory, as DGL reads the files, with the graph; `place` as in `NodeNumbering.of`."""
     content = json.loads((folder / f"{name}.json").read_text())
     ntypes, etypes = list(graph.num_nodes), list(graph.edges)
     assert content["ntypes"] == {ntype: i for i, ntype in enumerate(ntypes)}
@@ -87,7 +93,11 @@ def check_directory(
         etype: [np.concatenate(end) for end in zip(*_all(edges), strict=True)] for etype, edges in graph.edges.items()
     }
     part_of_type = {t: part_of[first : first + graph.num_nodes[t]] for t, first in graph.first_node.items()}
-    nodes = {(p, t): np.flatnonzero(part_of_type[t] == p) for p in range(num_parts) for t in ntypes}
+    by_place = {
+        t: np.arange(count) if place is None else np.argsort(place[graph.nodes_of(t)], kind="stable")
+        for t, count in graph.num_nodes.items()
+    }
+    nodes = {(p, t): by_place[t][part_of_type[t][by_place[t]] == p] for p in range(num_parts) for t in ntypes}
     into = {(p, e): np.flatnonzero(part_of_type[e[2]][ends[e][1]] == p) for p in range(num_parts) for e in etypes}
     new_id = {t: np.full(graph.num_nodes[t], -1) for t in ntypes}
     reached = 0

@@ -23,6 +23,8 @@ from sar.partition.inspect.text_tables import mega, of_limit
 from sar.tensors.id_arrays import pieces
 
 MULTILEVEL, SPRING = "multilevel", "spring"
+ORDERS = "clusters", "ids"
+"""Of the nodes within a part: clusters that the method finds are consecutive; or by their IDs in the input."""
 IN_EDGES = "in_edges"
 """The name in `balance` for the edges into a part, by type; `in_edges/NAME` is the sum of an edge field, such as
 `train_mask`."""
@@ -37,6 +39,7 @@ class Assigned(NamedTuple):
     num_parts: int
     method: str  # empty if assignment files do not name it
     why: str = ""  # where the assignment or the number of parts comes from, if not from a method and the user
+    place: Array | None = None  # (N,) integers by which to order the nodes in a part; None: by ID
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class AssigningOptions:
     weights: Mapping[str, Array] = field(default_factory=dict)  # further weights to balance, (N,) numbers each
     imbalance: float = 0.05  # allowed excess over the mean
     volume_bound: float | None = None  # as in `AssignmentTask`; None: `VOLUME_BOUND`
+    order: str = ORDERS[0]  # of the nodes in a part
     assignment: Path | None = None  # directory of an assignment to read instead of running the method
     write_assignment: Path | None = None  # directory to write the assignment to
 
@@ -108,6 +112,8 @@ def assign(
     `scratch` is a temporary directory for the method, which is created and removed. `memory` is the number of bytes
     that the method may use in addition to the current memory.
     """
+    if options.order not in ORDERS:
+        raise ConfigError(f"the order of nodes is '{options.order}'; expected one of {', '.join(ORDERS)}.")
     if not isinstance(options.parts, int):
         if options.assignment is not None:
             raise ConfigError(f"'{options.assignment}' has a fixed number of parts; pass this number.")
@@ -136,11 +142,22 @@ def assign(
         memory,
         progress,
         VOLUME_BOUND if bound is None else bound,
+        [] if options.order == "clusters" else None,
     )
     part_of = np.asarray(method_named(options.method)(task))
     check_parts(part_of, graph.total_nodes, options.parts, f"the assignment of method '{options.method}'")
     shutil.rmtree(scratch)
-    return Assigned(part_of, options.parts, options.method)
+    return Assigned(part_of, options.parts, options.method, place=_place(task.clusters) if task.clusters else None)
+
+
+def _place(clusters: Sequence[Array]) -> Array:
+    """Numbers by which to order nodes, (N,): the same within a cluster, and close by in one larger cluster."""
+    place = np.arange(clusters[-1].max(initial=-1) + 1, dtype=clusters[-1].dtype)
+    for larger in reversed(clusters[1:]):
+        order = place[larger].argsort(kind="stable")
+        place = np.empty_like(larger)
+        place[order] = np.arange(len(larger))
+    return place[clusters[0]]
 
 
 def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Array]:

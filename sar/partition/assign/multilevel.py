@@ -50,6 +50,8 @@ WINDOWS = 64
 """Minimum number of windows of a graph."""
 SLICES = 4
 """Slices in a window of a large graph, for threads."""
+IN_ANY_ORDER = 2048
+"""With at most so many clusters, larger ones for the order of nodes would gain little."""
 CLUSTER_PASSES = 3
 REFINE_PASSES = 8
 TRIALS = 4
@@ -84,18 +86,20 @@ def multilevel(task: AssignmentTask) -> Array:
     Memory: about 100 bytes per node, 16 more for each weight, and 100 MB. Disk: as `ExternalCsr`, for each level.
     """
     finest = Level(lists_on_disk(task), task.relative_weights())
+    levels = [finest]
     if task.num_parts == 1 or finest.csr.num_nodes <= task.num_parts or finest.csr.num_entries == 0:
         # METIS does not support such graphs.
+        if task.clusters is not None:
+            task.clusters.extend(_coarsen(levels, task, 0, IN_ANY_ORDER))
         return rebalance(task, greedy_parts(finest.csr, finest.weights, task))
-    levels = [finest]
-    clusters: list[Array] = []
     entries = COARSE_ENTRIES
     if task.memory is not None:
         entries = max(1, min(entries, task.memory // 2 // ENTRY_BYTES))
-    while levels[-1].csr.num_entries > entries and (found := _coarser(levels, task, entries)) is not None:
-        label, level = found
-        clusters.append(label)
-        levels.append(level)
+    clusters = _coarsen(levels, task, entries)
+    if task.clusters is not None:
+        task.clusters.extend(clusters)
+        if levels[-1].csr.num_entries <= entries:  # else there are no larger clusters
+            task.clusters.extend(_coarsen(levels.copy(), task, 0, IN_ANY_ORDER))
     task.progress("METIS", 0.0)
     part_of = divide(levels[-1].csr, levels[-1].weights, task, entries, TRIALS if clusters else 1)
     while True:
@@ -105,6 +109,18 @@ def multilevel(task: AssignmentTask) -> Array:
         if not levels:
             return rebalance(task, part_of)
         part_of = part_of[clusters.pop()]
+
+
+def _coarsen(levels: list[Level], task: AssignmentTask, entries: int, nodes: int = 0) -> list[Array]:
+    """Add levels until the last one has so few entries or nodes, or no clusters; the cluster of each node, by level."""
+    clusters = []
+    while levels[-1].csr.num_entries > entries and levels[-1].csr.num_nodes > nodes:
+        if (found := _coarser(levels, task, entries)) is None:
+            break
+        label, level = found
+        clusters.append(label)
+        levels.append(level)
+    return clusters
 
 
 def _coarser(levels: list[Level], task: AssignmentTask, entries: int) -> tuple[Array, Level] | None:

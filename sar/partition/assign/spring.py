@@ -89,6 +89,8 @@ def spring(task: AssignmentTask) -> Array:
     part_of_cluster = np.empty(len(order), np.int32)
     part_of_cluster[left] = list_schedule(merging.weights[left], means, np.zeros((task.num_parts, len(means))))
     follow(merging.into)
+    if task.clusters is not None:
+        task.clusters.extend((of_node, merging.into))
     return rebalance(task, part_of_cluster[merging.into[merging.of_node]])
 
 

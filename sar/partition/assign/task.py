@@ -56,6 +56,9 @@ class AssignmentTask:
     memory: int | None = None  # bytes that the method may add to the process; None: no limit
     progress: Progress = lambda doing, share: None
     volume_bound: float = VOLUME_BOUND  # for `spring`: maximum volume of a cluster relative to a part's mean
+    clusters: list[Array] | None = None
+    """If not None, a method adds the clusters that it finds, numbered from 0: the cluster of each node, (N,), then the
+    larger cluster of each of these, and so on."""
 
     def constraints(self) -> Constraints:
         """Weights of nodes and limits of parts: first the number of nodes, then each of the weights.

@@ -3,19 +3,22 @@
 In a part, edges are in order of type and then original ID, which is the order of reading, so sorting is limited to
 chunks. A field is read once in order; for an edge field, the ends of its edges are read again. The rows of a slice are
 appended to the files of their parts. So all files are read and written sequentially.
+
+[Note: rows in order] If nodes are not in order of their original IDs, the rows of a part are divided further, into runs
+of new IDs that fit in memory. When all rows are in their runs, each run is read, put in order, and written again.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from sar.common_tuples import CanonicalEtype
 from sar.data.arrays import Array
 from sar.data.partition_json import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
-from sar.data.tensor_files import ArraySpec, tensor_file_layout
+from sar.data.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 from sar.partition.graph_source import Column, EdgeSource
 from sar.partition.write.write_job import WriteJob, by_part, stored_spec
 from sar.tensors.id_arrays import pieces
@@ -75,13 +78,8 @@ class _Field(NamedTuple):
     name: str
     type_id: int
     column: Column
-    part_of: Array  # the part of each node, or of each possible destination of the edges
+    ntype: str  # of the nodes, or of the destinations of the edges
     edges: EdgeSource | None = None  # for fields of edges
-
-    def parts(self, rows: slice) -> Array:
-        """The part of each row of a slice."""
-        found: Array = self.part_of[rows if self.edges is None else self.edges.read(rows.start, rows.stop)[1]]
-        return found
 
     @property
     def spec(self) -> ArraySpec:
@@ -102,10 +100,9 @@ def write_node_fields(job: WriteJob) -> None:
     """Write the parts' files of node fields and of original node IDs."""
     fields, ids = [], []
     for type_id, ntype in enumerate(job.ntypes):
-        part_of = job.numbering.part_of[job.graph.nodes_of(ntype)]
         for key, column in job.graph.node_data.get(ntype, {}).items():
-            fields.append(_Field(f"{ntype}/{key}", type_id, column, part_of))
-        ids.append(_Field(ntype, type_id, _Numbers((job.graph.num_nodes[ntype],)), part_of))
+            fields.append(_Field(f"{ntype}/{key}", type_id, column, ntype))
+        ids.append(_Field(ntype, type_id, _Numbers((job.graph.num_nodes[ntype],)), ntype))
     counts = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
     _write_fields(job, NODE_FEATURES, fields, counts, _ORDER_BYTES)
     _write_fields(job, ORIGINAL_NODES, ids, counts, _ORDER_BYTES)
@@ -115,9 +112,8 @@ def write_edge_fields(job: WriteJob, buckets: EdgeBuckets) -> None:
     """Write the parts' files of edge fields."""
     fields = []
     for type_id, etype in enumerate(job.etypes):
-        part_of = job.numbering.part_of[job.graph.nodes_of(etype[2])]
         for key, column in job.graph.edge_data.get(etype, {}).items():
-            fields.append(_Field(f"{':'.join(etype)}/{key}", type_id, column, part_of, job.graph.edges[etype]))
+            fields.append(_Field(f"{':'.join(etype)}/{key}", type_id, column, etype[2], job.graph.edges[etype]))
     _write_fields(job, EDGE_FEATURES, fields, buckets.counts, _EDGE_BYTES)
 
 
@@ -134,15 +130,35 @@ def _write_fields(job: WriteJob, name: str, fields: Sequence[_Field], counts: Ar
         path.parent.mkdir(exist_ok=True)
         layouts[-1].create(path)
     for field in fields:
-        spec = field.spec
-        if not spec.row_bytes:
-            continue
-        with ExitStack() as stack:
-            files = [stack.enter_context(path.open("r+b")) for path in paths]
-            writers = [layout.writer(file, field.name) for layout, file in zip(layouts, files, strict=True)]
-            for rows in pieces(spec.shape[0], job.rows_in_slice(COPIES * spec.row_bytes + work_bytes)):
-                job.progress(f"dividing {field.name}", rows.start / spec.shape[0])
-                order, part_sizes = by_part(field.parts(rows), job.num_parts)
-                values = np.asarray(field.column[rows])[order].astype(spec.dtype, copy=False)
-                for writer, of_part in zip(writers, np.split(values, part_sizes.cumsum()[:-1]), strict=True):
-                    writer.append(of_part)
+        if field.spec.row_bytes:
+            with ExitStack() as stack:
+                files = [stack.enter_context(path.open("r+b")) for path in paths]
+                _write_field(job, field, files, layouts, work_bytes)
+
+
+def _write_field(
+    job: WriteJob, field: _Field, files: Sequence[BinaryIO], layouts: Sequence[FileLayout], work_bytes: int
+) -> None:
+    """Write a field to the files of the parts: see [Note: rows in order]."""
+    spec, numbering = field.spec, job.numbering
+    at_once = job.rows_in_slice(COPIES * spec.row_bytes + work_bytes)
+    old_id = numbering.old_id if field.edges is None else None
+    run = max(1, len(numbering.new_id)) if old_id is None else at_once
+    ranges = numbering.ranges[:, job.ntypes.index(field.ntype)].tolist()
+    runs = [
+        (part, low, at, min(at + run, high)) for part, (low, high) in enumerate(ranges) for at in range(low, high, run)
+    ]
+    writers = [layouts[part].writer(files[part], field.name, (at - low) * spec.row_bytes) for part, low, at, _ in runs]
+    starts, new_id = np.array([at for _, _, at, _ in runs]), numbering.new_id[job.graph.nodes_of(field.ntype)]
+    for rows in pieces(spec.shape[0], at_once):
+        job.progress(f"dividing {field.name}", rows.start / spec.shape[0])
+        nodes = rows if field.edges is None else field.edges.read(rows.start, rows.stop)[1]
+        run_of = np.searchsorted(starts, new_id[nodes], side="right") - 1
+        order, sizes = by_part(run_of.astype(np.min_scalar_type(len(runs))), len(runs))
+        values = np.asarray(field.column[rows])[order].astype(spec.dtype, copy=False)
+        for writer, of_run in zip(writers, np.split(values, sizes.cumsum()[:-1]), strict=True):
+            writer.append(of_run)
+    if old_id is not None:
+        for writer, (_, _, at, end) in zip(writers, runs, strict=True):
+            job.progress(f"ordering {field.name}", at / len(new_id))
+            writer.rearrange(old_id[at:end].argsort(), spec.shape[1:])  # they were written by original ID

@@ -123,14 +123,18 @@ def write_parts(
     method: str,
     output: OutputOptions,
     progress: Progress,
+    place: Array | None = None,
 ) -> DirectoryReport:
     """Write the parts into a directory under construction; arguments are as in `write_partitions`.
 
+    place: as in `NodeNumbering.of`.
+
     The report equals that of `inspect_directory`, without reading the graphs again.
     """
-    name, size = output.name, slice_bytes(graph.total_nodes, num_parts, output.memory)
+    name, size = output.name, slice_bytes(graph.total_nodes, num_parts, output.memory, 2 if place is None else 4)
     allow_open_files(num_parts)
-    job = WriteJob(directory, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, output.num_hops)
+    numbering = NodeNumbering.of(graph, part_of, num_parts, place)
+    job = WriteJob(directory, graph, numbering, size, progress, output.num_hops)
     folders = [part_folder(directory.path, part) for part in range(num_parts)]
     buckets = EdgeBuckets(job)
     write_node_fields(job)

@@ -1,8 +1,9 @@
 """Shared state of the steps that write a partition directory, and their memory.
 
 [Note: memory]
-Per node: its part, its new ID, and an entry of the table in `part_graph`. Apart from these, only slices of
-`slice_bytes`; whole fields and parts are never in memory.
+Per node: its part, its new ID, and an entry of the table in `part_graph`; if nodes have an order, also their places in
+it and the node of each new ID. Apart from these, only slices of `slice_bytes`; whole fields and parts are never in
+memory.
 """
 
 import resource
@@ -33,19 +34,24 @@ _KEPT = 2
 class NodeNumbering:
     """The part and the new ID of every node, with nodes numbered type after type, as in the `GraphSource`.
 
-    New IDs go partition after partition, inside these by type, and inside these by original ID.
+    New IDs go partition after partition, inside these by type, and inside these by an order of the nodes, or by
+    original ID.
     """
 
     part_of: Array  # (N,), of the smallest integer type that holds P - 1
     new_id: Array  # (N,), int32 if that is enough
     ranges: Array  # [start, end) of new IDs by part and type, (P, T, 2); types in their order in the graph
+    old_id: Array | None  # (N,), the node of every new ID; None if they ascend within each part and type
 
     @classmethod
-    def of(cls, graph: GraphSource, part_of: Array, num_parts: int) -> "NodeNumbering":
-        """Number the nodes of a graph; `ConfigError` if the assignment, (N,), does not fit it or the parts."""
+    def of(cls, graph: GraphSource, part_of: Array, num_parts: int, place: Array | None = None) -> "NodeNumbering":
+        """Number the nodes of a graph; `ConfigError` if the assignment, (N,), does not fit it or the parts.
+
+        place: (N,) integers by which to order the nodes within each part and type; None: by original ID.
+        """
         check_parts(part_of, graph.total_nodes, num_parts, "the assignment")
         part_of = part_of.astype(np.min_scalar_type(num_parts - 1), copy=False)
-        by_type = list(graph.by_type(part_of).values())
+        ntypes, by_type = list(graph.num_nodes), list(graph.by_type(part_of).values())
         counts = np.zeros((num_parts, len(by_type)), np.int64)
         for i, parts in enumerate(by_type):
             for chunk in pieces(len(parts), _ROWS):
@@ -54,12 +60,18 @@ class NodeNumbering:
         new_id = np.empty(len(part_of), index_dtype(len(part_of)))
         for i, (parts, new) in enumerate(zip(by_type, graph.by_type(new_id).values(), strict=True)):
             reached = (ends - counts)[:, i]
+            visits = None if place is None else place[graph.nodes_of(ntypes[i])].argsort(kind="stable")
             for chunk in pieces(len(parts), _ROWS):
-                order, sizes = by_part(parts[chunk], num_parts)
+                nodes = np.arange(chunk.start, chunk.stop) if visits is None else visits[chunk]
+                order, sizes = by_part(parts[nodes], num_parts)
                 firsts = sizes.cumsum() - sizes
-                new[chunk][order] = np.repeat(reached - firsts, sizes) + np.arange(len(order))
+                new[nodes[order]] = np.repeat(reached - firsts, sizes) + np.arange(len(order))
                 reached = reached + sizes
-        return cls(part_of, new_id, np.stack([ends - counts, ends], axis=2))
+        old_id = None
+        if place is not None:
+            old_id = np.empty_like(new_id)
+            old_id[new_id] = np.arange(len(new_id), dtype=new_id.dtype)
+        return cls(part_of, new_id, np.stack([ends - counts, ends], axis=2), old_id)
 
     def bounds(self, part: int) -> tuple[int, int]:
         """The new IDs [start, end) of a part."""
@@ -159,9 +171,9 @@ def allow_open_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
-    """The part of `memory` bytes that is available for slices, see [Note: memory]."""
-    per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * index_dtype(num_nodes).itemsize
+def slice_bytes(num_nodes: int, num_parts: int, memory: int | None, tables: int = 2) -> int:
+    """The part of `memory` bytes that is available for slices, besides tables of all nodes: see [Note: memory]."""
+    per_node = np.min_scalar_type(num_parts - 1).itemsize + tables * index_dtype(num_nodes).itemsize
     if memory is None:
         return _SLICE_BYTES
     left = (memory - per_node * num_nodes) // _KEPT
