@@ -47,7 +47,7 @@ def test_numbers_of_workers_differ(workers):
     for error in join(workers):
         assert isinstance(error, CommunicationError), error
         assert "does not fit Worker" in str(error)
-        assert "name one world size" in str(error)
+        assert "the same world size" in str(error)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

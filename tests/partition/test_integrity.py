@@ -75,7 +75,7 @@ def test_a_page_of_zeros_is_found(directory: Path, name: str, capsys: pytest.Cap
 @pytest.mark.parametrize(
     "damage, words",
     [
-        (lambda part: (part / "orig_nids.dgl").unlink(), "orig_nids.dgl is missing, of which"),
+        (lambda part: (part / "orig_nids.dgl").unlink(), "orig_nids.dgl is missing, but"),
         (lambda part: os.truncate(part / "edge_feat.dgl", PAGE), rf"has {PAGE} bytes, but \d+ were written"),
         (lambda part: zero_page(part / SUMS, 0), "holds no checksums that this version of sar knows"),
         (lambda part: (part / SUMS).write_text("[]"), "holds no checksums that this version of sar knows"),

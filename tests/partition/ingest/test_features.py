@@ -127,7 +127,7 @@ def test_what_does_not_fit(edges, tmp_path):
     np.save(tmp_path / "b.npy", FEAT[:, :2])
     np.save(tmp_path / "c.npy", LABEL)
     a, b, c = (tmp_path / f"{name}.npy" for name in "abc")
-    with pytest.raises(PartitionError, match=r"a.npy has 10 rows; expected 9, as many as .* that '_N/x' belongs to"):
+    with pytest.raises(PartitionError, match=r"a.npy has 10 rows; expected 9, one for each .* of the type of '_N/x'"):
         opened(edges, num_nodes=9, node_features={"x": a})
     with pytest.raises(PartitionError, match=r"a.npy has 10 rows; expected 3"):
         opened(edges, edge_features={"x": a})

@@ -155,7 +155,7 @@ def test_errors_name_the_id(tmp_path):
     raises(PartitionError, "name 3 nodes of type '_N' that are in no row of .*nodes.csv", **with_table(""))
     raises(PartitionError, "ID 'bo' in row 0 .from 0. and in row 2", **with_table("bo,1\nann,2\nbo,3\ncy,1\n"))
     np.save(tmp_path / "x.npy", np.zeros(3))
-    raises(ConfigError, "rows of '_N/x' belong to .* not known.* _N/id=FILE", node_features={"x": tmp_path / "x.npy"})
+    raises(ConfigError, "rows of '_N/x' belong to .* unknown.* _N/id=FILE", node_features={"x": tmp_path / "x.npy"})
     raises(ConfigError, "--num-nodes 3.* exclude each other", num_nodes=3)
     raises(
         ConfigError,

@@ -37,7 +37,7 @@ def test_a_graph_of_one_type() -> None:
     fields = {"x": numbers(30, 4), "y": torch.arange(30), "train_mask": numbers(30, seed=2) < 0.5}
     weight = {"edge_weight": numbers(140)}
     data = Data(edge_index=index, **fields, **weight, title="left out", scale=numbers(7))
-    with pytest.warns(UserWarning, match="scale, title: left out"):
+    with pytest.warns(UserWarning, match="scale, title: skipped"):
         found = from_object(data)
     edges = {ONE: ArrayEdges(*index.numpy())}
     assert_same(found, GraphSource({"_N": 30}, edges, {"_N": as_numpy(fields)}, {ONE: as_numpy(weight)}))

@@ -50,7 +50,7 @@ def test_shares_that_are_none_are_refused(shares: tuple[float, ...]) -> None:
 
 def test_graphs_that_cannot_be_split_are_refused() -> None:
     masked = GraphSource({"a": 2}, {}, {"a": {"val_mask": np.ones(2, np.bool_)}}, {})
-    with pytest.raises(ConfigError, match="'a' has val_mask already"):
+    with pytest.raises(ConfigError, match="'a' already has val_mask"):
         with_split(masked, (0.6, 0.2, 0.2), 0)
     with pytest.raises(ConfigError, match="no node type among a, b has a label"):
         with_split(GraphSource({"a": 2, "b": 2}, {}, {}, {}), (0.6, 0.2, 0.2), 0)
