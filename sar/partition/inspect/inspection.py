@@ -235,7 +235,7 @@ def _check_features(
     names, _ = files.spec.types(files.what)
     for type_id, name, stored, _ in found:
         if files.what == "nodes" and name in SPLIT:
-            split[name] = split.get(name, 0) + sum(np.count_nonzero(rows) for _, rows in stored.slices())
+            split[name] = split.get(name, 0) + sum(int(np.count_nonzero(rows)) for _, rows in stored.slices())
         report = FeatureReport(files.what, names[type_id], name, stored.dtype_name, tuple(stored.shape[1:]))
         features[files.what, type_id, name] = report
 
