@@ -37,7 +37,7 @@ MUTANTS = [
     Mutant(
         "products of one worker beside features of another",
         "sar/adapters/dgl/patched_layers.py",
-        "(message._replace(lhs=_PRODUCTS) for message in",
+        "(message._replace(lhs=PRODUCTS) for message in",
         "(message for message in",
         "tests/parity/test_layers.py::test_a_hook_on_one_worker_only",
     ),

@@ -197,7 +197,7 @@ def test_a_disk_takes_back_the_space_of_free_slots_before_it_is_full(tmp_path, m
     slots = [file.slot(3 * 2**20) for _ in range(10)]
     del slots
     slots = [file.slot(7 * 2**20) for _ in range(5)]
-    with pytest.raises(SpillError, match="no room"):
+    with pytest.raises(SpillError, match="There is no space"):
         file.slot(7 * 2**20)
     del slots
     assert [file.slot(3 * 2**20).room for _ in range(10)]
