@@ -150,7 +150,7 @@ CASES = {
         "part1/graph.dgl holds 2 nodes of partition 0": named("part_graph", "part1/graph.dgl"),
         "part0/graph.dgl holds 2 graphs": graph_with(lambda graph: [graph, graph]),
         "part0/graph.dgl has the node fields ['_ID']": graph_with(without_inner_node),
-        "part0/graph.dgl has _ID of torch.float32": node_field("_ID", torch.rand(3)),
+        "part0/graph.dgl has _ID of float32": node_field("_ID", torch.rand(3)),
         "part0/graph.dgl has node IDs outside [0": node_field("_ID", torch.tensor([0, 1, 9])),
         "part0/graph.dgl holds 2 edges into the": graph_with(other_edges),
         "'_N/feat' in part0/node_feat.dgl has shape": features(_N__feat=torch.ones(1, 3)),

@@ -107,7 +107,7 @@ class SkipsALayer(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.ModuleList(dgl.nn.SAGEConv(*widths, "mean").double() for widths in ((6, 6), (6, 2)))
+        self.layers = torch.nn.ModuleList(dgl.nn.SAGEConv(*widths, "mean").double() for widths in ((6, 6), (6, 3)))
 
     def forward(self, graph, x):
         return self.layers[1](graph, x if odd() else self.layers[0](graph, x))

@@ -62,7 +62,7 @@ def test_code_goes_to_the_first_folder_that_can_be_written(tmp_path, monkeypatch
         assert compiler.code_folder().parent == tmp_path / name
         monkeypatch.setenv(variable, str(file))
         compiler.code_folder.cache_clear()
-    assert compiler.code_folder().parent == REPOSITORY / "sar" / "kernels" / "__pycache__"
+    assert compiler.code_folder().parent == REPOSITORY / "sar" / "__pycache__"
 
 
 def test_without_a_place_for_it(monkeypatch):

@@ -178,7 +178,7 @@ def assert_bytes(pool: Any, found: list[int], planned: list[int]) -> None:
 @pytest.mark.parametrize(
     "settings, widths",
     [
-        ({}, [(7, 12, 12, 5), (7, 2, 5)]),  # the second is multiplied before it travels
+        ({}, [(7, 12, 12, 5), (7, 4, 5)]),  # the second is multiplied before it travels
         corner({"comm_buffer_bytes": 4000}, [(7, 12, 12, 5)]),
         ({"disable_sr": True}, [(7, 12, 12, 5)]),
         corner({"wire_dtype_features": torch.bfloat16, "wire_dtype_gradients": torch.bfloat16}, [(7, 12, 12, 5)]),

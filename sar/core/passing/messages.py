@@ -182,14 +182,13 @@ def meanwhile(work: Callable[[], Tensor]) -> Iterator[Callable[[], Tensor]]:
 
 
 def multiplies_first(context: CallContext, source: Tensor, width: int, product_width: int) -> bool:
-    """Whether a product comes before a sum over in-edges: fewer columns travel, or no tensor of sums is saved.
+    """Whether a product comes before a sum over in-edges: narrower rows travel, or no tensor of sums is saved.
 
-    Products need a gradient, whose columns travel back, and so do features unless they are the model's input.
+    Features without a gradient are summed first if widths are equal, because their sum then needs no backward exchange.
     """
     src, _, dst = context.relation.etype
-    back = torch.is_grad_enabled() and not source.requires_grad
     equal = width == product_width and source.requires_grad and src == dst and not context.structure.is_block
-    return width > product_width * (2 if back else 1) or equal
+    return width > product_width or equal
 
 
 @uncompiled
