@@ -27,10 +27,10 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     add("--parts", type=int, default=8, metavar="P", help="partitions (%(default)s)")
     memory = "limit for a process with one partition in memory at a time, code included (%(default)s)"
     add("--memory", type=size, default="512MiB", metavar="SIZE", help=memory)
-    add("--epochs", type=int, default=20, metavar="N", help="(%(default)s)")
+    add("--epochs", type=int, default=10, metavar="N", help="(%(default)s)")
     add("--lr", type=float, default=0.01, help="learning rate of Adam (%(default)s)")
     add("--seed", type=int, default=0, help="of the graph, the split and the parameters (%(default)s)")
-    add("--nodes", type=int, default=100_000, metavar="N", help="of the generated graph (%(default)s)")
+    add("--nodes", type=int, default=50_000, metavar="N", help="of the generated graph (%(default)s)")
     add("--degree", type=int, default=20, metavar="D", help="mean, of the generated graph (%(default)s)")
     add("--device", default="cpu", help="of the workers: cpu, or cuda, which they share or have each (%(default)s)")
     add("--bf16", action="store_true", help="compute in bfloat16, by autocast, which is not exact")

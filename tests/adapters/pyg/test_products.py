@@ -40,9 +40,9 @@ def columns(partition, name):
     assert bytes_of(graph, name, 4, 4) > both_ways[0]
     # A product needs a gradient of its own, features do not.
     widths = ((3, 40), (4, 40), (4, 4), (4, 3), (40, 3))
-    three, *four, products = [bytes_of(graph, name, *each, with_gradient=False) for each in widths]
-    assert three < four[0] < products == both_ways[0]
-    assert four == four[:1] * 3
+    three, wide, equal, *products = [bytes_of(graph, name, *each, with_gradient=False) for each in widths]
+    assert three < wide == equal < both_ways[0]
+    assert products == [both_ways[0]] * 2
 
 
 @pytest.mark.parametrize("name", MADE)
