@@ -24,7 +24,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     add("--dataset", metavar="NAME", help="known to dgl.data; default: a generated graph")
     add("--data", metavar="DIR", help="folder of downloads")
     add("--workers", type=int, default=2, metavar="W", help="processes that divide the graph (%(default)s)")
-    add("--parts", type=int, default=8, metavar="P", help="partitions (%(default)s)")
+    add("--parts", type=int, default=4, metavar="P", help="partitions (%(default)s)")
     memory = "limit for a process with one partition in memory at a time, code included (%(default)s)"
     add("--memory", type=size, default="512MiB", metavar="SIZE", help=memory)
     add("--epochs", type=int, default=10, metavar="N", help="(%(default)s)")
