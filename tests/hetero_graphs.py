@@ -34,7 +34,7 @@ class _TypedGraph:
         self.ntypes, self.canonical_etypes = sorted(num_nodes), sorted(edges)
         self.nodes = {ntype: SimpleNamespace(data={}) for ntype in num_nodes}
         self.edges = _Edges({etype: SimpleNamespace(data={}, ends=ends) for etype, ends in edges.items()})
-        self._num_nodes = num_nodes
+        self._num_nodes, self.device = num_nodes, torch.device("cpu")
 
     def num_nodes(self, ntype: str | None = None) -> int:
         return sum(self._num_nodes.values()) if ntype is None else self._num_nodes[ntype]
