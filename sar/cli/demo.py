@@ -70,8 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{size} with self-loops, {features} features, {classes} classes")
     with tempfile.TemporaryDirectory(prefix="sar-demo-") as folder:
         runs = _train_all(arguments, graph, Path(folder))
-    who = _who(arguments)
-    rows, ratios = _table(runs, who)
+    rows, ratios = _table(runs, who := _who(arguments))
     caption = f"{ratios}\n\n{CAPTION.format(workers=arguments.workers, parts=arguments.parts)}"
     caption += f"\n{IN_BFLOAT16}" if arguments.bf16 else ""
     caption += "" if arguments.device == "cpu" else f"\n{ON_DEVICE.format(device=arguments.device)}"
@@ -154,8 +153,8 @@ def train_out_of_core(_: Any, arguments: argparse.Namespace, name: str, source: 
     memory = PeakAnonymous()
     work = partial(_train, arguments, name, source, trained, device)
     threads = run_in_turns(arguments.parts, work, place, arguments.memory)
-    if threads.failures:
-        raise next(iter(threads.failures.values()))
+    if (failure := threads.first_failure()) is not None:
+        raise failure[1]
     peak, out = memory.above_baseline(), arguments.out / f"{name}.npy"
     arguments.out.mkdir(parents=True, exist_ok=True)
     make_model = lambda info: MODELS[name](info.in_widths["_N"], info.num_classes)  # noqa: E731

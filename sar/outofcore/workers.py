@@ -173,13 +173,9 @@ def _run_script_again(asked: Wanted) -> None:
         group.agree(f"starting {size} workers in each process")
     threads = run_in_turns(size, lambda place: _run_script(main, code), asked.folder, asked.memory)
     status = max((result for result in threads.results if result is not None), default=0)
-    failures = sorted(
-        threads.failures.items(), key=lambda failure: isinstance(failure[1], PeerError)
-    )  # echoes come last
-    if failures:
-        place, error = failures[0]
-        print(f"Worker {threads.turns.first + place} of {size * group.world_size} failed:", file=sys.stderr)
-        traceback.print_exception(error)
+    if (failure := threads.first_failure()) is not None:
+        print(f"Worker {threads.turns.first + failure[0]} of {size * group.world_size} failed:", file=sys.stderr)
+        traceback.print_exception(failure[1])
         status = status or 1
     if threads.some_left:
         sys.stdout.flush()
@@ -312,6 +308,10 @@ class WorkerThreads:
                 logger.error("worker %d does not end, and is left behind", self.turns.first + place)
         if interrupt is not None:
             raise interrupt
+
+    def first_failure(self) -> tuple[int, BaseException] | None:
+        """Place and exception of a failed worker, preferably not one that was told of another's failure."""
+        return min(self.failures.items(), key=lambda failure: isinstance(failure[1], PeerError), default=None)
 
     def _run(self, place: int) -> None:
         try:

@@ -31,7 +31,7 @@ from sar.common_tuples import NTYPE, PartitionData, ShardEdgesAndFeatures, StrPa
 from sar.data.load import on_device
 from sar.data.partition_json import read_partition_json
 from sar.data.regroup import deal_parts, regroup, runs_of
-from sar.errors import ConfigError, PeerError
+from sar.errors import ConfigError
 from sar.outofcore.workers import run_in_turns
 
 Parts = dict[int, PartitionData]
@@ -72,8 +72,8 @@ def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes:
             equal, text = check.compare(group.rank)
         else:
             threads = run_in_turns(workers, check.compare, None)
-            if threads.failures:
-                raise min(threads.failures.values(), key=lambda error: isinstance(error, PeerError))
+            if (failure := threads.first_failure()) is not None:
+                raise failure[1]
             equal, text = threads.results[0]
     if not equal:
         raise ConfigError(text)

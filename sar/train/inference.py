@@ -25,7 +25,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.data.arrays import Array
 from sar.data.original_order import to_original_order
 from sar.data.partition_json import read_partition_json
-from sar.errors import ConfigError, GraphError, PartitionError, PeerError
+from sar.errors import ConfigError, GraphError, PartitionError
 from sar.host.durable import put_in_place
 from sar.outofcore.workers import run_in_turns
 from sar.partition.inspect.inspection import largest_value
@@ -113,8 +113,8 @@ def infer(
             if spill is not None:
                 set_allocator(spilled=True)
             threads = run_in_turns(size, work, None if spill is None else Path(spill), memory)
-            if threads.failures:
-                raise min(threads.failures.values(), key=lambda error: isinstance(error, PeerError))
+            if (failure := threads.first_failure()) is not None:
+                raise failure[1]
         with group.guard():
             group.agree("all outputs are written")  # so no other process still opens the files
             if as_table and group.rank == 0:
