@@ -1,1 +1,1 @@
-"""Measurements of sar against single-process DGL: time, memory and bytes. `make bench` runs the main one."""
+"""Benchmarks of time, memory and traffic. `make bench` runs the main one."""

@@ -1,4 +1,4 @@
-"""The main benchmark, `python -m benchmarks`: models x workers x modes beside single-process DGL, on several graphs."""
+"""The main benchmark, `python -m benchmarks`: models, numbers of workers and modes, compared with one DGL process."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -12,19 +12,19 @@ from benchmarks.runs import Results, Run, Way, in_bfloat16, run_all
 from sar.partition.assign.assigning import ORDERS
 
 GRAPHS = "rmat", "soc_epinions", "coauthor_cs"
-"""A generated one, one with a heavy tail of degrees, and one with wide features (6,805)."""
+"""A generated graph, one with skewed degrees, and one with 6,805 features."""
 HEADER = ("model", "trained by", "mode", "s / epoch", "/ DGL", "MB at peak", "share", "MB sent")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, and write tables and pictures, each as soon as its graph is done."""
+    """Run the benchmark, and write the table and picture of each graph when it is done."""
     parser = command.new_parser("benchmarks", __doc__)
     command.add_training(parser, workers=(1, 2, 4))
     parser.add_argument("--modes", nargs="+", type=int, choices=(1, 2, 3), default=[1, 2, 3], help="(%(default)s)")
-    order = "of nodes within a partition, as in sar partition (%(default)s)"
+    order = "of the nodes of a partition, as in sar partition (%(default)s)"
     parser.add_argument("--order", nargs="+", choices=ORDERS, default=["clusters"], help=order)
     parser.add_argument("--graph", nargs="+", metavar="NAME", help=f"default: of {', '.join(GRAPHS)} those in --data")
-    parser.add_argument("--bf16", action="store_true", help="also under autocast in bfloat16; / DGL: in bfloat16, too")
+    parser.add_argument("--bf16", action="store_true", help="also in bfloat16 (autocast), as DGL")
     arguments = parser.parse_args(argv)
     there = [name for name in GRAPHS if name == "rmat" or (arguments.data / f"{name}.npz").exists()]
     settings = product(arguments.workers, arguments.modes, arguments.order)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
         for name in arguments.graph or there:
             graph = prepare(name, command.size_of(arguments), arguments.data, work, arguments.seed)
             results = run_all(graph, plan)
-            # Another allocator and bfloat16 have sections of their own.
+            # Another allocator and bfloat16 have separate sections.
             section = graph.name if arguments.allocator == "least" else f"{graph.name}, {arguments.allocator}"
             section += ", bfloat16" * arguments.bf16
             file = f"benchmarks-{section.replace(', ', '-')}.png"
@@ -47,13 +47,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def dgl_way(workers: int, mode: int = 1, order: str = "clusters") -> Way:
-    """Workers as the table names them, or one process of plain DGL for 0."""
+    """`workers` of sar, named as in the table, or one DGL process if 0."""
     name = f"{workers} worker{'s' * (workers > 1)}, sar{'' if order == 'clusters' else f', order {order}'}"
     return Way(name if workers else "1 process, DGL", workers, mode, order=order)
 
 
 def table(results: Results) -> list[tuple[str, ...]]:
-    """A row for every model and way; `HEADER` first. Without instructions for bfloat16, its times would say nothing."""
+    """A row for each model and way, after `HEADER`. Times in bfloat16 are left out if the processor emulates it."""
     rows: list[tuple[str, ...]] = [HEADER]
     timed = multiplies_bfloat16() or not any(way.bf16 for _, way in results.runs)
     for model, way in results.runs:

@@ -1,7 +1,7 @@
 """Accuracy in float32 and bfloat16 (autocast) on real graphs over several seeds: `python -m benchmarks.accuracy`.
 
-60 % of the nodes, at random, are trained on, and the others tested. A processor without instructions for
-bfloat16 computes products in float32, of the same operands, and rounds them.
+A random 60 % of the nodes are for training, the others for testing. On a processor without instructions for
+bfloat16, products are computed in float32 from the same operands, and rounded.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ GRAPHS = "cora", "amazon_computers"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Train, and write the table."""
+    """Train with each seed, and write the table."""
     parser = command.new_parser("benchmarks.accuracy", __doc__, repeats=5)
     command.add_training(parser, workers=(2,))
     parser.set_defaults(models=("SAGE", "GCN", "GAT"), epochs=40, warm_up=0)

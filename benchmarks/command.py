@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines have in common: options, the work directory, and how they end."""
+"""Common parts of the benchmarks' command lines: options, the work directory, and errors."""
 
 import argparse
 import contextlib
@@ -22,21 +22,21 @@ PATHS = ("--work", "--docs", "--data")
 def new_parser(
     module: str, description: str | None, *, generates: bool = True, repeats: int = 3
 ) -> argparse.ArgumentParser:
-    """A parser with the options for paths, for the generated graph if there is one, and for repeats unless 0."""
+    """A parser with the options for paths, for the generated graph, if any, and for repeats, unless 0."""
     size, raw = GeneratedSize(), argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description, formatter_class=raw)
     parser.set_defaults(module=module)
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep and reuse graphs and partitions here")
-    parser.add_argument("--docs", type=Path, default=DOCS, metavar="DIR", help="gets the page and the picture")
-    parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="of real graphs, as .npz files")
-    parser.add_argument("--time-limit", type=float, default=900, metavar="S", help="for one run (%(default)s)")
+    parser.add_argument("--docs", type=Path, default=DOCS, metavar="DIR", help="page and picture go here")
+    parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="folder of real graphs (.npz)")
+    parser.add_argument("--time-limit", type=float, default=900, metavar="S", help="limit of a run (%(default)s)")
     if repeats:
-        parser.add_argument("--repeats", type=int, default=repeats, metavar="N", help="of every run (%(default)s)")
+        parser.add_argument("--repeats", type=int, default=repeats, metavar="N", help="runs of each row (%(default)s)")
     if generates:
         parser.add_argument("--nodes", type=int, default=size.nodes, metavar="N", help="of the generated graph")
         parser.add_argument("--edges", type=int, default=size.edges, metavar="N", help="of the generated graph")
         parser.add_argument(
-            "--features", type=int, default=size.features, metavar="F", help="where random (%(default)s)"
+            "--features", type=int, default=size.features, metavar="F", help="width of random features (%(default)s)"
         )
         parser.add_argument("--seed", type=int, default=0, help="of graph, split and parameters (%(default)s)")
     return parser
@@ -46,14 +46,14 @@ def add_training(parser: argparse.ArgumentParser, workers: Sequence[int]) -> Non
     """Declare the options of full-graph training."""
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="(all)")
     parser.add_argument("--workers", nargs="+", type=int, default=list(workers), metavar="W", help="(%(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, metavar="N", help="that are timed (%(default)s)")
-    parser.add_argument("--warm-up", type=int, default=2, metavar="N", help="epochs before them (%(default)s)")
-    parser.add_argument("--threads", type=int, default=2, metavar="N", help="of one process (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=5, metavar="N", help="timed epochs (%(default)s)")
+    parser.add_argument("--warm-up", type=int, default=2, metavar="N", help="epochs before (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="of all workers (%(default)s)")
     parser.add_argument(
         "--allocator",
         choices=("least", "kept", "system"),
         default="least",
-        help="Config.allocator of all processes, also without sar; LD_PRELOAD, if set, overrides it (%(default)s)",
+        help="Config.allocator of all processes, with or without sar; overridden by LD_PRELOAD (%(default)s)",
     )
     parser.add_argument("--wire", choices=("bfloat16",), help="Config.wire_dtype_features and _gradients")
 
@@ -71,7 +71,7 @@ def plan_of(arguments: argparse.Namespace, ways: Sequence[Way]) -> Plan:
 
 
 def conditions_of(argv: Sequence[str], arguments: argparse.Namespace, **more: str) -> str:
-    """What the numbers of time and memory of training depend on."""
+    """The settings of a training benchmark, for its page."""
     allocator = "mimalloc" if "mimalloc" in os.environ.get("LD_PRELOAD", "") else arguments.allocator
     threads = f"{arguments.threads} together, allocator {allocator}, huge pages for all"
     repeats = f"{arguments.repeats} of {arguments.epochs} epochs after {arguments.warm_up} to warm up"
@@ -79,7 +79,7 @@ def conditions_of(argv: Sequence[str], arguments: argparse.Namespace, **more: st
 
 
 def shown(module: str, argv: Sequence[str]) -> str:
-    """The command line, without the paths of this machine."""
+    """The command line without the options for paths."""
     kept, skip = [], False
     for word in argv:
         if not skip and word.split("=")[0] not in PATHS:
@@ -90,7 +90,7 @@ def shown(module: str, argv: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def work_directory(given: Path | None) -> Iterator[Path]:
-    """The directory that was asked for, or one that goes when the benchmark ends."""
+    """The given directory, or a temporary one."""
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         yield given
@@ -100,7 +100,7 @@ def work_directory(given: Path | None) -> Iterator[Path]:
 
 
 def run_main(main: Callable[[Sequence[str]], None]) -> None:
-    """Run a benchmark on the command line's arguments; errors of sar end it with one line."""
+    """Run a benchmark on the command line's arguments; an error of sar prints one line."""
     try:
         main(sys.argv[1:])
     except SarError as error:

@@ -1,4 +1,4 @@
-"""Commands in a control group of memory, page cache included, and what they take. Needs Linux, and root or a group."""
+"""Run commands in a control group, whose limit of memory includes the page cache. Needs Linux, and root or a group."""
 
 import contextlib
 import errno
@@ -26,32 +26,32 @@ JOIN = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 @dataclass(frozen=True)
 class Taken:
-    """What a command and its child processes took; bytes are those of the system's counters of reads and writes."""
+    """Time, memory and bytes read and written by a command and its child processes."""
 
-    status: int  # of its exit; below 0: the signal that ended it
+    status: int  # exit status; negative: killed by that signal
     limit: int  # bytes of memory
     seconds: float
-    user: float  # seconds of processors
+    user: float  # CPU seconds
     system: float
     read: int
     written: int
-    disk: int  # bytes by which the files of the folder's disk grew, at most
-    peak: int  # bytes of the group, page cache included
-    samples: list[tuple[float, int, int]]  # seconds since its start, bytes without page cache, and with it
-    said: list[dict[str, Any]]  # what it printed in lines of JSON
+    disk: int  # peak growth of the used disk space, in bytes
+    peak: int  # bytes, page cache included
+    samples: list[tuple[float, int, int]]  # seconds since the start, bytes without and with the page cache
+    said: list[dict[str, Any]]  # its output, lines of JSON
 
     @property
     def anonymous(self) -> int:
-        """Bytes at the peak without the page cache."""
+        """Peak memory without the page cache, in bytes."""
         return max((least for _, least, _ in self.samples), default=0)
 
 
 def run_limited(command: Sequence[str], limit: int, folder: Path, log: Path, time_limit: float) -> Taken:
-    """Run a command in a group of `limit` bytes, and in a folder, whose files begin outside of the page cache.
+    """Run a command in a group of `limit` bytes and in a folder, whose files are dropped from the page cache first.
 
     Raises:
         ConfigError: as `control_group`.
-        SarError: it takes more than `time_limit` seconds.
+        SarError: the command takes more than `time_limit` seconds.
     """
     forget(folder)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -81,13 +81,13 @@ def run_limited(command: Sequence[str], limit: int, folder: Path, log: Path, tim
 
 @contextlib.contextmanager
 def control_group(limit: int) -> Iterator[Path]:
-    """A group of `limit` bytes below this process's own, for children to join; gone when they have ended.
+    """A control group of `limit` bytes below that of this process, for children to join; removed when they have ended.
 
-    Page cache counts, too, as on a small machine. What a process has had before it joins stays with the group that it
-    was in, so the limit is on memory that it takes later, and on pages of files that it is the first to read or write.
+    The page cache counts, as on a small machine. Memory that a process has before it joins stays with its old group, so
+    the limit covers memory allocated later, and pages of files that the process is the first to read or write.
 
     Raises:
-        ConfigError: there is no controller of memory, or this process may not use it.
+        ConfigError: there is no memory controller, or this process may not use it.
     """
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     folder = CONTROL_GROUPS / "memory" / own["memory"].lstrip("/") if "memory" in own else None
@@ -121,7 +121,7 @@ def forget(folder: Path) -> None:
 
 
 def _end_all(group: Path) -> None:
-    """Kill what is left in a group, and wait until it is gone."""
+    """Kill the remaining processes of a group, and wait until it is removed."""
     for _ in range(600):
         left = (group / "cgroup.procs").read_text().split()
         if not left:
@@ -134,19 +134,19 @@ def _end_all(group: Path) -> None:
 
 
 def _memory(group: Path) -> tuple[int, int]:
-    """Bytes of a group without the page cache, and with it."""
+    """Bytes of a group, without and with the page cache."""
     lines = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     usage = next(file for name in ("memory.usage_in_bytes", "memory.current") if (file := group / name).exists())
     return int(lines.get("total_rss") or lines["anon"]), int(usage.read_text())
 
 
 def _counters() -> tuple[float, float, int, int]:
-    """Of children that have ended: seconds of processors, and with this process bytes read from disk and written."""
+    """CPU seconds of ended children, and bytes read from and written to disk by them and this process."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime, used.ru_stime, *bytes_moved()
 
 
 def bytes_moved() -> tuple[int, int]:
-    """Bytes that this process, and children that it has waited for, read from the disk and wrote to it."""
+    """Bytes that this process and its ended children read from and wrote to the disk."""
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["read_bytes"]), int(lines["write_bytes"])

@@ -1,4 +1,4 @@
-"""Graphs as files of edges, for the benchmark of partitioning: generated piece by piece, or of real graphs."""
+"""Files of edges for the partitioning benchmark: of generated and real graphs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class GeneratedEdges:
     nodes: int = 1_000_000
     edges: int = 16_000_000
     communities: int = 32  # of "sbm"
-    homophily: float = 0.65  # of "sbm": the share of the edges that is drawn within a community
+    homophily: float = 0.65  # of "sbm": the fraction of edges drawn within a community
 
 
 def prepare(name: str, size: GeneratedEdges, data: Path, work: Path, seed: int) -> tuple[Path, int]:
-    """Write the edges of a graph, (E, 2) int32, to the work directory, unless they are there.
+    """Write the edges of a graph, (E, 2) int32, to the work directory, unless the file exists.
 
     Args:
         name: "rmat", "sbm", or a real graph as in `benchmarks.graphs.prepare`.
@@ -59,7 +59,7 @@ def prepare(name: str, size: GeneratedEdges, data: Path, work: Path, seed: int) 
 
 
 def _generated(name: str, size: GeneratedEdges, seed: int) -> Iterator[tuple[Array, Array]]:
-    """Edges without loops, which may repeat, with nodes in random order."""
+    """Edges without self-loops, possibly repeated; nodes are in random order."""
     draw = sbm(size, seed) if name == "sbm" else lambda rng, count: draw_rmat_edges(rng, size.nodes, count)
     rng = np.random.default_rng([seed, 0])
     shuffled, left = rng.permutation(size.nodes), size.edges
@@ -79,16 +79,16 @@ def communities(size: GeneratedEdges, seed: int) -> Array:
 
 
 def _communities(rng: np.random.Generator, size: GeneratedEdges) -> Array:
-    """Of the nodes before they are shuffled."""
+    """The community of each node before shuffling."""
     return np.sort(rng.integers(size.communities, size=size.nodes))
 
 
 def sbm(size: GeneratedEdges, seed: int) -> Draw:
-    """Edges, both ways round, of a degree-corrected block model, as `community_graph` of the demo."""
+    """Edges in both directions of a degree-corrected block model, as `community_graph` of the demo."""
     rng = np.random.default_rng([seed, 1])
     labels = _communities(rng, size)
     ends = np.concatenate([[0], np.cumsum(np.minimum(rng.pareto(2.5, size=size.nodes) + 1, 20))])
-    firsts = ends[np.searchsorted(labels, np.arange(size.communities + 1))]  # of each community, and the end
+    firsts = ends[np.searchsorted(labels, np.arange(size.communities + 1))]  # first node of each community, and the end
 
     def pick(rng: np.random.Generator, low: Array, high: Array) -> Array:
         return np.clip(np.searchsorted(ends, rng.uniform(low, high), side="right") - 1, 0, size.nodes - 1)
@@ -98,7 +98,7 @@ def sbm(size: GeneratedEdges, seed: int) -> Draw:
         u = pick(rng, low, high)
         within = rng.random(count // 2) < size.homophily
         v = pick(rng, np.where(within, firsts[labels[u]], low), np.where(within, firsts[labels[u] + 1], high))
-        both = np.stack([u, v], axis=1)  # so that each edge is followed by the same one the other way round
+        both = np.stack([u, v], axis=1)  # each edge is followed by its reverse
         return both.ravel(), both[:, ::-1].ravel()
 
     return draw

@@ -1,4 +1,4 @@
-"""Floors of an epoch's time: the dense layers only, and the aggregations only, without any exchange."""
+"""Lower bounds of an epoch's time: only the dense layers, and only the aggregations, without communication."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ SLOPE = 0.2  # of GATConv's leaky ReLU
 
 
 def dense_time(model: Model, x: Tensor, labels: Tensor, train: Tensor) -> float:
-    """Seconds of one training step of the layers without message passing, on own rows."""
+    """Seconds of one training step of the layers without message passing, on the worker's own rows."""
     optimizer = torch.optim.Adam(model.parameters())
     start = time.perf_counter()
     loss = functional.cross_entropy(model.dense(x)[train], labels[train], reduction="sum")
@@ -28,7 +28,7 @@ def dense_time(model: Model, x: Tensor, labels: Tensor, train: Tensor) -> float:
 
 
 def aggregation_time(relation: Relation, layers: Sequence[Exchanged]) -> float:
-    """Seconds of the kernels of one epoch, forward and backward, on random rows that are all at hand."""
+    """Seconds of one epoch's kernels, forward and backward, on random local rows."""
     return sum(_attention(relation, layer) if layer.values_read else _sum(relation, layer) for layer in layers)
 
 

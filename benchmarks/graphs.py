@@ -1,4 +1,4 @@
-"""The graphs to measure on, generated or real, and their partitions in a work directory."""
+"""Generated and real graphs for benchmarks, and their partitions in a work directory."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ class GeneratedSize:
 
 
 class Graph(NamedTuple):
-    """Ends of the edges, (E,) int64 each, features (N, F), labels (N,) and the mask of training nodes (N,)."""
+    """Sources and destinations, (E,) int64 each, features (N, F), labels (N,) and the training mask (N,)."""
 
     src: Array
     dst: Array
@@ -48,7 +48,7 @@ class Graph(NamedTuple):
         return cls(**np.load(file))
 
     def to_dgl(self) -> Any:
-        """A `DGLGraph` with the fields of the nodes."""
+        """A `DGLGraph` with the node fields."""
         graph = dgl_graph(self.src, self.dst, len(self.feat))
         graph.ndata.update({name: torch.from_numpy(getattr(self, name)) for name in ("feat", "label", "train_mask")})
         return graph
@@ -56,7 +56,7 @@ class Graph(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A graph on disk, with self-loops; partitions are made when asked for."""
+    """A graph on disk, with self-loops; partitions are made on demand."""
 
     name: str
     graph: Graph
@@ -71,7 +71,7 @@ class Prepared:
         return int(self.graph.label.max()) + 1
 
     def partitions(self, num_parts: int, order: str = "clusters") -> Path:
-        """The JSON file of METIS partitions balanced by edges, made if it is not there."""
+        """The JSON file of METIS partitions balanced by edges, made on first use."""
         folder = self.folder / f"parts-{num_parts}-{order}"
         if not folder.exists():
             unfinished = self.folder / f"unfinished-{num_parts}"
@@ -89,14 +89,14 @@ class Prepared:
 
 
 def prepare(name: str, size: GeneratedSize, data: Path, work: Path, seed: int) -> Prepared:
-    """Generate or read a graph and write it to the work directory, unless it is there.
+    """Generate or read a graph and write it to the work directory, unless the file exists.
 
     Args:
         name: one of `GENERATED`, or a file in `data`, or a path that ends in .npz.
-        size: of the generated graph; its features are also the width of random features of real graphs.
+        size: of the generated graph. Random features of real graphs have the same width.
         data: folder of real graphs.
         work: the directory to use.
-        seed: of all that is random.
+        seed: of all random numbers.
     """
     sizes = f"-{size.nodes}-{size.edges}" if name in GENERATED else ""
     prepared = work / f"{Path(name).stem}{sizes}-{size.features}-{seed}"
@@ -143,7 +143,7 @@ def read_arrays(name: str, data: Path) -> dict[str, Array]:
 
 
 def community_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[Array, Array]:
-    """Edges of a graph of communities of equal size, with skewed out-degrees; nodes are in random order."""
+    """Edges of a graph of equal communities with skewed out-degrees; nodes are in random order."""
     rng = np.random.default_rng(seed)
     size = max(1, num_nodes // NUM_COMMUNITIES)
     src = (num_nodes * rng.random(num_edges) ** 1.5).astype(np.int64)
@@ -154,9 +154,9 @@ def community_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[Arra
 
 
 def rmat_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[Array, Array]:
-    """Edges of a recursive-matrix graph (Chakrabarti et al., 2004), distinct and directed, without loops.
+    """Distinct directed edges, without self-loops, of a recursive-matrix graph (Chakrabarti et al., 2004).
 
-    Nodes are in random order. Edges that end beyond the last node, up to the next power of two, are drawn again.
+    Nodes are in random order. Edges to numbers above the last node are redrawn.
     """
     if num_nodes < 2 or not 0 < num_edges <= num_nodes**2 // 10:
         expected = f"expected 1 to {num_nodes**2 // 10} edges"
@@ -174,7 +174,7 @@ def rmat_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[Array, Ar
 
 
 def draw_rmat_edges(rng: np.random.Generator, num_nodes: int, count: int) -> tuple[Array, Array]:
-    """Ends of at most `count` edges without loops, which may repeat."""
+    """Sources and destinations of at most `count` edges without self-loops, possibly repeated."""
     a, b, c = QUADRANTS
     src, dst = np.zeros((2, count), dtype=np.int64)
     for _ in range((num_nodes - 1).bit_length()):

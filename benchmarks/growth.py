@@ -1,4 +1,4 @@
-"""Growth of time and memory with the number of edges, at one average degree: `python -m benchmarks.growth`."""
+"""Time and memory as the number of edges grows, at a fixed average degree: `python -m benchmarks.growth`."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,7 +17,7 @@ PICTURE = "benchmarks-growth.png"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, and write the table and the picture."""
+    """Run the benchmark, and write the table and the picture."""
     parser = command.new_parser("benchmarks.growth", __doc__)
     command.add_training(parser, workers=(2,))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), metavar="E", help="edges (%(default)s)")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def panels(results: Sequence[Results]) -> dict[str, dict[str, list[float]]]:
-    """Medians for each size, by quantity, and by model and workers."""
+    """Medians by size, quantity, and model with workers."""
     quantities: dict[str, Callable[[Run], float]] = {
         "s / epoch": lambda run: run.seconds,
         "MB at peak": lambda run: run.rise / MEGA,
@@ -53,7 +53,7 @@ def panels(results: Sequence[Results]) -> dict[str, dict[str, list[float]]]:
 
 
 def table(edges: Sequence[int], panels: dict[str, dict[str, list[float]]]) -> list[tuple[str, ...]]:
-    """Seconds and memory for each size, and the exponents b of values ~ edges**b; the header first."""
+    """Rows of seconds and memory by size, and the exponent b of value ~ edges**b; the header comes first."""
     rows = [("trained by", "quantity", *(f"{count / MEGA:.3g} million edges" for count in edges), "exponent")]
     for label in panels["s / epoch"]:
         for quantity, lines in panels.items():

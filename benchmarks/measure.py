@@ -1,4 +1,4 @@
-"""What the measured processes do: train one model on a whole graph without sar, or with sar on one part of it."""
+"""The measured processes: train one model on a whole graph without sar, or with sar on one partition."""
 
 import math
 import os
@@ -27,31 +27,31 @@ from sar.host.cuda import peak_memory
 from sar.kernels import load_kernels
 
 DGL, PYG, PYG_CSR = "dgl", "pyg", "pyg, CSR"
-"""Libraries of layers. PyTorch Geometric takes edges as an edge index, or as a sparse matrix."""
+"""Libraries of layers. PyTorch Geometric takes an edge index or a sparse matrix."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model to train, and how."""
+    """A model and its training settings."""
 
     model: str
     num_classes: int
-    warm_up: int  # first epochs, whose time and bytes do not count; their memory does
+    warm_up: int  # first epochs, not timed; their memory counts
     epochs: int
     seed: int
     layers: str = DGL
     mode: int = 1  # 1, 2 or 3 (docs/api/names.md, "Three modes")
-    wire: str | None = None  # name of the dtype on the wire; None is exact
+    wire: str | None = None  # dtype of sent rows; None: exact
     allocator: str = "least"  # `Config.allocator`
     device: str = "cpu"
-    floors: bool = False  # whether to measure parts of an epoch
-    bf16: bool = False  # whether the forward runs under autocast in bfloat16
-    seeds: int = 0  # train so often, each time with the next seed, and test at the end; 0: once, without a test
+    floors: bool = False  # also measure the lower bounds
+    bf16: bool = False  # run the forward under autocast in bfloat16
+    seeds: int = 0  # number of seeds to train and test with; 0: train once without a test
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one worker and the median epoch: bytes and seconds by the library's counters, and seconds of its parts."""
+    """Bytes and seconds of one worker in the median epoch, from the library's counters and the lower bounds."""
 
     sent: float
     received: float
@@ -62,25 +62,25 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one process reports."""
+    """Results of one process."""
 
     num_nodes: int
-    losses: list[float]  # of all epochs, over all workers; none if the device has too little memory
-    seconds: list[float]  # of the epochs after the warm-up
-    rise: float  # bytes of memory at the peak above the level just before the first epoch
+    losses: list[float]  # of all epochs and workers; empty if the device ran out of memory
+    seconds: list[float]  # of the timed epochs
+    rise: float  # peak memory above the level before the first epoch, in bytes
     traffic: Traffic = Traffic(0, 0, 0)
-    accuracies: Sequence[float] = ()  # by seed, on the nodes of all workers that are not trained on
+    accuracies: Sequence[float] = ()  # test accuracy by seed, over all workers
 
 
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measurement:
-    """Train on the whole graph without sar, with the allocator and the huge pages of the workers."""
+    """Train on the whole graph without sar, with the same allocator and huge pages."""
     sar.Config.allocator = job.allocator
     set_allocator()
     graph = Graph.load(graph_file)
     edges: Any
     if job.layers == DGL:
         edges = graph.to_dgl()
-        edges.create_formats_()  # else the first epoch would
+        edges.create_formats_()  # otherwise the first epoch would
     else:
         edges = torch.from_numpy(np.stack([graph.src, graph.dst])).to(job.device)
     fields = [torch.from_numpy(rows).to(job.device) for rows in (graph.feat, graph.label, graph.train_mask)]
@@ -91,7 +91,7 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measurement:
 
 
 def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurement:
-    """Train on this worker's part with sar."""
+    """Train on this worker's partition with sar."""
     sar.Config.disable_sr = job.mode == 2
     sar.Config.allocator = job.allocator
     if job.wire is not None:
@@ -114,13 +114,13 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurem
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16."""
+    """Whether the processor has instructions for bfloat16 products."""
     supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return supported
 
 
 class ProductsInFloat32(TorchDispatchMode):
-    """Computes products of bfloat16 in float32, many times faster if the processor has no instructions for bfloat16."""
+    """Computes bfloat16 products in float32, which is faster on a processor without bfloat16 instructions."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) or args[0].dtype != torch.bfloat16:
@@ -129,12 +129,12 @@ class ProductsInFloat32(TorchDispatchMode):
 
 
 def _train(job: Job, edges: Any, x: Tensor, labels: Tensor, train: Tensor) -> Measurement:
-    """The training loop, the same for one process and for many."""
+    """The training loop, for one process or several."""
     together = sar.comm.is_initialized()
     n_train = sar.all_sum(int(train.sum())) if together else int(train.sum())
     torch.manual_seed(job.seed)
     model = (Model if job.layers == DGL else PygModel)(job.model, x.shape[1], job.num_classes).to(x.device)
-    mixes = job.model != "GAT" or job.layers != DGL or together  # DGL's GAT mixes no dtypes on the CPU
+    mixes = job.model != "GAT" or job.layers != DGL or together  # DGL's GAT fails under autocast on CPUs
     autocast = partial(torch.autocast, x.device.type, torch.bfloat16, job.bf16 and mixes)
     if job.bf16 and not mixes:
         model, x = model.bfloat16(), x.bfloat16()
@@ -176,8 +176,8 @@ def _train(job: Job, edges: Any, x: Tensor, labels: Tensor, train: Tensor) -> Me
 
 
 def _floors(model: Model, graph: Any, fields: tuple[Tensor, Tensor, Tensor], repeats: int) -> tuple[float, float]:
-    """Seconds of an epoch's dense layers and of its aggregations, with all workers computing at once."""
-    sar.Config.check_replicas = False  # from here on every worker trains by itself
+    """Seconds of an epoch's dense layers and aggregations, with all workers computing at the same time."""
+    sar.Config.check_replicas = False  # workers train separately from here on
     sar.all_sum(0)
     dense = median(dense_time(model, *fields) for _ in range(repeats))
     sar.all_sum(0)
@@ -186,7 +186,7 @@ def _floors(model: Model, graph: Any, fields: tuple[Tensor, Tensor, Tensor], rep
 
 
 def _as_csr(edges: Tensor, num_nodes: int) -> Tensor:
-    """An edge index as a sparse matrix, transposed, as PyTorch Geometric's layers want it."""
+    """An edge index as a transposed sparse matrix, as PyTorch Geometric's layers expect."""
     warnings.filterwarnings("ignore", ".*[Ss]parse.*", UserWarning)  # torch's
     ones = torch.ones(edges.shape[1], device=edges.device)
     return torch.sparse_coo_tensor(edges.flip(0), ones, (num_nodes, num_nodes)).coalesce().to_sparse_csr()

@@ -1,4 +1,4 @@
-"""Mini-batches by this library's loader, DistDGL's, and DGL's in one process: `python -m benchmarks.minibatch`."""
+"""Mini-batches from the loaders of sar, DistDGL and DGL in one process: `python -m benchmarks.minibatch`."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ HEADER = (
 
 
 class Run(NamedTuple):
-    """One training run. Servers: bytes at the peak."""
+    """One training run, and the peak memory of its servers in bytes."""
 
     trainers: list[Measured]
     servers: list[int]
@@ -51,15 +51,15 @@ class Run(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, and write the table."""
+    """Run the benchmark, and write the table."""
     parser = command.new_parser("benchmarks.minibatch", __doc__)
     parser.add_argument("--graph", default="rmat", metavar="NAME", help="(%(default)s)")
     parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=list(LOADERS), help="(all)")
-    parser.add_argument("--workers", type=int, default=2, metavar="W", help="trainers, and threads alone (%(default)s)")
-    parser.add_argument("--samplers", type=int, default=0, metavar="N", help="num_workers of a trainer (%(default)s)")
+    parser.add_argument("--workers", type=int, default=2, metavar="W", help="trainers, or threads of DGL (%(default)s)")
+    parser.add_argument("--samplers", type=int, default=0, metavar="N", help="num_workers of trainers (%(default)s)")
     parser.add_argument("--fanouts", type=int, nargs=3, default=[15, 10, 5], metavar="K", help="(15 10 5)")
-    parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="of a trainer (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=4, metavar="N", help="that are timed, after one (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="of each trainer (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=4, metavar="N", help="timed epochs, after one (%(default)s)")
     arguments = parser.parse_args(argv)
     batches = f"fan-outs {arguments.fanouts}, {arguments.batch_size:,} seeds of each of {arguments.workers} trainers"
     options = {"batches": f"{batches} of 1 thread, {arguments.samplers} samplers", "repeats": str(arguments.repeats)}
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def table(runs: dict[str, list[Run]], batch_size: int) -> list[tuple[str, ...]]:
-    """Time and memory by loader; `HEADER` first."""
+    """Rows of time and memory by loader, after `HEADER`."""
     rows: list[tuple[str, ...]] = [HEADER]
     for loader, own in runs.items():
         pairs = zip(own, runs[DISTDGL], strict=True) if DISTDGL in runs else ()
@@ -102,7 +102,7 @@ def table(runs: dict[str, list[Run]], batch_size: int) -> list[tuple[str, ...]]:
 
 
 def _shares(run: Run) -> tuple[float, float]:
-    """Seconds of an epoch until batches are there, and of the rest; medians of the first trainer."""
+    """Seconds of an epoch spent waiting for batches, and the rest; medians of the first trainer."""
     first = run.trainers[0]
     computing = (seconds - fetching for seconds, fetching in zip(first.seconds, first.fetching, strict=True))
     return median(first.fetching), median(computing)
@@ -121,7 +121,7 @@ def _job(arguments: argparse.Namespace, graph: Prepared, repeat: int) -> Job:
 
 
 def _train(loader: str, job: Job, graph: Prepared, time_limit: float) -> Run:
-    """A run of a loader, with its library's default allocator."""
+    """Run a loader with its library's default allocator."""
     if loader == DISTDGL:
         return _cluster(job, graph, time_limit)
     target: Callable[..., Measured] = minibatch_training.worker if loader == SAR else minibatch_training.single
@@ -138,7 +138,7 @@ def _train(loader: str, job: Job, graph: Prepared, time_limit: float) -> Run:
 
 
 def _cluster(job: Job, graph: Prepared, time_limit: float) -> Run:
-    """The trainers of DistDGL, one on each machine, and their servers."""
+    """DistDGL's trainers, one per machine, and their servers."""
     with tempfile.TemporaryDirectory(prefix="sar-distdgl-") as name:
         folder = Path(name)
         (folder / "job").write_text(json.dumps(asdict(job)))

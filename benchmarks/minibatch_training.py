@@ -1,4 +1,4 @@
-"""What the measured processes of the mini-batch benchmark do: train SAGE on batches from one of several loaders.
+"""The measured processes of the mini-batch benchmark: train SAGE on batches from one of several loaders.
 
 As a program, `python -m benchmarks.minibatch_training JOB FOLDER`, it is a trainer of a DistDGL cluster.
 """
@@ -33,12 +33,12 @@ GRAPH_NAME = "graph"
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, and how."""
+    """The training settings."""
 
     num_classes: int
-    fanouts: list[int]  # of each of three layers
+    fanouts: list[int]  # of the three layers
     batch_size: int  # of each trainer
-    trainers: int  # a single process takes batches that many times as large
+    trainers: int  # a single process multiplies its batch size by this
     samplers: int  # `num_workers` of each trainer: processes of DGL, batches ahead of sar's
     epochs: int
     seed: int
@@ -47,13 +47,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one trainer reports; lists are by epoch."""
+    """Results of one trainer; lists are by epoch."""
 
     seconds: list[float]
-    fetching: list[float]  # seconds until the next batch was there, with its features
+    fetching: list[float]  # seconds of waiting for batches with their features
     batches: int  # of an epoch
     seeds: int  # of an epoch
-    resident: int  # bytes of resident memory at the peak of training; shared memory counts
+    resident: int  # peak resident memory in bytes, shared memory included
 
 
 Batch = tuple[Any, Tensor, Tensor]
@@ -153,7 +153,7 @@ def _model(job: Job, num_features: int) -> Model:
 
 
 def _train(model: Model, forward: Callable[[Any, Tensor], Tensor], epoch: Epoch, job: Job) -> Measured:
-    """The training loop, the same for all; `forward` is the model, or DDP around it, which averages gradients."""
+    """The training loop; `forward` is the model, or DDP around it, which averages gradients."""
     initial = copy.deepcopy(model.state_dict())
     _train_epoch(forward, epoch, torch.optim.Adam(model.parameters()))  # loads and compiles code
     model.load_state_dict(initial)
@@ -167,7 +167,7 @@ def _train(model: Model, forward: Callable[[Any, Tensor], Tensor], epoch: Epoch,
 def _train_epoch(
     forward: Callable[[Any, Tensor], Tensor], epoch: Epoch, optimizer: torch.optim.Optimizer
 ) -> tuple[float, float, int, int]:
-    """Train once on all batches; seconds, seconds of fetching, batches and seeds, as in `Measured`."""
+    """Train one epoch; returns seconds, seconds of fetching, batches and seeds, as in `Measured`."""
     batches = seeds = 0
     fetching = 0.0
     start = mark = time.perf_counter()
@@ -184,7 +184,7 @@ def _train_epoch(
 
 
 def main() -> None:
-    """A trainer of DistDGL: the job comes from a file, what it measured goes to another."""
+    """A DistDGL trainer: reads its job from a file, and writes its results to another."""
     job_file, folder = map(Path, sys.argv[1:])
     measured = distdgl(Job(**json.loads(job_file.read_text())))
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(asdict(measured)))

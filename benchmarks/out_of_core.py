@@ -1,9 +1,8 @@
-"""Memory and time against the number of partitions, one of them in memory: `python -m benchmarks.out_of_core`.
+"""Memory and time with one partition in memory, by number of partitions: `python -m benchmarks.out_of_core`.
 
-The same training of the whole graph in memory is beside them. Memory is the greatest anonymous resident memory
-(RssAnon, which cannot be dropped) while it trains, above that of training the same model on a graph of 200 nodes, for
-which all code is loaded. Pages of the spill file that the system keeps in its cache are not in it: they go if memory is
-needed. `benchmarks.scale` measures with a limit on them.
+Compared with the same training on the whole graph in memory. Memory is the peak of anonymous resident memory (RssAnon)
+in training, above that of training the same model on 200 nodes, which loads all code. Cached pages of the spill file do
+not count, as the system can drop them; `benchmarks.scale` has a limit that includes them.
 """
 
 import argparse
@@ -36,12 +35,12 @@ class Run(NamedTuple):
     """One training."""
 
     losses: list[float]
-    megabytes: float  # at the peak
-    seconds: float  # of the median epoch after the first
+    megabytes: float  # peak
+    seconds: float  # median epoch, without the first
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, and write the table."""
+    """Run the benchmark, and write the table."""
     parser = command.new_parser("benchmarks.out_of_core", __doc__, repeats=0)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, help="(all)")
     parser.add_argument("--parts", nargs="+", type=int, default=[8, 32], metavar="P", help="(%(default)s)")
@@ -58,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def trainings(graph: Prepared, arguments: argparse.Namespace) -> list[tuple[str, ...]]:
-    """A row for each model and number of partitions; `HEADER` first. Draws the picture."""
+    """Rows by model and number of partitions, after `HEADER`. Also draws the picture."""
     small_size = GeneratedSize(200, 1000, arguments.features)
     small = prepare("rmat", small_size, arguments.data, graph.folder, arguments.seed)
     how = {"classes": graph.num_classes, "epochs": arguments.epochs}
@@ -83,10 +82,10 @@ def trainings(graph: Prepared, arguments: argparse.Namespace) -> list[tuple[str,
 
 
 def measure(graph: Prepared, model: str, parts: int, arguments: argparse.Namespace, **options: object) -> Run:
-    """Run the script in a process of its own, with a virtual worker for each partition if there are several."""
+    """Run the script in a new process, with a virtual worker for each partition if there are several."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
     environment |= {"PYTHONPATH": str(Path(__file__).parents[1])}
-    environment |= {"THP_MEM_ALLOC_ENABLE": "1"}  # as in a script that sets sar up before it makes a tensor
+    environment |= {"THP_MEM_ALLOC_ENABLE": "1"}  # as in a script that calls sar before it creates a tensor
     if parts > 1:
         environment |= {"SAR_RESIDENT": "1", "SAR_SPILL_DIR": str(graph.folder), "SAR_PARTS": str(parts)}
     script = [sys.executable, "-m", "benchmarks.out_of_core_run", str(graph.partitions(parts)), "--model", model]
@@ -106,7 +105,7 @@ def measure(graph: Prepared, model: str, parts: int, arguments: argparse.Namespa
 
 
 def _listen(process: "subprocess.Popen[str]") -> Run:
-    """Note memory of a run at the moments of which it tells."""
+    """Record a run's memory at the times it reports."""
     assert process.stdout is not None
     memory = MemorySampler()
     losses, seconds = list[float](), list[float]()
@@ -125,7 +124,7 @@ def _listen(process: "subprocess.Popen[str]") -> Run:
 
 
 class MemorySampler:
-    """The greatest RssAnon of a process, in bytes, sampled by a thread."""
+    """Peak RssAnon of a process in bytes, sampled by a thread."""
 
     def __init__(self) -> None:
         self.peak = 0

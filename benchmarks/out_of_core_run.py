@@ -1,6 +1,6 @@
-"""The measured script of `benchmarks.out_of_core`: trains a model on partitions, on any workers.
+"""The measured script of `benchmarks.out_of_core`: trains a model on partitions.
 
-It says when it has imported everything and when each epoch begins and ends, for the parent to note the memory.
+It reports the end of imports, and each epoch's begin and end, for the parent to record the memory.
 """
 
 import argparse
@@ -19,14 +19,14 @@ IMPORTED, EPOCH = "imported", "epoch"
 
 
 def main() -> None:
-    """One run."""
+    """Run the training."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("partition_json")
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--classes", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
-    if not sar.comm.is_initialized():  # once a process
+    if not sar.comm.is_initialized():  # once per process
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         _load_code(arguments.model)
         print(IMPORTED, os.getpid(), flush=True)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _load_code(model_name: str) -> None:
-    """Train once on one machine, so that limits are above all code that is loaded on first use."""
+    """Train once on one machine, so that all code is loaded before a limit is set."""
     load_kernels()
     dgl = require_dgl()
     model = Model(model_name, 4, 2)

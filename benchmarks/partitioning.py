@@ -1,4 +1,4 @@
-"""Partition methods side by side, each in a process of its own: `python -m benchmarks.partitioning`."""
+"""Compares partition methods, each in a separate process: `python -m benchmarks.partitioning`."""
 
 import tempfile
 import time
@@ -49,16 +49,16 @@ class Job:
 
 
 class Row(NamedTuple):
-    """What a run took and gave."""
+    """Results of a run."""
 
     seconds: float
-    peak: float  # bytes of resident memory above the level before the run, with libraries and kernels loaded
+    peak: float  # peak resident memory in bytes, above the level with libraries and kernels loaded
     edge_cut: float | None = None
-    largest: float | None = None  # partition over the mean, of what is kept equal
+    largest: float | None = None  # largest partition / mean, in the balanced quantity
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, and write the table and the picture."""
+    """Run the benchmark, and write the table and the picture."""
     size = GeneratedEdges()
     parser = command.new_parser("benchmarks.partitioning", __doc__, repeats=1)
     parser.set_defaults(nodes=size.nodes, edges=size.edges)
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def table(found: dict[tuple[str, str], dict[str, Row]]) -> list[tuple[str, ...]]:
-    """A line for each method and balance, with a column for each graph; the header first."""
+    """Rows by method and balance, with a column for each graph; the header comes first."""
     graphs = list(next(iter(found.values())))
     header = "method", "balanced", *(f"{graph}: s, MB, cut" for graph in graphs), "largest part / mean"
     rows: list[tuple[str, ...]] = [header]
@@ -109,7 +109,7 @@ def cell(row: Row) -> str:
 
 
 def bars(found: dict[tuple[str, str], dict[str, Row]]) -> dict[str, dict[str, dict[str, float]]]:
-    """By graph, quantity, and method with balance."""
+    """Values by graph, quantity, and method with balance."""
     columns: dict[str, dict[str, dict[str, float]]] = {}
     for (method, balance), by_graph in found.items():
         for graph, row in by_graph.items():
@@ -124,8 +124,8 @@ def measure(_: Callable[[Any], None], job: Job) -> Row:
     with tempfile.TemporaryDirectory(dir=job.edges.parent) as scratch:
         graph = sar.open_graph(job.edges, scratch, num_nodes=job.num_nodes)
         small = community_graph(2000, 40_000, num_features=1)
-        for limit in (None, 2**18):  # with so little memory, all stages of a method are gone through: loads its code
-            with suppress(ConfigError):  # METIS takes more
+        for limit in (None, 2**18):  # little memory makes a method run all its stages, which loads their code
+            with suppress(ConfigError):  # METIS needs more
                 _run(job, small, Path(scratch) / "small", limit)
         memory, start = PeakMemory(), time.perf_counter()
         part_of = _run(job, graph, Path(scratch) / "method")
@@ -154,7 +154,7 @@ def _run(job: Job, graph: GraphSource, scratch: Path, memory: int | None = None)
 
 
 def _repeat(job: Job, repeats: int, threads: int, time_limit: float) -> Row:
-    """The medians of some runs."""
+    """Medians of several runs."""
     runs: list[Row] = [
         run_workers(measure, job, n_workers=1, n_threads=threads, time_limit=time_limit)[0] for _ in range(repeats)
     ]

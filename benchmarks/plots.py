@@ -1,4 +1,4 @@
-"""Pictures of measurements: bars, lines on logarithmic axes, and memory over time."""
+"""Pictures: bars, lines on logarithmic axes, and memory over time."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ COLORS = "#d1495b", "#edae49", "#00798c", "#30323d"
 
 
 def draw_bars(columns: Mapping[str, Mapping[str, Mapping[str, float]]], file: Path) -> None:
-    """Values by title of a column, quantity of a row and name of a bar."""
+    """Draw bars of values by title of a column, quantity of a row, and name of a bar."""
     quantities = list(next(iter(columns.values())))
     figure = Figure(figsize=(4.2 * len(columns), 2.8 * len(quantities)), dpi=80, layout="constrained")
     panels = figure.subplots(len(quantities), len(columns), squeeze=False)
@@ -31,7 +31,7 @@ def draw_bars(columns: Mapping[str, Mapping[str, Mapping[str, float]]], file: Pa
 def draw_lines(
     x: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], file: Path, xlabel: str
 ) -> None:
-    """Values against `x`, both on logarithmic axes, by quantity of a panel and label of a line."""
+    """Draw values against `x`, both on logarithmic axes, by quantity of a panel and label of a line."""
     figure = Figure(figsize=(4.6 * len(panels), 3.8), dpi=90, layout="constrained")
     for axes, (quantity, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for color, (label, values) in zip(COLORS, lines.items(), strict=False):
@@ -40,7 +40,7 @@ def draw_lines(
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        axes.margins(y=0.4)  # so that there are ticks around values that are all close
+        axes.margins(y=0.4)  # shows ticks around nearly equal values
         axes.set_xlabel(xlabel)
         axes.set_ylabel(quantity)
         axes.legend(frameon=False, fontsize=9)
@@ -49,7 +49,7 @@ def draw_lines(
 
 
 def draw_timeline(steps: Mapping[str, Sequence[tuple[float, int, int]]], limit: int, file: Path) -> None:
-    """Memory without page cache, and with it, in one step after the other, of (seconds, bytes, bytes)."""
+    """Draw memory over time, without and with the page cache, of steps of (seconds, bytes, bytes)."""
     figure = Figure(figsize=(9.5, 3.8), dpi=90, layout="constrained")
     axes, begin = figure.subplots(), 0.0
     for number, (name, samples) in enumerate(steps.items()):

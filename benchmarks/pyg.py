@@ -1,7 +1,7 @@
 """Epoch time and memory of PyTorch Geometric's layers, on one process and across workers: `python -m benchmarks.pyg`.
 
-One process takes its edges as `edge_index`, or as a sparse CSR tensor where a layer can use one. With `--device cuda`
-all train on a GPU, which workers share, and the table goes into docs/gpus.md; "inf" stands for too little memory.
+One process takes its edges as `edge_index`, or as a sparse CSR tensor if the layer supports it. With `--device cuda`
+workers share a GPU, and the table goes into docs/gpus.md; "inf" means out of memory.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SINGLE = Way("PyG, edge_index", layers=PYG), Way("PyG, sparse CSR", layers=PYG_C
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, print the table, and write it to the page."""
+    """Run the benchmark, and write the table."""
     parser = command.new_parser("benchmarks.pyg", __doc__)
     command.add_training(parser, workers=(1, 2, 4))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(%(default)s)")
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def table(results: Results) -> list[tuple[str, ...]]:
-    """A row for every model and way; `HEADER` first."""
+    """Rows by model and way, after `HEADER`."""
     rows: list[tuple[str, ...]] = [HEADER]
     for model, way in results.runs:
         seconds = results.spread(model, way, lambda run: run.seconds).text(3)

@@ -1,4 +1,4 @@
-"""How good an assignment of nodes to partitions is."""
+"""Edge cut and balance of an assignment of nodes to partitions."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from sar.partition.graph_source import GraphSource
 
 
 class Quality(NamedTuple):
-    """edge_cut: share of the edges that lead from one partition to another, 0 to 1.
+    """edge_cut: fraction of edges between partitions, 0 to 1.
 
-    balance: the largest partition over the mean, 1 or more, of `nodes`, `in_edges` and each weight.
+    balance: largest partition / mean, at least 1, of `nodes`, `in_edges` and each weight.
     """
 
     edge_cut: float
@@ -22,7 +22,7 @@ class Quality(NamedTuple):
 def measure_quality(
     graph: GraphSource, part_of: Array, num_parts: int, weights: Mapping[str, Array] | None = None
 ) -> Quality:
-    """Measure the partition of every node, (N,), in one pass over the edges; `weights` are (N,) numbers each."""
+    """Measure an assignment (N,) in one pass over the edges; `weights` are arrays (N,)."""
     cut, in_edges = 0, np.zeros(num_parts, np.int64)
     for src, dst in graph.chunks():
         cut += int((part_of[src] != part_of[dst]).sum())

@@ -1,6 +1,6 @@
-"""The generated parts of the pages: tables, and the settings under which they were measured.
+"""Writes the generated parts of the pages: tables and their settings.
 
-They are also in docs/figures.json, from which tests take the figures that sentences, README and drawings repeat.
+They are also in docs/figures.json, with which tests compare the figures in sentences, README and pictures.
 """
 
 import json
@@ -21,7 +21,7 @@ MEGA = 1e6
 
 
 def setting(command: str, options: Mapping[str, str]) -> str:
-    """What the numbers depend on, in two lines: the command, and all else. Versions stand on the page once."""
+    """The settings of a table in two lines: the command, and the rest. Versions are only printed."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("dgl", "numba", "numpy"))
     python = f"Python {platform.python_version()}, torch {torch.__version__}"
     print(f"{python}, {packages}, {' '.join(platform.libc_ver())}")
@@ -32,7 +32,7 @@ def setting(command: str, options: Mapping[str, str]) -> str:
 
 
 def publish(page: Path, section: str, conditions: str, rows: Sequence[tuple[str, ...]], picture: str = "") -> None:
-    """Print a table, and write it into a section of a page, between what it depends on and a picture."""
+    """Print a table, and write it into a section of a page, after its settings and before its picture."""
     print(f"\n{as_text(rows)}")
     write_section(page, section, "\n\n".join(part for part in (conditions, as_markdown(rows), picture) if part))
 
@@ -47,7 +47,7 @@ def write_section(page: Path, name: str, text: str) -> None:
 
 
 def replace_section(page: Path, name: str, text: str) -> None:
-    """Replace the generated part `name` of a page, or append it; all else stays as it is."""
+    """Replace the generated part `name` of a page, or append it."""
     begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
     content = page.read_text() if page.exists() else "# Benchmarks\n"
     before, found, rest = content.partition(begin)
@@ -58,7 +58,7 @@ def replace_section(page: Path, name: str, text: str) -> None:
 
 def figures_of(text: str) -> dict[str, Any]:
     """The settings of a generated section, and the rows of its table by column."""
-    lines = text.splitlines()  # with one table, if any
+    lines = text.splitlines()  # has at most one table
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     rows = [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]  # after the rule
     return {"settings": [line.removeprefix("- ") for line in lines if line.startswith(("- ", "**"))], "rows": rows}

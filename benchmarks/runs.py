@@ -1,4 +1,4 @@
-"""Runs ways to train side by side, each in processes of its own, and takes ratios within the same repeat."""
+"""Runs several ways to train interleaved, each in new processes, and takes ratios within a repeat."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,11 +13,11 @@ from sar.errors import SarError
 from sar.host.processes import run_workers
 
 LOSS_TOLERANCE = 2e-3
-"""Of a loss, relative: rounding drifts apart while training, a wrong exchange shows at once."""
+"""Relative difference of losses: round-off grows slowly in training, a wrong exchange shows at once."""
 
 
 class Way(NamedTuple):
-    """A way to train: `workers` of sar, or one process without it if 0."""
+    """A way to train: `workers` of sar, or one process without sar if 0."""
 
     name: str
     workers: int = 0
@@ -34,20 +34,20 @@ def in_bfloat16(way: Way) -> Way:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure on a graph. All ways are compared with the first."""
+    """The measurements on a graph. All ways are compared with the first."""
 
     models: Sequence[str]
     ways: Sequence[Way]
     repeats: int
-    job: Job  # settings that all share; model, classes, layers and mode are set for each
-    threads: int  # of a single process, and of all workers together, but at least one each
+    job: Job  # common settings; model, classes, layers and mode are set for each run
+    threads: int  # of all workers together, at least one each
     time_limit: float  # seconds for one run
     worker: Callable[..., Measurement] = measure.worker
-    host: str = "127.0.0.1"  # the address at which workers find each other
+    host: str = "127.0.0.1"  # address of the first worker
 
 
 class Spread(NamedTuple):
-    """Median, least and greatest of the repeats."""
+    """Median, minimum and maximum of the repeats."""
 
     median: float
     least: float
@@ -59,7 +59,7 @@ class Spread(NamedTuple):
         return cls(median(listed), min(listed), max(listed))
 
     def text(self, digits: int = 2) -> str:
-        """As `1.20 (1.10-1.40)`, or only the median if all are the same."""
+        """Formatted as `1.20 (1.10-1.40)`, or only the median if all are equal."""
         middle = f"{self.median:.{digits}f}"
         if self.least == self.greatest:
             return middle
@@ -67,7 +67,7 @@ class Spread(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One training run; `processes` are by rank, `single` is the run that it is compared with."""
+    """One training run: `processes` by rank, and `single`, the run to compare with."""
 
     processes: list[Measurement]
     single: list[Measurement]
@@ -83,12 +83,12 @@ class Run(NamedTuple):
 
     @property
     def rise(self) -> float:
-        """Bytes of memory of the process that needs most."""
+        """Peak memory of the largest process, in bytes."""
         return max(process.rise for process in self.processes)
 
     @property
     def share(self) -> float:
-        """The most that a worker needs over its share by nodes of what one process needs; 1 is ideal."""
+        """Peak memory over the memory of one process times the worker's fraction of nodes, maximum; 1 is ideal."""
         total, whole = sum(process.num_nodes for process in self.processes), self.single[0].rise
         return max(process.rise * total / (whole * process.num_nodes) for process in self.processes)
 
@@ -105,21 +105,21 @@ def slowest_epoch(processes: Sequence[Measurement]) -> float:
 
 @dataclass(frozen=True)
 class Results:
-    """The runs on one graph, by model and way, one for each repeat."""
+    """The runs on one graph, by model and way, one per repeat."""
 
     graph: Prepared
     runs: dict[tuple[str, Way], list[Run]] = field(default_factory=dict)
 
     def spread(self, model: str, way: Way, number: Callable[[Run], float]) -> Spread:
-        """Of a number of each run."""
+        """The spread of a number of each run."""
         return Spread.of(map(number, self.runs[model, way]))
 
 
 def run_all(graph: Prepared, plan: Plan) -> Results:
-    """Measure every way of every model once, then again for each repeat, and print a line for each.
+    """Measure every way of every model once per repeat, and print a line for each run.
 
     Raises:
-        SarError: a run failed, or its losses are not those of the first way.
+        SarError: a run failed, or its losses differ from those of the first way.
     """
     results = Results(graph)
     for repeat in range(plan.repeats):
@@ -128,7 +128,7 @@ def run_all(graph: Prepared, plan: Plan) -> Results:
             single: list[Measurement] = []
             for way in plan.ways:
                 if model == "GAT" and way.layers == measure.PYG_CSR:
-                    continue  # whose layer cannot use it
+                    continue  # its layer does not support it
                 processes = _train(graph, plan, replace(job, mode=way.mode, layers=way.layers, bf16=way.bf16), way)
                 single = single or processes
                 run = Run(processes, single)
@@ -156,9 +156,9 @@ def _train(graph: Prepared, plan: Plan, job: Job, way: Way) -> list[Measurement]
 
 
 def _check_losses(run: Run, what: str) -> None:
-    """Refuse to report a run that computed something else."""
+    """Check that a run's losses are those of the single process."""
     losses, expected = run.processes[0].losses, run.single[0].losses
-    if losses and expected:  # there was memory for both
+    if losses and expected:  # neither ran out of memory
         worst = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
         if not worst <= LOSS_TOLERANCE * max(map(abs, expected)):
             raise SarError(f"{what}: a loss differs by {worst:.2e} from that of one process; expected the same.")
