@@ -1,12 +1,11 @@
 """Memory and time with one partition in memory, by number of partitions: `python -m benchmarks.out_of_core`.
 
-Compared with the same training on the whole graph in memory. Memory is the peak of anonymous resident memory (RssAnon)
-in training, above that of training the same model on 200 nodes, which loads all code. Cached pages of the spill file do
+Compared with the same training on the whole graph in memory. Memory is the peak of anonymous resident memory in
+training, above that of training the same model on 200 nodes, which loads all code. Cached pages of the spill file do
 not count, as the system can drop them; `benchmarks.scale` has a limit that includes them.
 """
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
@@ -25,8 +24,8 @@ from benchmarks.out_of_core_run import EPOCH, IMPORTED
 from benchmarks.plots import draw_lines
 from benchmarks.report import publish, setting
 from sar.errors import SarError
+from sar.host.memory import PeakAnonymous
 
-SAMPLE_SECONDS = 0.003
 PICTURE = "out_of_core.png"
 HEADER = ("model", "partitions", "MB in training", "MB / in memory", "s / epoch", "s / in memory")
 
@@ -107,45 +106,20 @@ def measure(graph: Prepared, model: str, parts: int, arguments: argparse.Namespa
 def _listen(process: "subprocess.Popen[str]") -> Run:
     """Record a run's memory at the times it reports."""
     assert process.stdout is not None
-    memory = MemorySampler()
+    memory: PeakAnonymous | None = None
     losses, seconds = list[float](), list[float]()
     for line in process.stdout:
         words = line.split()
         if words[0] == IMPORTED:
-            memory.watch(int(words[1]))
-        elif words[:3] == [EPOCH, "0", "begins"]:
+            memory = PeakAnonymous(words[1])
+        elif words[:3] == [EPOCH, "0", "begins"] and memory is not None:
             memory.peak = 0
         elif words[0] == EPOCH and words[2] == "took":
             seconds.append(float(words[3]))
             losses.append(float(words[5]))
     process.wait()
-    memory.stop()
-    return Run(losses, memory.peak / 2**20, median(seconds[1:] or seconds or [0.0]))
-
-
-class MemorySampler:
-    """Peak RssAnon of a process in bytes, sampled by a thread."""
-
-    def __init__(self) -> None:
-        self.peak = 0
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def watch(self, pid: int) -> None:
-        self._thread = threading.Thread(target=self._run, args=(pid,), daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._end.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self, pid: int) -> None:
-        with contextlib.suppress(OSError):  # it has ended
-            while not self._end.wait(SAMPLE_SECONDS):
-                with open(f"/proc/{pid}/status") as status:
-                    lines = (line.split() for line in status if line.startswith("RssAnon"))
-                    self.peak = max(self.peak, *(int(words[1]) * 1024 for words in lines), 0)
+    peak = 0 if memory is None else memory.baseline + memory.above_baseline()
+    return Run(losses, peak / 2**20, median(seconds[1:] or seconds or [0.0]))
 
 
 if __name__ == "__main__":

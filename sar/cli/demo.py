@@ -4,7 +4,6 @@ import argparse
 import importlib.util
 import sys
 import tempfile
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from sar.common_tuples import SPLIT, PartitionData, ShardEdgesAndFeatures
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.host.cuda import peak_memory, why_no_cuda
-from sar.host.memory import anonymous_memory
+from sar.host.memory import PeakAnonymous
 from sar.host.processes import run_workers
 from sar.outofcore.workers import run_in_turns
 from sar.partition.graph_source import ONLY_TYPE, GraphSource
@@ -202,26 +201,6 @@ def _train(
         logits = model(graph, x)
     costs = 0.0, float(np.median(seconds)), accuracy, 0, sent / arguments.epochs
     return Run(losses, validation, *costs, ids.cpu().numpy(), logits.float().cpu().numpy())
-
-
-class PeakAnonymous:
-    """The greatest anonymous memory of this process, as the rest can be dropped; sampled by a thread."""
-
-    def __init__(self) -> None:
-        self.baseline = self.peak = anonymous_memory()
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-
-    def _sample(self) -> None:
-        while not self._end.wait(0.01):
-            self.peak = max(self.peak, anonymous_memory())
-
-    def above_baseline(self) -> int:
-        """Bytes that it rose above its level at construction; ends the thread."""
-        self._end.set()
-        self._thread.join()
-        return self.peak - self.baseline
 
 
 def _load_code(name: str, source: Path, device: torch.device) -> float:

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import resource
+import threading
 from pathlib import Path
 
 from sar.errors import ConfigError
@@ -31,6 +32,27 @@ def anonymous_memory(process: int | str = "self") -> int:
     except OSError:
         return 0
     return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE")
+
+
+class PeakAnonymous:
+    """The peak of a process's `anonymous_memory`, sampled by a thread."""
+
+    def __init__(self, process: int | str = "self") -> None:
+        self.baseline = self.peak = anonymous_memory(process)
+        self._process = process
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def _sample(self) -> None:
+        while not self._end.wait(0.005):
+            self.peak = max(self.peak, anonymous_memory(self._process))
+
+    def above_baseline(self) -> int:
+        """Bytes of the peak above the level at construction; ends the thread."""
+        self._end.set()
+        self._thread.join()
+        return self.peak - self.baseline
 
 
 def machine_memory() -> int:
