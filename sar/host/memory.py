@@ -39,14 +39,13 @@ class PeakAnonymous:
 
     def __init__(self, process: int | str = "self") -> None:
         self.baseline = self.peak = anonymous_memory(process)
-        self._process = process
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread = threading.Thread(target=self._sample, args=(process,), daemon=True)
         self._thread.start()
 
-    def _sample(self) -> None:
+    def _sample(self, process: int | str) -> None:
         while not self._end.wait(0.005):
-            self.peak = max(self.peak, anonymous_memory(self._process))
+            self.peak = max(self.peak, anonymous_memory(process))
 
     def above_baseline(self) -> int:
         """Bytes of the peak above the level at construction; ends the thread."""

@@ -91,7 +91,8 @@ def multilevel(task: AssignmentTask) -> Array:
         # METIS does not support such graphs.
         if task.clusters is not None:
             task.clusters.extend(_coarsen(levels, task, 0, IN_ANY_ORDER))
-        return rebalance(task, greedy_parts(finest.csr, finest.weights, task))
+        several = task.num_parts > 1
+        return rebalance(task, greedy_parts(*finest, task)) if several else np.zeros(finest.csr.num_nodes, np.int32)
     entries = COARSE_ENTRIES
     if task.memory is not None:
         entries = max(1, min(entries, task.memory // 2 // ENTRY_BYTES))
