@@ -164,7 +164,7 @@ def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor, *, fresh:
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """Update the running maximum (minimum) of each destination with the messages of its edges in the block.
 
-    Of equal messages that with the greatest edge ID wins, in whatever order blocks come. NaN never wins.
+    If messages are equal, the greatest edge ID wins, in any order of blocks. NaN never wins.
 
     Args:
         out: (num_dst, *message shape), -inf (+inf) at first, float32 if operands have a half precision.
@@ -197,7 +197,7 @@ def aggregate_grad(
         wrt: "lhs" or "rhs".
         grad: gradient of the messages, with rows of edges, or of their aggregation, with rows of destinations.
         out: (rows of the operand's target, *trailing shape of the operand), float32 if that has a half precision.
-        arg: edge IDs of a maximum or minimum, like `grad`; only their elements contribute. None: all do.
+        arg: edge IDs of a maximum or minimum, like `grad`; only their elements contribute. None: all.
         fresh: as in `aggregate_sum`.
     """
     operand = message.operands[wrt == "rhs"]

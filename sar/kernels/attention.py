@@ -1,7 +1,7 @@
-"""Softmax over in-edges whose scores come block by block, and attention in one pass over the blocks.
+"""Softmax over in-edges, block by block, and attention in one pass over the blocks.
 
 Exponentials are relative to the greatest score of their destination so far, its peak. If a block raises the peak, sums
-of exponentials shrink (`raise_peaks`). Attention fuses this with the scores and the weighted sum: weights are
+of exponentials shrink (`raise_peaks`). Attention fuses this with the scores and the weighted sum. Weights are
 softmax(score) over the in-edges of a destination, and the result is the sum of weight * source features. `attend` adds
 a block, and `OnlineSoftmaxState.finish` divides. Nothing has the size of the edges.
 """
@@ -51,7 +51,7 @@ def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state:
 
 
 def destination_statistics(how: Attention, normaliser: Tensor, grad: Tensor, out: Tensor) -> Tensor:
-    """The numbers of a destination that a backward reads together, side by side, (num_dst, STATISTICS, H).
+    """The numbers of a destination that a backward reads together, (num_dst, STATISTICS, H).
 
     These are the normaliser, (num_dst, 2, H), of `OnlineSoftmaxState.finish`, the sums of grad * out over heads, and
     room for `note_scores`. `grad` is the gradient of the result `out`, (num_dst, H, D), contiguous.
@@ -126,7 +126,7 @@ class OnlineSoftmax:
         self.peak = peak
 
     def rise(self, scores: Tensor, *blocks: EdgeBlock) -> Tensor:
-        """Take in the scores of blocks, (edges, *heads), by edge ID; returns their exponentials, as `exponentials`."""
+        """Add the scores of blocks, (edges, *heads), by edge ID; returns their exponentials, as `exponentials`."""
         rows = scores.detach().reshape(len(scores), scores.shape[1:].numel())
         shape, dtype = (self.num_dst, rows.shape[1]), accumulation_dtype(rows.dtype)
         if self.peak is None:

@@ -131,7 +131,7 @@ class Score(IntEnum):
 
 
 class Attention(NamedTuple):
-    """The settings of a call, for all of its edges."""
+    """The settings of a call."""
 
     score: Score
     factor: float  # slope of the leaky ReLU below 0, at least 0; for DOT the factor of the products

@@ -1,7 +1,7 @@
 """Kernels on several threads: those of torch's own OpenMP pool.
 
-A pool of our own would meet threads of OpenMP that spin on the same cores, after each of torch's operations, in the
-hope of another one.
+A separate pool would compete for the cores with OpenMP's threads, which keep spinning after each of torch's
+operations.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def run_balanced(
         kernel: a function that releases the GIL and does not write to other ranges' results.
         over: the number of rows; or (groups + 1,), where group i has the edges over[i]:over[i + 1].
         width: elements per row or edge, to judge whether threads pay.
-        total: the kernel adds to it; passed after `args`. Ranges but the first get zeros, which are then added to it.
-        private: called for every range; makes further arguments that are its own. With these or a total there is a
-            range per thread; otherwise there are several, so that none waits long for one that was interrupted.
+        total: a result that the kernel adds to, after `args`. Ranges after the first get zeros, which are then added.
+        private: called for each range; returns arguments only for this range. With these or a total there is a
+            range per thread; otherwise there are several, so that no thread waits long for an interrupted one.
     """
     rows, work = (over, over) if isinstance(over, int) else (len(over) - 1, int(over[-1]))
     threads = torch.get_num_threads()

@@ -155,7 +155,7 @@ def transpose(block: EdgeBlock) -> Transposed:
 
 
 def _is_product(message: EdgeMessage, rows: Tensor, out: Tensor) -> bool:
-    """Whether messages are source rows, each times one number at most, and a sparse product can sum them."""
+    """Whether messages are source rows times at most one number, so that a sparse product can sum them."""
     weight = message.rhs
     is_linear = message.op is Op.COPY or (
         message.op is Op.MUL and weight is not None and weight.target is Target.E
@@ -192,7 +192,7 @@ def _add_product(
 
 @cache
 def _expect_beta_warning() -> None:
-    """Torch says once a process that this layout is a beta, which is nothing to users of sar."""
+    """Ignore torch's warning that this layout is in beta, which does not concern users of sar."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         empty = torch.zeros(0, dtype=torch.int64)
@@ -212,7 +212,7 @@ def _gather(operand: EdgeOperand | None, edges: EdgeChunk, aligned: Shape, dtype
 
 
 def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[tuple[EdgeChunk, Tensor]]:
-    """The messages of the block, (chunk, *trailing shape of out), a chunk of edges at a time."""
+    """The messages of the block, one chunk of edges at a time, (chunk, *trailing shape of out)."""
     dtype = accumulation_dtype(out.dtype)
     lhs_aligned, rhs_aligned, full, _ = message.aligned
     for edges in edge_chunks(block, full):

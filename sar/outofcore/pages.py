@@ -7,7 +7,7 @@ written to it (`Slot.shift`). And the block has separate pages, which return to 
 large blocks have such pages with [Note: allocator]; the words in front of a block tell (`has_its_own_pages`).
 
 Other workers may read the slot of a published tensor. From then on the owner's writes go to private pages of the
-process (`Pages.freeze`). The system reports which pages are private, so no write goes unnoticed (`Pages.renew`). A
+process (`Pages.freeze`). The system reports private pages, so no write is missed (`Pages.renew`). A
 process that forks freezes all slots, and uses none of them again, so that neither process sees the other's writes.
 
 Once the files exceed the page cache, all mappings are private, and returning tensors are read past the cache into

@@ -72,7 +72,7 @@ class Disk:
         return self.size > self.room
 
     def allocate(self, file: "SpillFile", begin: int, nbytes: int) -> None:
-        """Give a range of a file space on the disk. That of free slots goes back if it is more than `SPARE`."""
+        """Reserve disk space for a range of a file. Space of free slots above `SPARE` is returned."""
         self.most = max(self.most, self.space - sum(self.unused.values()) + nbytes)
         self._give_back(self.space + nbytes - (1 + SPARE) * self.most)
         try:
@@ -85,7 +85,7 @@ class Disk:
         self.space += nbytes
 
     def _give_back(self, nbytes: float) -> None:
-        """Return the space of free slots to the disk, those first that have been free for longest."""
+        """Return the space of free slots to the disk, the longest free first."""
         while self.unused and nbytes > 0:
             (file, begin), room = self.unused.popitem(last=False)
             _libc.fallocate(file.fd, _PUNCH_HOLE, _Offset(begin), _Offset(room))
@@ -180,7 +180,7 @@ class SpillFile:
     def transfer(self, move: Callable[..., int], memory: memoryview, begin: int, *, direct: bool = False) -> None:
         """Move memory to the file by `os.pwritev`, or from it by `os.preadv`, at an offset of the file.
 
-        If `direct`, it goes past the page cache if the file system can. Memory, sizes and offset are whole pages then.
+        If `direct`, bypass the page cache if the file system supports it; memory, sizes and offset are whole pages.
         Raises a SpillError if the disk fails.
         """
         fd, done = self.fd if self.direct is None or not direct else self.direct, 0
@@ -261,7 +261,7 @@ class Slot:
 
 
 class MemoryPool:
-    """Memory that tensors are read into, in a file of the system's that has no disk, so that it can be mapped anywhere.
+    """Memory for reading tensors, in an anonymous file, so that it can be mapped anywhere.
 
     Args:
         limit: bytes at most.
@@ -289,7 +289,7 @@ class MemoryPool:
         return Memory(self, self._end - room, shared)
 
     def free(self) -> None:
-        """Return to the system what is not taken."""
+        """Return free memory to the system."""
         for size, places in self.unused.items():
             for _, shared in places:
                 shared.madvise(mmap.MADV_REMOVE)

@@ -26,7 +26,7 @@ u64 = np.uint64
 
 
 class Layout(NamedTuple):
-    """The product space of three operands a, b and out as runs of `length` elements, so that inner loops are plain.
+    """The product space of three operands a, b and out, as runs of `length` elements for simple inner loops.
 
     In run h operand a has its elements at a_offsets[h] + i * a_step, i < length, where a_step is 0 or 1; so have b and
     out. Operands of trailing shapes (H, D) and (H, 1), for instance, meet in H runs of D.
@@ -77,7 +77,7 @@ class Formula(NamedTuple):
 
 
 class Table(NamedTuple):
-    """An operand: its rows one after the other, and the end of an edge that they belong to: OWN, OTHER or EDGE."""
+    """An operand: its flat rows, and whose rows they are: OWN, OTHER or EDGE."""
 
     values: Array
     whose: int
@@ -92,7 +92,7 @@ class Row(NamedTuple):
 
 @inline
 def _rows(csr: CSRView, formula: Formula, own: Index, p: Index, a: Table, b: Table, out: Table) -> Any:
-    """The rows of edge p in a, b and out. Those of later edges are asked for."""
+    """The rows of edge p in a, b and out. Also prefetches rows of later edges."""
     layout = formula.layout
     look_ahead(a.whose, csr, p, a.values, layout.a_width)
     if formula.op != COPY:
@@ -104,7 +104,7 @@ def _rows(csr: CSRView, formula: Formula, own: Index, p: Index, a: Table, b: Tab
 
 @inline
 def _run(layout: Layout, h: Index, rows: Any) -> Any:
-    """Where run h begins in rows of a, b and out."""
+    """The offset of run h in rows of a, b and out."""
     a, b, out = rows
     at_a, at_b = Row(a.values, a.at + layout.a_offsets[h]), Row(b.values, b.at + layout.b_offsets[h])
     return at_a, at_b, Row(out.values, out.at + layout.out_offsets[h])
@@ -221,7 +221,7 @@ def accumulate(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b
 
 @kernel
 def accumulate_others(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
-    """As `accumulate`, for ADD and DIV, which few programs need and all would compile."""
+    """As `accumulate`, for ADD and DIV. They are rare, so that most programs need not compile them."""
     layout, sign = formula.layout, np.float32(formula.sign)
     for group in range(u64(begin), u64(end)):
         own = own_row(csr, group)
@@ -257,7 +257,7 @@ def assign(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Ta
 def compare(
     begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, arg: Array, largest: bool
 ) -> None:
-    """Keep in rows of out the greatest (least) op(a, b), in arg its edge ID."""
+    """Keep the greatest (least) op(a, b) in rows of out, and its edge ID in arg."""
     layout, sign = formula.layout, np.float32(formula.sign)
     for group in range(u64(begin), u64(end)):
         own = own_row(csr, group)

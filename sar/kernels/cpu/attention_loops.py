@@ -39,7 +39,7 @@ mix = inline(splitmix.mix)
 
 
 class Heads(NamedTuple):
-    """The settings of a call, for all edges."""
+    """The settings of a call."""
 
     kind: int  # ADDITIVE, DYNAMIC or DOT
     heads: Index
@@ -51,7 +51,7 @@ class Heads(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for a chunk: (CHUNK * heads,) numbers each, and (CHUNK + 1,) indices."""
+    """Working memory for a chunk: (CHUNK * heads,) numbers each, and indices (CHUNK + 1,)."""
 
     scores: Array  # of each edge and head: logits, then exponentials, then factors of rows
     slopes: Array  # of each edge and head: derivative of the leaky ReLU
@@ -107,7 +107,7 @@ class SourceGradients(NamedTuple):
 
 @inline
 def next_chunk(csr: CSRView, group: Index, first: Index, last: Index, scratch: Scratch) -> Any:
-    """The chunk that begins with edge `first` of a group, of those before `last`; and the group in which it ends."""
+    """The chunk from edge `first` of a group on, ending before `last`; and the group in which it ends."""
     stop, count, p = min(first + u64(CHUNK), last), ZERO, first
     scratch.bounds[ZERO] = first
     while p < stop:
@@ -131,7 +131,7 @@ _add_scaled_rows = row_sums(lambda p, factors, first, heads, h: factors[(p - fir
 
 @inline
 def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -> None:
-    """Add other rows, each head multiplied with its factor, to own rows of out.
+    """Add other rows to own rows of out, each head multiplied by its factor.
 
     They are added in the order of edges, so that results do not depend on where a chunk begins.
     """
@@ -155,7 +155,7 @@ def _kept(to: Heads, edge: Index, h: Index, x: Array) -> Any:
 
 @inline
 def write_shares(chunk: Chunk, to: Heads, weight: Array) -> None:
-    """Write the factors of dropout and edge weights for a chunk's edges, if there are any."""
+    """Write the factors of dropout and edge weights for a chunk's edges, if any."""
     if to.drop != ZERO or weight.size:
         for q in range(chunk.size):
             edge = edge_row(chunk.csr, chunk.first + q)
@@ -166,7 +166,7 @@ def write_shares(chunk: Chunk, to: Heads, weight: Array) -> None:
 
 @inline
 def multiply_by_shares(chunk: Chunk, to: Heads, weight: Array, a: Array) -> None:
-    """Multiply numbers of each edge and head with the factors of `write_shares`."""
+    """Multiply numbers of each edge and head by the factors of `write_shares`."""
     if to.drop != ZERO or weight.size:
         for i in range(chunk.size * to.heads):
             a[i] *= chunk.scratch.shares[i]
@@ -303,7 +303,7 @@ def write_weight_grads(
 
 @inline
 def _to_score_grads(chunk: Chunk, to: Heads, whose: int, stats: Array) -> None:
-    """Make gradients of weights those of scores: softmax * (grad_dot - its mean over the destination's edges)."""
+    """Turn gradients of weights into those of scores: softmax * (grad_dot - its mean over the destination's edges)."""
     csr, scratch, heads = chunk.csr, chunk.scratch, to.heads
     for q in range(chunk.size):
         d = scratch.own_of[q] if whose == OWN else u64(csr.other[chunk.first + q])

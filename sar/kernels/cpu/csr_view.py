@@ -64,7 +64,7 @@ def view(block: EdgeBlock, *, by_source: bool = False, with_edges: bool = True) 
 
 @inline
 def own_row(csr: CSRView, group: Index) -> Index:
-    """The row that the edges of a group have in common."""
+    """The common row of a group's edges."""
     return u64(csr.rows[group]) if csr.rows.size else group
 
 
@@ -85,7 +85,7 @@ def row_of(whose: int, csr: CSRView, own: Index, p: Index) -> Index:
 
 @inline
 def look_ahead(whose: int, csr: CSRView, p: Index, operand: Array, width: Index) -> None:
-    """Prefetch the operand's row of an edge soon to come; this hides most of the latency of random rows."""
+    """Prefetch an operand's row for a later edge, which hides most of the latency of random rows."""
     p += rows_ahead(operand, width)
     if whose != OWN and p < u64(csr.other.size):
         start = (u64(csr.other[p]) if whose == OTHER else edge_row(csr, p)) * width
@@ -94,20 +94,20 @@ def look_ahead(whose: int, csr: CSRView, p: Index, operand: Array, width: Index)
 
 @inline
 def rows_ahead(array: Array, width: Index) -> Index:
-    """How many rows of this width ahead of its use one is asked for: the narrower they are, the sooner each is used."""
+    """How many rows ahead to prefetch: the narrower they are, the sooner each is used."""
     return FARTHEST - NEARER * min(_lines(array, width), TEN)
 
 
 @inline
 def prefetch_row(array: Array, start: Index, width: Index) -> None:
-    """Ask for the first LEAD cache lines of array[start : start + width]."""
+    """Prefetch the first LEAD cache lines of array[start : start + width]."""
     for line in range(min(_lines(array, width), LEAD)):
         prefetch(array, start, line)
 
 
 @inline
 def _lines(array: Array, width: Index) -> Index:
-    """Cache lines of a row."""
+    """Number of cache lines of a row."""
     return (width * u64(array.itemsize) + CACHE_LINE - ONE) // CACHE_LINE
 
 
@@ -151,7 +151,7 @@ def place_edges(
     Args:
         src, dst: (E,) nodes.
         part_of, row_of: (N,) the partition of each node, and its row among destinations.
-        ends: (partitions + 1,) zeros at first; then where each partition's edges end, after a 0.
+        ends: (partitions + 1,) zeros; set to 0 and the end of each partition's edges.
         ends_of_rows, by_part: (rows + 1,) and (E,) for intermediate results.
         places: (E,) is set to the place of each edge.
     """
