@@ -9,6 +9,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ MEGA = 1e6
 
 def setting(command: str, options: Mapping[str, str]) -> str:
     """The settings of a table in two lines: the command, and the rest. Versions are only printed."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("dgl", "numba", "numpy"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("dgl", "numba", "numpy") if find_spec(name))
     python = f"Python {platform.python_version()}, torch {torch.__version__}"
     print(f"{python}, {packages}, {' '.join(platform.libc_ver())}")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -26,7 +26,7 @@ def load():
         (
             "load()",
             [],
-            r"sar\.errors\.PartitionError: Cannot read nowhere .*\nin\n(  File \S*script\.py.*\n +\S.*\n[ ^]*\n?){2}",
+            r"sar\.errors\.PartitionError: Cannot read nowhere .*\nin\n(  File \S*script\.py.*\n +\S.*\n[ ~^]*\n?){2}",
         ),
         ("load()", ["debug"], r"(?s).*Traceback.*load_partition.*PartitionError: Cannot read nowhere .*"),
         ("raise KeyboardInterrupt", [], r"KeyboardInterrupt\nin\n  File \S*script\.py.*\n +raise KeyboardInterrupt\n"),
