@@ -16,7 +16,7 @@ from tests.matrix import corner
 from tests.python_process import run
 from tests.workers import ensure_fork_server
 
-TRAINED_BY = "1 process, DGL", "2 workers, sar", "1 process in 450 MiB, sar"
+TRAINED_BY = f"1 process, {'DGL' if has_dgl() else 'sar'}", "2 workers, sar", "1 process in 450 MiB, sar"
 
 HELD = "--memory", "450MiB"
 
