@@ -125,7 +125,9 @@ def suffix_key_lookup(
     if key in feature_dict and (key != NTYPE or not matches):  # a user's `_TYPE` takes precedence
         matches = [key]
     if not matches:
-        raise FieldError(f"There is no feature {key!r}; expected one of {sorted(feature_dict)}.")
+        short = {name.rpartition("/")[2] for name in feature_dict}
+        names = sorted(short if len(short) == len(feature_dict) else feature_dict)
+        raise FieldError(f"There is no feature {key!r}; expected one of {', '.join(names)}.")
     if expand_to_all:
         return _expand(feature_dict, key, matches, type_list)
     if len(matches) > 1:

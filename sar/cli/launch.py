@@ -133,6 +133,8 @@ def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
             folder = folder or partitions.path.parent
             if "SAR_PARTS" not in os.environ and partitions.num_parts > 1:
                 settings["SAR_PARTS"] = str(partitions.num_parts)
+        if not folder.is_dir():
+            raise ConfigError(f"--spill {folder}: expected an existing folder on a disk.")
         settings |= {"SAR_RESIDENT": str(arguments.resident or 1), "SAR_SPILL_DIR": str(folder.absolute())}
         settings |= {} if arguments.memory is None else {"SAR_MEMORY": f"{arguments.memory}B"}
         # The workers report errors in these.

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from inspect import signature
 from pathlib import Path
 
 from sar.errors import ConfigError
@@ -24,4 +25,8 @@ def load_model(source: str, expected: str = "FILE.py:FUNCTION") -> MakeModel:
     make_model: MakeModel | None = getattr(module, name, None)
     if not callable(make_model):
         raise ConfigError(f"--model {source}: {path} defines no function {name!r}.")
+    try:
+        signature(make_model).bind(None)
+    except TypeError as error:
+        raise ConfigError(f"--model {source}: {error}; expected a function with one argument, (info).") from None
     return make_model

@@ -380,7 +380,7 @@ def _over_all(name: str, x: T, op: Any) -> T:
             raise ConfigError(f"{name} got a {others[0]}; expected tensors, numbers, or a list, tuple or dict of them.")
         if not isinstance(x, Tensor | Real):  # for a single tensor or number, the agreement of `_combine` is enough
             forms = [described(leaf) if isinstance(leaf, Tensor) else isinstance(leaf, Integral) for leaf in leaves]
-            group.agree(f"{name} of {structure} with {forms}")
+            group.agree(f"{name} of {tree_unflatten(forms, structure)}")
         return cast(T, tree_unflatten([_combined(group, name, leaf, op, group.device) for leaf in leaves], structure))
 
 

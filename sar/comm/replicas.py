@@ -115,13 +115,22 @@ class Replicas:
                 "optimizer.step() on all, or on none."
             )
         other = next(rank for rank, checksum in enumerate(checksums) if checksum != checksums[0])
-        forgotten = "The optimizer has stepped without gather_grads(model), which sums gradients (or ddp_sum_hook). "
+        if self._gathered:
+            cause = (
+                "Perhaps sync_params(model), which gives all workers the model of worker 0, has not been called. Or "
+                "something has changed a parameter on some workers only, the model is on the CPU of some and on a "
+                "device of others, or a learning rate differs, as when a scheduler is stepped by a worker's own loss: "
+                "sar.all_sum makes it that of all."
+            )
+        else:
+            cause = (
+                "The optimizer has stepped without gather_grads(model), which sums gradients (or ddp_sum_hook): call "
+                "it before optimizer.step(), and before training sync_params(model), which gives all workers the model "
+                "of worker 0."
+            )
         raise DisagreementError(
-            f"The workers' models are not the same after optimizer.step(): worker 0 and worker {other} differ. "
-            f"{'' if self._gathered else forgotten}Perhaps sync_params(model), which gives all workers the model of "
-            "worker 0, has not been called. Or something has changed a parameter on some workers only, the model is on "
-            "the CPU of some and on a device of others, or a learning rate differs, as when a scheduler is stepped by "
-            "a worker's own loss: sar.all_sum makes it that of all. If a parameter is meant to differ, such as a mask "
+            f"The workers' models are not the same after optimizer.step(): worker 0 and worker {other} differ. {cause} "
+            "If a parameter is meant to differ, such as a mask "
             "with a row for each of a worker's own nodes: set Config.check_replicas = False on all workers, or make it "
             "a tensor that requires a gradient, not a torch.nn.Parameter."
         )

@@ -19,7 +19,8 @@ from sar.errors import CommunicationError
 HEAD_BYTES: Final = 2**17
 """Bytes of a message that are received before its length is known."""
 LEFT_EARLY: Final = (
-    "Has a worker left its loop earlier? A decision must be taken by all workers alike: sar.EarlyStopping, sar.all_sum."
+    "Has a worker left its loop earlier, or is a call inside `if sar.rank() == 0:`? A decision must be taken by all "
+    "workers alike: sar.EarlyStopping, sar.all_sum."
 )
 
 

@@ -185,7 +185,12 @@ class Residency(TorchDispatchMode):
             disk.memory.free()
             needed = anonymous_memory() + disk.memory.size + untouched
         if needed > disk.limit:
-            raise over_budget(disk.limit, needed - disk.limit)
+            more = needed - disk.limit
+            raise ConfigError(
+                f"A worker needs {needed / 1e6:,.0f} MB at once so far, {more / 1e6:,.0f} MB more than the "
+                f"{disk.limit / 1e6:,.0f} MB that --memory (SAR_MEMORY) leaves its process. Divide the graph into more "
+                "partitions, or allow more memory: `sar plan DIR --memory SIZE` says how many partitions a size takes."
+            )
         disk.room = min(disk.room, (disk.limit - needed) / 2)
 
     # -- leaving
@@ -320,15 +325,6 @@ class Residency(TorchDispatchMode):
             place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # with a separate version counter
             self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
             return place.copy_(tensor)
-
-
-def over_budget(limit: float, missing: float) -> ConfigError:
-    """The error for a process with a limit of `limit` bytes that needs `missing` more."""
-    return ConfigError(
-        f"A worker needs {(limit + missing) / 1e6:,.0f} MB at once so far, {missing / 1e6:,.0f} MB more than the "
-        f"{max(limit, 0) / 1e6:,.0f} MB that --memory (SAR_MEMORY) leaves its process. Divide the graph into more "
-        "partitions, or allow more memory: `sar plan DIR --memory SIZE` says how many partitions a size takes."
-    )
 
 
 def _address(tensor: Tensor) -> int:

@@ -38,7 +38,7 @@ from sar.data.partition_json import first_named
 from sar.errors import CommunicationTimeout, ConfigError, PeerError
 from sar.host.memory import anonymous_memory, available_memory, parse_bytes
 from sar.logging_setup import logger
-from sar.outofcore.residency import Residency, over_budget
+from sar.outofcore.residency import Residency
 from sar.outofcore.spill import Disk, SpillFile
 from sar.outofcore.state import STATE, exits_of_its_own, refusals
 from sar.outofcore.transport import InProcessTransport
@@ -87,8 +87,9 @@ def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.ar
         parts = str(named.num_parts)
     if not parts.isdecimal() or int(parts) < 1:
         raise ConfigError(
-            f"SAR_PARTS is {repr(parts) if parts else 'not set'}, and no argument of the script names an existing "
-            "directory of partitions; pass one, or set SAR_PARTS to the number of partitions."
+            f"SAR_PARTS is {repr(parts) if parts else 'not set'}, and no argument of the script, "
+            f"{' '.join(argv[1:]) or 'which has none'}, names an existing directory of partitions; pass one, or set "
+            "SAR_PARTS to the number of partitions."
         )
     return Wanted(int(parts), Path(environ["SAR_SPILL_DIR"]), memory)
 
@@ -206,7 +207,11 @@ def run_in_turns(
         room = min(room, limit - anonymous_memory())
     with process.guard():
         if room <= 0:
-            raise over_budget(limit, -room)
+            raise ConfigError(
+                f"No memory is left for the graph: Python and its libraries take {anonymous_memory() / 1e6:,.0f} MB of "
+                f"each process. Allow {-room * of_host / OWN / 1e6:,.0f} MB more, and memory for a partition: --memory "
+                "(SAR_MEMORY)."
+            )
         share = torch.tensor(max(AT_HAND * room, 1), dtype=torch.float64, device="cpu")
         at_hand = float(torch.stack(process.all_gather(share, "memory that is available")).min())
 

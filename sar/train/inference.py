@@ -129,12 +129,15 @@ def _number_of_type(ntypes: list[str], ntype: str | None) -> int:
     if ntype is None and len(ntypes) == 1:
         return 0
     if ntype not in ntypes:
-        raise ConfigError(f"ntype is {ntype!r}; expected one of the node types {ntypes}.")
+        named = "no node type is named" if ntype is None else f"there is no node type {ntype!r}"
+        raise ConfigError(f"{named}; expected one of {', '.join(ntypes)}: ntype, or --ntype.")
     return ntypes.index(ntype)
 
 
 def _load(make_model: MakeModel, info: GraphInfo, weights: StrPath) -> nn.Module:
     model = make_model(info)
+    if not Path(weights).is_file():
+        raise ConfigError(f"there is no file '{weights}'; expected a state dict, as sar.save_model writes it.")
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
         dtypes = (x.dtype for x in state.values() if x.is_floating_point())

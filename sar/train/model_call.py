@@ -1,4 +1,4 @@
-"""Calls a user's model for `sar infer`, in the way of scripts for DGL or for PyTorch Geometric."""
+"""Calls a user's model for `sar infer` and `sar plan`, in the way of scripts for DGL or for PyTorch Geometric."""
 
 from collections.abc import Iterable, Mapping
 from inspect import Parameter, signature

@@ -40,6 +40,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, SarError
 from sar.host.ranges import running_module
 from sar.train.counted_graph import META, GraphCounts, GraphInfo, counted_graph
+from sar.train.model_call import call_model
 
 MakeModel = Callable[[GraphInfo], nn.Module]
 
@@ -148,13 +149,13 @@ def epochs(
         model.to(META)
         nodes = counts.nodes[worker]
         features = {
-            ntype: torch.empty(nodes[ntype], width, device=META) for ntype, width in counts.info.in_widths.items()
+            f"{ntype}/x": torch.empty(nodes[ntype], width, device=META)
+            for ntype, width in counts.info.in_widths.items()
         }
-        x = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(2):
             yield model
-            _train(model, graph, x, optimizer, counts.train_nodes[worker])
+            _train(model, graph, features, optimizer, counts.train_nodes[worker])
 
 
 class _Traffic:
@@ -187,11 +188,13 @@ class _Traffic:
             self.calls.append((text, CallPlan(name or kind, text.partition(":")[0].partition(" of ")[0], sent)))
 
 
-def _train(model: nn.Module, graph: GraphShardManager, x: Any, optimizer: Optimizer, train_nodes: int) -> None:
+def _train(
+    model: nn.Module, graph: GraphShardManager, features: dict[str, Tensor], optimizer: Optimizer, train_nodes: int
+) -> None:
     """An epoch of a training script: cross-entropy of outputs (N_i, C), and the sum of outputs of other shapes."""
     try:
         losses = []
-        for output in tree_leaves(model(graph, x)):
+        for output in tree_leaves(call_model(model, graph, features)):
             if output.dim() == 2:
                 chosen = torch.empty(min(train_nodes, len(output)), dtype=torch.int64, device=META)
                 labels = torch.empty(len(output), dtype=torch.int64, device=META)
@@ -201,6 +204,7 @@ def _train(model: nn.Module, graph: GraphShardManager, x: Any, optimizer: Optimi
         loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
         optimizer.zero_grad()
         loss.backward()
+        session.current_group().has_summed = True  # the loss is a sum
         gather_grads(model)
         optimizer.step()
     except SarError:

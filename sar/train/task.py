@@ -14,6 +14,7 @@ from sar.comm.gradients import refuse_average
 from sar.common_tuples import SPLIT, PartitionData, suffix_key_lookup
 from sar.errors import FieldError
 from sar.kernels import accumulation_dtype
+from sar.logging_setup import logger
 from sar.train.metrics import roc_auc
 
 
@@ -61,6 +62,9 @@ class Task:
                 self.num_classes = all_max(int(self.labels.max()) if len(labels) else -1) + 1
             self._sizes = all_sum({name: int(mask.sum()) for name, mask in self.masks.items()})
             self._terms = all_sum({name: int(self._entries(name).sum()) for name in self.masks})
+            unknown = sum(int((mask.bool() & ~some_known).sum()) for mask in masks.values())
+            if (unknown := all_sum(unknown)) and group.rank == 0:
+                logger.warning("%d nodes in the masks have no known label (negative or NaN), and are ignored.", unknown)
             group.has_summed = has_summed  # a task does not mean that its loss is used: `gather_grads` still warns
 
     @classmethod

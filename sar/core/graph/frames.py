@@ -53,7 +53,7 @@ class Frame(Fields):
         if value.dim() == 0 or value.shape[0] != self.rows:
             raise GraphError(
                 f"Field {key!r} has shape {tuple(value.shape)}, but there are {self.rows} {self.what} on this worker; "
-                "set one row for each."
+                "set one row for each, as a partition's features have."
             )
         if value.device != self.device:
             raise GraphError(f"Field {key!r} is on {value.device}, the graph on {self.device}; move one of them.")

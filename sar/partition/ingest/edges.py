@@ -112,7 +112,7 @@ def _npy_files(source: InputFiles, ambiguous_are_pairs: bool = False) -> list[Np
     arrays = [open_npy(file) for file in files]
     for file, (array, _) in zip(files, arrays, strict=True):
         if array.dtype.kind not in "iu":
-            raise PartitionError(f"{file} holds {array.dtype}; expected integers, IDs of nodes.")
+            raise PartitionError(f"{file} holds {array.dtype}; expected integers, IDs of nodes (.astype(numpy.int64)).")
     if all(len(array.shape) == 1 for array, _ in arrays):
         return [_two_ends(files, [array for array, _ in arrays])]
     layouts = set()

@@ -118,20 +118,21 @@ def open_features(
     `beside`, by default of the first feature. Raises the errors of `open_column` and `InputFiles.check_order`.
     """
     found: dict[str, Column] = {}
+    first = "" if rows is not None or not sources else next(iter(sources.values())).shown
     for name, source in sources.items():
         if beside is None or len(beside.files) == 1:
             beside = source
         source.check_order(beside)
-        found[name] = open_column(source, f"{kind}/{name}", rows, how)
+        found[name] = open_column(source, f"{kind}/{name}", rows, how, first)
         rows = found[name].shape[0]
     return found
 
 
-def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) -> Column:
+def open_column(source: InputFiles, key: str, rows: int | None, how: Reading, first: str = "") -> Column:
     """Open the feature with the key `type/name`. Text and Parquet are parsed now, into raw files.
 
-    `rows` is the expected number; None: any. `PartitionError` if a file is missing or damaged, or files are
-    inconsistent or have another number of rows; `ConfigError` for unknown columns.
+    `rows` is the expected number, as in the file `first`, if any; None: any. `PartitionError` if a file is missing or
+    damaged, or files are inconsistent or have another number of rows; `ConfigError` for unknown columns.
     """
     name = key.rpartition("/")[2]
     column: Column
@@ -167,8 +168,9 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading) ->
         elif source.format == "text" and abs(num_rows - rows) == 1:
             hint = " If its first line was misread, use --header or --no-header."
         raise PartitionError(
-            f"{source.shown} has {num_rows} rows; expected {rows}, one for each node or edge of the type "
-            f"of '{key}'. Correct the file, or the number of nodes.{hint}"
+            f"{source.shown} has {num_rows} rows; expected {rows}{f' as in {first}' if first else ''}, one for each "
+            f"node or edge of the type of '{key}'. Correct {'a' if first else 'the'} file, or the number of nodes."
+            f"{hint}"
         )
     return column
 

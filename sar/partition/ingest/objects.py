@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sar.common_tuples import EID, NID, CanonicalEtype
+from sar.common_tuples import EID, NID, SPLIT, CanonicalEtype
 from sar.data.arrays import Array
 from sar.errors import ConfigError
 from sar.partition.graph_source import ONLY_TYPE, ArrayEdges, GraphSource
@@ -78,6 +78,13 @@ def _from_stores(graph: Any) -> GraphSource:
     node_data = {ntype: attributes(ntype, store, store.is_node_attr) for ntype, store in node_stores.items()}
     edge_data = {e: attributes(":".join(e), store, store.is_edge_attr) | weights[e] for e, store in edge_stores.items()}
     names = {name for store in graph.stores for name in store if (id(store), name) not in kept} - set(_NO_FIELDS)
+    for ntype, store in node_stores.items():
+        for name in names & {"x", "y", *SPLIT} & {*store}:
+            if (rows := len(store[name])) > 1:
+                raise ConfigError(
+                    f"'{name}' of type '{ntype}' has {rows} rows; expected {num_nodes[ntype]}, one for each node "
+                    "(num_nodes, or the rows of x)."
+                )
     if names:
         left_out = ", ".join(sorted(names))
         warnings.warn(f"{left_out}: skipped, because they belong neither to nodes nor to edges.", stacklevel=4)

@@ -200,10 +200,8 @@ def _open_edge_lists(
         if counts[ntype] is None and columns:
             source = next(iter(node_features[ntype].values()))
             counts[ntype] = next(iter(columns.values())).shape[0]
-            advice = (
-                f" That there are {counts[ntype]} nodes follows from the rows of {source.shown}, whose first line is a "
-                f"row or names columns: --header, --no-header.{advice}"
-            )
+            header = ", whose first line is a row or names columns: --header, --no-header" * (source.format == "text")
+            advice = f" The number of nodes, {counts[ntype]}, is that of the rows of {source.shown}{header}.{advice}"
             is_open = source.format == "text" and source.text.header is None
             if is_open and not TextTable(source.files[0], source.text).has_names:
                 uncertain[ntype] = source
