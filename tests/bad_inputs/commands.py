@@ -17,6 +17,7 @@ def command(line, edges="0,1\n1,2\n2,0\n"):
         (folder / "edges.csv").write_text(edges)
         (folder / "train.py").write_text("import sar\n")
         np.save(folder / "x.npy", np.ones((4, 2), np.float32))
+        np.save(folder / "y3.npy", np.ones(3, np.float32))
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             status = main(line.split())
@@ -66,7 +67,13 @@ CASES = {
         "--threads 0: expected at least 1": command("launch --threads 0 train.py"),
         "--memory and --resident need a folder on a disk": command("launch --resident 1 train.py --spill here"),
         "--spill goes with --memory SIZE": command("launch --spill here train.py"),
-        "SAR_PARTS is not set": command("launch --resident 1 --spill . train.py nowhere"),
+        "SAR_PARTS is not set, and no argument of the script, nowhere": command(
+            "launch --resident 1 --spill . train.py nowhere"
+        ),
+        "--spill nix: expected an existing folder": command("launch --resident 1 --spill nix train.py"),
+        "as in x.npy": command(
+            "partition edges.csv --parts 2 --out parts --node-feature x=x.npy --node-feature y=y3.npy"
+        ),
         "there is no file nix.py": command("launch --workers 1 nix.py"),
         "Cannot read nix.json": command("launch --partition-json nix.json train.py"),
     },

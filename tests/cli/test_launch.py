@@ -111,7 +111,7 @@ def test_partitions_are_found_among_the_scripts_arguments(script: Path, tmp_path
         ([], {}, True),
         (["--allocator", "mimalloc"], {"SAR_ALLOCATOR": "kept"}, True),
         (["--allocator", "least"], {}, False),
-        (["--resident", "1", "--spill", "x"], {"SAR_PARTS": "4"}, False),
+        (["--resident", "1", "--spill", "."], {"SAR_PARTS": "4"}, False),
         ([], {"SAR_ALLOCATOR": "kept"}, False),
         ([], {"LD_PRELOAD": ""}, False),
         ([], {"SAR_RESIDENT": "1"}, False),

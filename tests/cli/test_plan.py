@@ -102,7 +102,32 @@ def make_model(info):
 
 
 number = 3
+
+
+def nothing():
+    pass
 """
+
+
+OF_PYG = """
+from torch_geometric.nn import GraphSAGE, GAT, GCN
+
+KINDS = {"sage": GraphSAGE, "gat": GAT, "gcn": GCN}
+
+
+def make_model(info):
+    return KINDS["NAME"](info.in_widths["_N"], 8, 2, info.num_classes)
+"""
+
+
+@pytest.mark.parametrize("name", ["sage", "gat", "gcn"])
+def test_a_model_of_pytorch_geometric(folder: str, tmp_path: Path, capsys, caplog, name: str) -> None:
+    (tmp_path / f"pyg_{name}.py").write_text(OF_PYG.replace("NAME", name))
+    assert main(["plan", folder, "--model", f"{tmp_path}/pyg_{name}.py:make_model", "--json"]) == 0
+    for worker in json.loads(capsys.readouterr().out)["workers"]:
+        assert [call["layer"] for call in worker["calls"]] == ["convs.0", "convs.1"]
+        assert all(call["forward"] > 0 for call in worker["calls"])
+    assert not caplog.records  # such as that a mean of losses is not divided
 
 
 def write_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +159,7 @@ def test_a_model_of_the_users_own(folder: str, tmp_path: Path, capsys, monkeypat
         ("mymodel.py:missing", "defines no function 'missing'"),
         ("other.py:make_model", "there is no file"),
         ("mymodel.py", "expected one of sage, gcn, gat, or FILE.py:FUNCTION"),
+        ("mymodel.py:nothing", "too many positional arguments; expected a function with one argument, (info)"),
     ],
 )
 def test_a_model_that_is_not_there(folder: str, tmp_path: Path, capsys, monkeypatch, name: str, message: str) -> None:

@@ -223,7 +223,7 @@ def test_node_types(name, tmp_path):
     np.testing.assert_allclose(np.load(out), expected, rtol=1e-10, atol=1e-10)
     infer(tmp_path / "p", make_model, weights, np.array([119, 0, 55]), out=out, ntype="paper")
     np.testing.assert_allclose(np.load(out), expected[[119, 0, 55]], rtol=1e-10, atol=1e-10)
-    with pytest.raises(ConfigError, match="ntype is None"):
+    with pytest.raises(ConfigError, match="no node type is named; expected one of"):
         infer(tmp_path / "p", make_model, weights, out=out)
 
 
@@ -363,6 +363,8 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     for content in ({"other": torch.zeros(2)}, {"extra": None, "model": {}}, conv):  # a pickled module is not run
         torch.save(content, "model.pt")
         fails("'model.pt' cannot be loaded into the model")
+    Path("model.pt").unlink()
+    fails("there is no file 'model.pt'; expected a state dict")
 
 
 def test_numbers_in_text_are_the_nodes_of_numbered_graphs(whole, folder, tmp_path, capsys, monkeypatch):

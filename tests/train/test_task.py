@@ -195,6 +195,21 @@ def test_what_is_refused(pool, world_size, number):
     assert kinds == ["PeerError"] * (world_size - 1) + ["FieldError"]
 
 
+def half_known():
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sar.train.task.logger.warning", lambda text, *values: said.append(text % values))
+        sar.Task(torch.tensor([-1, 1, -1]), {"train": torch.tensor([True, True, False])})
+        sar.Task(torch.tensor([0, 1]), {"train": torch.tensor([True, False])})
+    return said
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_nodes_of_masks_without_labels_are_counted_once(pool, world_size):
+    text = "2 nodes in the masks have no known label (negative or NaN), and are ignored."
+    assert pool.run(half_known) == [[text], []]
+
+
 def of_partition(json_file, ntype):
     parts = list(range(2))[sar.rank() :: sar.world_size()]  # none on worker 2
     data = sar.load_dgl_partition_data(json_file, sar.rank(), "cpu", parts=parts)

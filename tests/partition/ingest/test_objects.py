@@ -43,6 +43,13 @@ def test_a_graph_of_one_type() -> None:
     assert_same(found, GraphSource({"_N": 30}, edges, {"_N": as_numpy(fields)}, {ONE: as_numpy(weight)}))
 
 
+@pytest.mark.parametrize("name", ["y", "train_mask"])
+def test_labels_and_masks_have_a_row_for_each_node(name: str) -> None:
+    data = Data(edge_index=torch.zeros(2, 5, dtype=torch.int64), x=numbers(30, 4), **{name: torch.ones(27)})
+    with pytest.raises(ConfigError, match=f"'{name}' of type '_N' has 27 rows; expected 30, one for each node"):
+        from_object(data)
+
+
 def test_a_graph_of_several_types() -> None:
     random = torch.Generator().manual_seed(1)
     index = torch.stack([torch.randint(0, count, (90,), generator=random) for count in (20, 8)])
