@@ -53,9 +53,9 @@ def dgl_way(workers: int, mode: int = 1, order: str = "clusters") -> Way:
 
 
 def table(results: Results) -> list[tuple[str, ...]]:
-    """A row for each model and way, after `HEADER`. Times in bfloat16 are left out if the processor emulates it."""
+    """A row for each model and way, after `HEADER`."""
     rows: list[tuple[str, ...]] = [HEADER]
-    timed = multiplies_bfloat16() or not any(way.bf16 for _, way in results.runs)
+    timed = is_timed(results)
     for model, way in results.runs:
         seconds = results.spread(model, way, lambda run: run.seconds).text() if timed else ""
         rise = f"{results.spread(model, way, lambda run: run.rise).median / MEGA:.0f}"
@@ -69,10 +69,15 @@ def table(results: Results) -> list[tuple[str, ...]]:
     return rows
 
 
+def is_timed(results: Results) -> bool:
+    """Whether times mean anything: not in bfloat16 if the processor emulates it."""
+    return multiplies_bfloat16() or not any(way.bf16 for _, way in results.runs)
+
+
 def bars(results: Results) -> dict[str, dict[str, dict[str, float]]]:
     """Medians by model, quantity and way."""
     quantities: dict[str, Callable[[Run], float]] = {
-        "seconds / epoch": lambda run: run.seconds,
+        **({"seconds / epoch": lambda run: run.seconds} if is_timed(results) else {}),
         "peak memory, MB": lambda run: run.rise / MEGA,
         "MB sent / epoch": lambda run: run.sent / MEGA,
     }
