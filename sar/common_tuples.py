@@ -125,8 +125,8 @@ def suffix_key_lookup(
     if key in feature_dict and (key != NTYPE or not matches):  # a user's `_TYPE` takes precedence
         matches = [key]
     if not matches:
-        short = {name.rpartition("/")[2] for name in feature_dict}
-        names = sorted(short if len(short) == len(feature_dict) else feature_dict)
+        kinds = {name.rpartition("/")[0] for name in feature_dict} - {""}
+        names = sorted(name.rpartition("/")[2] if len(kinds) == 1 else name for name in feature_dict)
         raise FieldError(f"There is no feature {key!r}; expected one of {', '.join(names)}.")
     if expand_to_all:
         return _expand(feature_dict, key, matches, type_list)

@@ -112,11 +112,16 @@ def nothing():
 OF_PYG = """
 from torch_geometric.nn import GraphSAGE, GAT, GCN
 
-KINDS = {"sage": GraphSAGE, "gat": GAT, "gcn": GCN}
+KINDS = {"sage": (GraphSAGE, {}), "gat": (GAT, {"add_self_loops": False}), "gcn": (GCN, {"add_self_loops": False})}
 
 
 def make_model(info):
-    return KINDS["NAME"](info.in_widths["_N"], 8, 2, info.num_classes)
+    kind, options = KINDS["NAME"]
+    return kind(info.in_widths["_N"], 8, 2, info.num_classes, **options)
+
+
+def with_loops(info):
+    return GCN(info.in_widths["_N"], 8, 2, info.num_classes)
 """
 
 
@@ -125,9 +130,11 @@ def test_a_model_of_pytorch_geometric(folder: str, tmp_path: Path, capsys, caplo
     (tmp_path / f"pyg_{name}.py").write_text(OF_PYG.replace("NAME", name))
     assert main(["plan", folder, "--model", f"{tmp_path}/pyg_{name}.py:make_model", "--json"]) == 0
     for worker in json.loads(capsys.readouterr().out)["workers"]:
-        assert [call["layer"] for call in worker["calls"]] == ["convs.0", "convs.1"]
-        assert all(call["forward"] > 0 for call in worker["calls"])
+        assert [*dict.fromkeys(call["layer"] for call in worker["calls"])] == ["convs.0", "convs.1"]
+        assert sum(call["forward"] + call["backward"] for call in worker["calls"]) > 0
     assert not caplog.records  # such as that a mean of losses is not divided
+    assert main(["plan", folder, "--model", f"{tmp_path}/pyg_{name}.py:with_loops"]) == 1
+    assert "plan with add_self_loops=False" in capsys.readouterr().err
 
 
 def write_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from sar.adapters.pyg.edge_index import (
 from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, plain, plainly
 from sar.core.passing.at_sources import max_at_sources
 from sar.core.passing.reducers import by_head
-from sar.errors import GraphError
+from sar.errors import ConfigError, GraphError
 
 
 @NodeNumbers.handles(Tensor.view_as)
@@ -64,6 +64,8 @@ def _compare(func: Callable[..., Any], value: Any, other: Any) -> Any:
 def _are_destinations(ends: Any, sources: Tensor) -> bool:
     """Whether `ends` are the destinations of exactly the edges of `sources`."""
     is_plain = isinstance(ends, Tensor) and not isinstance(ends, GuardedTensor)
+    if is_plain and ends.is_meta:
+        raise ConfigError("`sar plan` cannot add self-loops to edges without values: plan with add_self_loops=False.")
     if not isinstance(sources, SourceIndex) or not is_plain or not ends.is_set_to(sources.edges.plain[1]):
         return False
     if not sources.numbering.has_loops:
