@@ -76,11 +76,11 @@ def is_timed(results: Results) -> bool:
 
 def bars(results: Results) -> dict[str, dict[str, dict[str, float]]]:
     """Medians by model, quantity and way."""
-    quantities: dict[str, Callable[[Run], float]] = {
-        **({"seconds / epoch": lambda run: run.seconds} if is_timed(results) else {}),
-        "peak memory, MB": lambda run: run.rise / MEGA,
-        "MB sent / epoch": lambda run: run.sent / MEGA,
-    }
+    quantities: dict[str, Callable[[Run], float]] = {"peak memory, MB": lambda run: run.rise / MEGA}
+    if is_timed(results):
+        quantities = {"seconds / epoch": lambda run: run.seconds} | quantities
+    if any(way.workers > 1 for _, way in results.runs):
+        quantities["MB sent / epoch"] = lambda run: run.sent / MEGA
     found: dict[str, dict[str, dict[str, float]]] = {}
     for model, way in results.runs:
         label = f"W = {way.workers}, mode {way.mode}, {way.order}".removesuffix(", clusters") if way.workers else "DGL"
