@@ -327,7 +327,7 @@ def test_a_header_of_pandas_over_one_column(tmp_path: Path) -> None:
         read(edges_of(tmp_path, 3), num_nodes=5, node_features={"label": labels})
     np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2], [4, 3]]))
     for path in (tmp_path / "e.npy", file_of(tmp_path, "e.csv", "src,dst\n0,1\n3,4\n")):
-        with pytest.raises(PartitionError, match=r"is node 4.*there are 4 nodes follows .*rows of .*y.csv"):
+        with pytest.raises(PartitionError, match=r"is node 4.*number of nodes, 4, is that of the rows of .*y.csv"):
             only_ends(read(path, node_features={"label": labels}))
 
 
