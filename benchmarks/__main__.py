@@ -39,9 +39,11 @@ def main(argv: Sequence[str]) -> None:
             # Another allocator and bfloat16 have separate sections.
             section = graph.name if arguments.allocator == "least" else f"{graph.name}, {arguments.allocator}"
             section += ", bfloat16" * arguments.bf16
-            file = f"benchmarks-{section.replace(', ', '-')}.png"
-            draw_bars(bars(results), arguments.docs / file)
-            picture = f"![Epoch time, memory and bytes of each model on {graph.name}]({file})"
+            picture = ""
+            if is_timed(results):
+                file = f"benchmarks-{section.replace(', ', '-')}.png"
+                draw_bars(bars(results), arguments.docs / file)
+                picture = f"![Epoch time, memory and bytes of each model on {graph.name}]({file})"
             text = f"{graph.words()}\n\n{conditions}"
             publish(arguments.docs / "benchmarks.md", section, text, table(results), picture)
 
@@ -76,9 +78,10 @@ def is_timed(results: Results) -> bool:
 
 def bars(results: Results) -> dict[str, dict[str, dict[str, float]]]:
     """Medians by model, quantity and way."""
-    quantities: dict[str, Callable[[Run], float]] = {"peak memory, MB": lambda run: run.rise / MEGA}
-    if is_timed(results):
-        quantities = {"seconds / epoch": lambda run: run.seconds} | quantities
+    quantities: dict[str, Callable[[Run], float]] = {
+        "seconds / epoch": lambda run: run.seconds,
+        "peak memory, MB": lambda run: run.rise / MEGA,
+    }
     if any(way.workers > 1 for _, way in results.runs):
         quantities["MB sent / epoch"] = lambda run: run.sent / MEGA
     found: dict[str, dict[str, dict[str, float]]] = {}
