@@ -130,7 +130,7 @@ class Replicas:
             )
         raise DisagreementError(
             f"The workers' models are not the same after optimizer.step(): worker 0 and worker {other} differ. {cause} "
-            "If a parameter is meant to differ, such as a mask "
-            "with a row for each of a worker's own nodes: set Config.check_replicas = False on all workers, or make it "
-            "a tensor that requires a gradient, not a torch.nn.Parameter."
+            "If a parameter is meant to differ, such as a mask with a row for each of a worker's own nodes: set "
+            "Config.check_replicas = False on all workers, or make it a tensor that requires a gradient, not a "
+            "torch.nn.Parameter."
         )
