@@ -50,7 +50,7 @@ CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim", "ask_for_huge_pages"]}
 
 
 ENGINE = ("comm", "core", "kernels", "outofcore", "nn", "host")
-MOST_LINES, MOST_OF_ENGINE, MOST_ENGINE_FUNCTIONS = 34_098, 14_553, 966
+MOST_LINES, MOST_OF_ENGINE, MOST_ENGINE_FUNCTIONS = 34_099, 14_553, 966
 """Lines of sar/ and of the folders of the engine, and functions in these."""
 
 

@@ -77,6 +77,8 @@ def infer(
     kind = _number_of_type(spec.node_types, ntype)
     if out.suffix not in (".npy", ".parquet"):
         raise ConfigError(f"out is '{out}'; expected the name of an .npy or a .parquet file.")
+    if not Path(weights).is_file():
+        raise ConfigError(f"there is no file '{weights}'; expected a state dict, as sar.save_model writes it.")
     if nodes is not None and (nodes.ndim != 1 or nodes.dtype.kind not in "iuSU"):
         raise ConfigError(f"the nodes are {nodes.dtype} {nodes.shape}; expected (S,) IDs, integers or strings.")
     if num_classes is None:
@@ -136,8 +138,6 @@ def _number_of_type(ntypes: list[str], ntype: str | None) -> int:
 
 def _load(make_model: MakeModel, info: GraphInfo, weights: StrPath) -> nn.Module:
     model = make_model(info)
-    if not Path(weights).is_file():
-        raise ConfigError(f"there is no file '{weights}'; expected a state dict, as sar.save_model writes it.")
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
         dtypes = (x.dtype for x in state.values() if x.is_floating_point())

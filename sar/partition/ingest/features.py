@@ -169,8 +169,8 @@ def open_column(source: InputFiles, key: str, rows: int | None, how: Reading, fi
             hint = " If its first line was misread, use --header or --no-header."
         raise PartitionError(
             f"{source.shown} has {num_rows} rows; expected {rows}{f' as in {first}' if first else ''}, one for each "
-            f"node or edge of the type of '{key}'. Correct {'a' if first else 'the'} file, or the number of nodes."
-            f"{hint}"
+            f"node or edge of the type of '{key}'. Correct {'one of them' if first else 'the file'}, or the number of "
+            f"nodes.{hint}"
         )
     return column
 

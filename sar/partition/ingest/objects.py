@@ -79,10 +79,11 @@ def _from_stores(graph: Any) -> GraphSource:
     edge_data = {e: attributes(":".join(e), store, store.is_edge_attr) | weights[e] for e, store in edge_stores.items()}
     names = {name for store in graph.stores for name in store if (id(store), name) not in kept} - set(_NO_FIELDS)
     for ntype, store in node_stores.items():
-        for name in names & {"x", "y", *SPLIT} & {*store}:
-            if (rows := len(store[name])) > 1:
+        for name in ("x", "y", *SPLIT):
+            left_over = name in store and (id(store), name) not in kept
+            if left_over and (shape := getattr(store[name], "shape", ())) and shape[0] > 1:
                 raise ConfigError(
-                    f"'{name}' of type '{ntype}' has {rows} rows; expected {num_nodes[ntype]}, one for each node "
+                    f"'{name}' of type '{ntype}' has {shape[0]} rows; expected {num_nodes[ntype]}, one for each node "
                     "(num_nodes, or the rows of x)."
                 )
     if names:

@@ -50,6 +50,18 @@ def test_labels_and_masks_have_a_row_for_each_node(name: str) -> None:
         from_object(data)
 
 
+def test_rows_are_counted_by_type_and_a_label_of_the_graph_is_skipped() -> None:
+    ends, graph = torch.zeros(2, 5, dtype=torch.int64), HeteroData()
+    for ntype, rows in (("paper", 20), ("author", 7)):
+        graph[ntype].x, graph[ntype].y = numbers(20, 3), torch.arange(rows)
+    graph["paper", "by", "author"].edge_index = ends
+    with pytest.raises(ConfigError, match="'y' of type 'author' has 7 rows; expected 20, one for each node"):
+        from_object(graph)
+    for label in (torch.tensor(3), 3, torch.ones(1, 4)):
+        with pytest.warns(UserWarning, match="y: skipped"):
+            assert "y" not in from_object(Data(edge_index=ends, x=numbers(30, 4), y=label)).node_data["_N"]
+
+
 def test_a_graph_of_several_types() -> None:
     random = torch.Generator().manual_seed(1)
     index = torch.stack([torch.randint(0, count, (90,), generator=random) for count in (20, 8)])
